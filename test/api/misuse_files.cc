@@ -124,11 +124,13 @@ void Misuses::add_packing() {
       "kv_packed_inspect", "another kind of file",
       [&](kv_error* e) { return kv_packed_inspect(path_.c_str(), &out_.packed_info, e); },
       KV_NOT_A_CACHE);
+  const std::string whole = library_folder_.file("whole.kvz");
+  REQUIRE(kv_pack(path_.c_str(), whole.c_str(), 0, nullptr, nullptr) == KV_OK);
   add("kv_packed_inspect", "info",
-      [=](kv_error* e) { return kv_packed_inspect(packed.c_str(), nullptr, e); });
+      [=](kv_error* e) { return kv_packed_inspect(whole.c_str(), nullptr, e); });
   add("kv_packed_inspect", "struct_size of kv_packed_info", [=](kv_error* e) {
     kv_packed_info bad{};
-    return kv_packed_inspect(packed.c_str(), &bad, e);
+    return kv_packed_inspect(whole.c_str(), &bad, e);
   });
   add_control("kv_pack", [=, this](const kv_control* c, kv_error* e) {
     return kv_pack(path_.c_str(), packed.c_str(), 0, c, e);
