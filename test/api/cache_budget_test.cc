@@ -44,7 +44,7 @@ kv_cache_options within(const char* strategy, uint64_t memory, const std::string
 // What a refusal says that it takes.
 uint64_t needed(const kv_error& refused) {
   const std::string message = refused.message, take = "alone take ";
-  REQUIRE(message.find("memory_budget") != std::string::npos);
+  REQUIRE(message.find("memory_limit") != std::string::npos);
   REQUIRE(message.find(take) != std::string::npos);
   return std::stoull(message.substr(message.find(take) + take.size()));
 }

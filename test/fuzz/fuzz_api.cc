@@ -286,7 +286,6 @@ void Play::pass_null() {
   switch (recipe_.byte() % 12) {
     case 0:
       refused(kv_session_get_stats(s, nullptr, nullptr));
-      refused(kv_session_passages(s, nullptr, 3, &count, nullptr));
       refused(kv_session_open(stage_.model, nullptr, nullptr, nullptr));
       break;
     case 1:
