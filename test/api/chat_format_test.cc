@@ -211,17 +211,16 @@ TEST_CASE("turns that depend on what this library does not know are refused by i
     std::vector<std::pair<std::string, std::string>> fields;
     kv_status status;
     const char* word;
-  } const cases[] = {
-      {{{"format", "martian"}}, KV_MODEL_MISMATCH, "'martian'"},
-      {{{"format", "chatml"}, {"thinking", "on"}}, KV_VERSION, "'thinking'"},
-      {{{"voice", "low"}, {"format", "chatml"}}, KV_VERSION, "'voice'"},
-      {{{"instructions", ""}, {"format", "chatml"}}, KV_CORRUPT, "section 'chat'"},
-      {{{"instructions", std::string("a\0b", 3)}, {"format", "chatml"}},
-       KV_CORRUPT,
-       "section 'chat'"},
-      {{{"format", "chat\x1Bml"}}, KV_CORRUPT, "section 'chat'"},
-      {{{"thinking", "on"}}, KV_CORRUPT, "names no format"},
-      {{{"format", "chatml"}, {"format", "llama3"}}, KV_CORRUPT, "twice"}};
+  } const cases[] = {{{{"format", "martian"}}, KV_MODEL_MISMATCH, "'martian'"},
+                     {{{"format", "chatml"}, {"thinking", "on"}}, KV_VERSION, "'thinking'"},
+                     {{{"voice", "low"}, {"format", "chatml"}}, KV_VERSION, "'voice'"},
+                     {{{"instructions", ""}, {"format", "chatml"}}, KV_CORRUPT, "section 'chat'"},
+                     {{{"instructions", std::string("a\0b", 3)}, {"format", "chatml"}},
+                      KV_CORRUPT,
+                      "section 'chat'"},
+                     {{{"format", "chat\x1Bml"}}, KV_CORRUPT, "section 'chat'"},
+                     {{{"thinking", "on"}}, KV_CORRUPT, "names no format"},
+                     {{{"format", "chatml"}, {"format", "llama3"}}, KV_CORRUPT, "twice"}};
   for (const auto& c : cases) {
     CAPTURE(std::string(c.word));
     Array<std::byte> record;

@@ -138,24 +138,6 @@ TEST_CASE("option structs of older and newer headers are understood, and wrong s
       });
 }
 
-TEST_CASE("a struct of version 0.1, whose fields had other places, is refused") {
-  const auto refused = [](kv_status status) { CHECK(status == KV_BAD_ARGUMENT); };
-  kv_model* model = nullptr;
-  kv_session* session = nullptr;
-  alignas(8) unsigned char bytes[160] = {};
-  const auto sized = [&](uint32_t size) -> const void* {
-    std::memcpy(bytes, &size, sizeof size);
-    return bytes;
-  };
-  refused(kv_open(tiny_path, static_cast<const kv_model_options*>(sized(64)), nullptr, &model,
-                  nullptr));
-  refused(kv_session_open(tiny_model(), static_cast<const kv_session_options*>(sized(160)),
-                          &session, nullptr));
-  const Session asked = tiny_session(10);
-  refused(kv_generate(asked.get(), "a", 1, static_cast<const kv_generate_options*>(sized(88)),
-                      nullptr, nullptr, nullptr, nullptr, nullptr));
-}
-
 TEST_CASE("kv_init clears a struct of any size and sets its size") { check_init(); }
 
 TEST_CASE("option structs of a cache of older and newer headers are understood") {

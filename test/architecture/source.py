@@ -25,11 +25,6 @@ def read(path):
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-def headers():
-    """The text of all public headers."""
-    return "\n".join(read(path) for path in files("include", suffixes={".h"}))
-
-
 def code_only(text):
     """C++ text with comments and the contents of strings blanked, lines kept. #include "..." lines stay as they are."""
     def blank(match):
