@@ -1025,7 +1025,7 @@ struct FailAt {
 
 }  // namespace
 
-TEST_CASE("a library whose Nth file operation fails") {
+TEST_CASE("a library whose Nth file operation fails" * doctest::test_suite("slow")) {
   TempFolder folder;
   const std::string text = text_of(700), longer = text + text_of(200, 'b');
   const Library library = open_library(folder.path());

@@ -55,7 +55,8 @@ constexpr int lives = 200;
 
 }  // namespace
 
-TEST_CASE("many lives leave no thread, descriptor, mapping or memory behind") {
+TEST_CASE("many lives leave no thread, descriptor, mapping or memory behind" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   for (int i = 0; i < 20; ++i) live(path);
