@@ -329,7 +329,8 @@ TEST_CASE(
 
 TEST_CASE(
     "a budget without room for an index: a document is saved without it, and what is not in one "
-    "stays out") {
+    "stays out" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   std::vector<std::string> told;
   SessionOptions o = asked("ood", tight_budget(), &folder);
@@ -377,7 +378,8 @@ TEST_CASE(
   CHECK(session->store().indexes().of(IndexKind::ood).valid == session->store().sealed_tokens());
 }
 
-TEST_CASE("a budget: what an answer takes the room of is spilled once, before it") {
+TEST_CASE("a budget: what an answer takes the room of is spilled once, before it" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   constexpr std::size_t length = 350;  // an extent gets full
   std::unique_ptr<Session> plain;
