@@ -76,13 +76,13 @@ TEST_CASE("opening a model without memory") {
   sweep([](long n, bool once) {
     kv_model* model = nullptr;
     const Outcome outcome =
-        run(n, once, [&](kv_error* e) { return kv_open(tiny_path, nullptr, &model, e); });
+        run(n, once, [&](kv_error* e) { return kv_open(tiny_path, nullptr, nullptr, &model, e); });
     CHECK((model == nullptr) == outcome.failed);
     kv_close(model);
     return outcome;
   });
   sweep([](long n, bool once) {
-    kv_model_information info{};
+    kv_model_info info{};
     info.struct_size = sizeof info;
     const Outcome outcome =
         run(n, once, [&](kv_error* e) { return kv_model_inspect(tiny_path, &info, e); });
@@ -173,15 +173,15 @@ TEST_CASE("answering without memory leaves the sequence as it was") {
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     kv_generate_options o;
-    kv_generate_options_init(&o, sizeof o);
+    kv_init(&o, sizeof o);
     o.max_tokens = 6;
-    o.trace = 1;
+    o.flags = KV_TRACE_PASSAGES;
     const char* const stop[] = {"never to be seen, this string is"};
     o.stop = stop;
     o.stop_count = 1;
     const auto ignore = [](const char*, size_t, void*) -> int32_t { return 0; };
     const Outcome outcome = run(n, once, [&](kv_error* e) {
-      return kv_generate(session.get(), "a question", 10, &o, ignore, nullptr, nullptr, e);
+      return kv_generate(session.get(), "a question", 10, &o, nullptr, ignore, nullptr, nullptr, e);
     });
     check_untouched(session.get());
     CHECK(ask(session.get(), "a question", 6).text == answer);
@@ -194,17 +194,17 @@ TEST_CASE("a kept answer without memory keeps whole tokens") {
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     kv_generate_options o;
-    kv_generate_options_init(&o, sizeof o);
+    kv_init(&o, sizeof o);
     o.max_tokens = 70;  // seals a page
-    o.keep = 1;
+    o.flags = KV_KEEP_TURN;
     o.temperature = 1;
     const Outcome outcome = run(n, once, [&](kv_error* e) {
-      return kv_generate(session.get(), "a", 1, &o, nullptr, nullptr, nullptr, e);
+      return kv_generate(session.get(), "a", 1, &o, nullptr, nullptr, nullptr, nullptr, e);
     });
     const std::vector<int32_t> after = sequence(session.get());
     REQUIRE(after.size() >= before.size());
     CHECK(std::equal(before.begin(), before.end(), after.begin()));
-    CHECK(ask(session.get(), "b", 4, 1).status == KV_OK);
+    CHECK(ask(session.get(), "b", 4, KV_KEEP_TURN).status == KV_OK);
     return outcome;
   });
 }
@@ -213,8 +213,9 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     int32_t token = -1;
-    const Outcome outcome = run(
-        n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_session_next(session.get(), nullptr, nullptr, &token, nullptr, e);
+    });
     if (outcome.failed) {
       CHECK(token == -1);
       check_untouched(session.get());
@@ -224,7 +225,7 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   sweep([&](long n, bool once) {
     kv_session* out = nullptr;
     const Outcome outcome =
-        run(n, once, [&](kv_error* e) { return kv_fork(base().get(), &out, e); });
+        run(n, once, [&](kv_error* e) { return kv_session_fork(base().get(), &out, e); });
     CHECK((out == nullptr) == outcome.failed);
     if (out) check_untouched(out);
     kv_session_close(out);
@@ -235,18 +236,19 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   sweep([&](long n, bool once) {
     const Session session = fork(base().get());
     const Outcome outcome =
-        run(n, once, [&](kv_error* e) { return kv_rewind(session.get(), 150, e); });
+        run(n, once, [&](kv_error* e) { return kv_session_rewind(session.get(), 150, e); });
     if (outcome.failed) check_untouched(session.get());
     return outcome;
   });
   const Session shorter = fork(base().get());
-  REQUIRE_OK(kv_rewind(shorter.get(), 150, error));
+  REQUIRE_OK(kv_session_rewind(shorter.get(), 150, error));
   const std::vector<int32_t> next = peek(shorter.get(), 4);
   sweep([&](long n, bool once) {
     const Session session = fork(shorter.get());
     int32_t token = -1;
-    const Outcome outcome = run(
-        n, once, [&](kv_error* e) { return kv_next(session.get(), nullptr, &token, nullptr, e); });
+    const Outcome outcome = run(n, once, [&](kv_error* e) {
+      return kv_session_next(session.get(), nullptr, nullptr, &token, nullptr, e);
+    });
     if (outcome.failed) CHECK(peek(session.get(), 4) == next);
     return outcome;
   });
@@ -254,7 +256,7 @@ TEST_CASE("a token, a fork, going back and statistics without memory") {
   std::size_t size = 0;
   sweep([&](long n, bool once) {
     return run(n, once, [&](kv_error* e) {
-      return kv_stats(base().get(), json.data(), json.size(), &size, e);
+      return kv_session_stats_json(base().get(), json.data(), json.size(), &size, e);
     });
   });
 }
@@ -265,7 +267,8 @@ TEST_CASE("scoring a continuation without memory leaves the sequence as it was")
     const Session session = fork(base().get());
     std::vector<float> scores(tokens.size(), 7);
     const Outcome outcome = run(n, once, [&](kv_error* e) {
-      return kv_score(session.get(), tokens.data(), tokens.size(), scores.data(), nullptr, e);
+      return kv_session_score(session.get(), tokens.data(), tokens.size(), scores.data(), nullptr,
+                              e);
     });
     CHECK((scores == std::vector<float>(tokens.size(), 7)) == outcome.failed);
     check_untouched(session.get());
@@ -283,7 +286,7 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
     const Outcome outcome =
         run(n, once, [&](kv_error* e) { return kv_save(base().get(), path.c_str(), nullptr, e); });
     CHECK(folder.entries() == 1);
-    const Session there = load(tiny_model(), path, KV_LOAD_VERIFY);
+    const Session there = load(tiny_model(), path, KV_VERIFY);
     const std::size_t tokens = sequence(there.get()).size();
     CHECK((tokens == 300 || (outcome.failed && tokens == 40)));
     return outcome;
@@ -291,9 +294,9 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
   check_untouched(base().get());
   save(base().get(), path);
   const kv_session_options o = small_options();
-  for (uint32_t flags : {0u, KV_LOAD_VERIFY}) {
-    kv_call_options call;
-    kv_call_options_init(&call, sizeof call);
+  for (uint32_t flags : {0u, KV_VERIFY}) {
+    kv_control call;
+    kv_init(&call, sizeof call);
     call.flags = flags;
     sweep([&](long n, bool once) {
       kv_session* out = nullptr;
@@ -309,7 +312,7 @@ TEST_CASE("saving and loading without memory leave the old file and no temporary
       return outcome;
     });
   }
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   sweep([&](long n, bool once) {
     return run(n, once, [&](kv_error* e) { return kv_file_inspect(path.c_str(), &info, e); });

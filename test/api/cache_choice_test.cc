@@ -12,13 +12,6 @@ namespace {
 
 constexpr uint32_t many_layers = 8;
 
-uint64_t stat_of(kv_cache* cache, const std::string& name) {
-  const std::string json = stats_of(cache), key = "\"" + name + "\":";
-  const std::size_t at = json.find(key);
-  REQUIRE(at != std::string::npos);
-  return std::stoull(json.substr(at + key.size()));
-}
-
 // The text's last token asks for an early one that stands out, in every layer and head.
 Text asking_text(const kv_cache_shape& shape, uint32_t tokens, uint32_t asked) {
   Text text(shape, tokens);
@@ -33,10 +26,10 @@ Text asking_text(const kv_cache_shape& shape, uint32_t tokens, uint32_t asked) {
   return text;
 }
 
-kv_cache_options filtering(uint64_t budget) {
-  kv_cache_options o = options_of("filter-layers", budget);
+kv_cache_options filtering(double budget) {
+  kv_cache_options o = options_of("filter-layers");
   // 0, 1, 2, 4 and 5 are dense, 3 reads the choice of 1, 6 and 7 that of 4
-  o.filter_layers = "1,4";
+  o.decode = strategies::filter_layers({1, 4}, {{KV_PARAM_BUDGET_TOKENS, budget}});
   return o;
 }
 
@@ -61,12 +54,12 @@ TEST_CASE("a small budget reads a part of the text, and finds what is asked for"
     const Cache cache = open_cache(t.shape, filters ? filtering(64) : options_of(strategy, 64));
     read(full.get(), t, 0, tokens - 1, true);
     read(cache.get(), t, 0, tokens - 1, true);
-    const uint64_t had_read = stat_of(cache.get(), "tokens_read"),
-                   had = stat_of(cache.get(), "tokens_present");
+    const uint64_t had_read = stats_of(cache.get()).tokens_read,
+                   had = stats_of(cache.get()).tokens_present;
     const auto exact = step(full.get(), t, tokens - 1, 1, nullptr, true),
                out = step(cache.get(), t, tokens - 1, 1, nullptr, true);
-    const uint64_t few = stat_of(cache.get(), "tokens_read") - had_read,
-                   all = stat_of(cache.get(), "tokens_present") - had;
+    const uint64_t few = stats_of(cache.get()).tokens_read - had_read,
+                   all = stats_of(cache.get()).tokens_present - had;
     CHECK(few > 0);
     CHECK(few < (filters ? all * 7 / 10 : all / 4));
     CHECK(out != exact);
@@ -85,13 +78,13 @@ TEST_CASE("beyond 4096 sealed tokens a cache chooses by itself") {
   for (kv_cache* cache : {full.get(), by_itself.get()})
     for (std::size_t at = 0; at < tokens - 1; at += 1100)
       step(cache, text, at, static_cast<uint32_t>(std::min<std::size_t>(1100, tokens - 1 - at)));
-  const uint64_t had_read = stat_of(by_itself.get(), "tokens_read"),
-                 had = stat_of(by_itself.get(), "tokens_present");
+  const uint64_t had_read = stats_of(by_itself.get()).tokens_read,
+                 had = stats_of(by_itself.get()).tokens_present;
   const auto exact = step(full.get(), text, tokens - 1, 1),
              out = step(by_itself.get(), text, tokens - 1, 1);
-  CHECK(says(by_itself.get(), "\"strategy_planned\":\"bounded\""));
-  CHECK(stat_of(by_itself.get(), "tokens_read") - had_read <
-        (stat_of(by_itself.get(), "tokens_present") - had) * 3 / 4);
+  CHECK(std::string(stats_of(by_itself.get()).decode_strategy) == "bounded");
+  CHECK(stats_of(by_itself.get()).tokens_read - had_read <
+        (stats_of(by_itself.get()).tokens_present - had) * 3 / 4);
   CHECK(out != exact);
   CHECK(largest_difference(out[0], exact[0]) < 0.2);
 }
@@ -108,18 +101,16 @@ TEST_CASE(
   const Floats untouched(text.row(), 7);
   Floats out = untouched;
   const auto attend = [&](uint32_t layer, std::size_t token, kv_cancel* cancel = nullptr) {
-    kv_cache_attention_options o;
-    kv_cache_attention_options_init(&o, sizeof o);
-    o.cancel = cancel;
     out = untouched;
-    return kv_cache_attention(c, layer, KV_F32, text.query(layer, token), out.data(), 1, &o,
-                              nullptr);
+    const kv_control control = control_of(cancel);
+    return kv_cache_attention(c, layer, KV_F32, text.query(layer, token), out.data(), 1, nullptr,
+                              &control, nullptr);
   };
   const auto refused = [&](uint32_t layer, std::size_t token, const char* names) {
     kv_error told{};
     out = untouched;
     CHECK(kv_cache_attention(c, layer, KV_F32, text.query(layer, token), out.data(), 1, nullptr,
-                             &told) == KV_BAD_STATE);
+                             nullptr, &told) == KV_BAD_STATE);
     CHECK_MESSAGE(std::strstr(told.message, names) != nullptr, told.message);
     CHECK(out == untouched);
   };
@@ -155,7 +146,7 @@ TEST_CASE("a filter layer that finds no memory has chosen nothing") {
   Floats out(text.row());
   const auto attend = [&](uint32_t layer) {
     return kv_cache_attention(cache.get(), layer, KV_F32, text.query(layer, 500), out.data(), 1,
-                              nullptr, nullptr);
+                              nullptr, nullptr, nullptr);
   };
   const auto failing = [&](long n, bool* reached) {
     FailingAllocations memory(n, true);
@@ -191,7 +182,7 @@ TEST_CASE("what is read does not depend on a cap that no score reaches") {
   constexpr uint32_t tokens = 1200;
   const Text text(small, tokens), deep_text(shape_of(many_layers, 4, 2, 40), tokens);
   kv_cache_attention_options o;
-  kv_cache_attention_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.scale = 0.5f;
   kv_cache_attention_options capped = o;
   capped.softcap = 1e4f;
@@ -201,20 +192,20 @@ TEST_CASE("what is read does not depend on a cap that no score reaches") {
                samples = std::string(strategy) == "bounded";
     const Text& t = filters ? deep_text : text;
     kv_cache_options options = filters ? filtering(64) : options_of(strategy, samples ? 128 : 64);
-    if (samples) options.coverage = 0.9f;
+    if (samples) options.decode = budgeted(strategy, 128, {{KV_PARAM_COVERAGE, 0.9}});
     const Cache cache = open_cache(t.shape, options);
     read(cache.get(), t, 0, tokens - 10);
     for (std::size_t at = tokens - 10; at < tokens; ++at) {
-      const uint64_t before = stat_of(cache.get(), "tokens_read"),
-                     pages = stat_of(cache.get(), "pages_touched");
+      const uint64_t before = stats_of(cache.get()).tokens_read,
+                     pages = stats_of(cache.get()).pages_touched;
       const auto plain = step(cache.get(), t, at, 1, &o);
-      const uint64_t between = stat_of(cache.get(), "tokens_read"),
-                     pages_between = stat_of(cache.get(), "pages_touched");
+      const uint64_t between = stats_of(cache.get()).tokens_read,
+                     pages_between = stats_of(cache.get()).pages_touched;
       REQUIRE_OK(kv_cache_truncate(cache.get(), at, error));
       const auto with_cap = step(cache.get(), t, at, 1, &capped);
       CHECK(between > before);
-      CHECK(stat_of(cache.get(), "tokens_read") - between == between - before);
-      CHECK(stat_of(cache.get(), "pages_touched") - pages_between == pages_between - pages);
+      CHECK(stats_of(cache.get()).tokens_read - between == between - before);
+      CHECK(stats_of(cache.get()).pages_touched - pages_between == pages_between - pages);
       for (uint32_t l = 0; l < t.shape.layers; ++l)
         CHECK(largest_difference(with_cap[l], plain[l]) < page_tolerance);
     }
@@ -239,11 +230,11 @@ TEST_CASE("a cache that will choose by a sketch is saved and copied with it") {
     REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
     CHECK(sketch_bytes() == 0);  // of one page nothing is chosen
     read(cache.get(), text, 100, 500);
-    const uint64_t before = stat_of(cache.get(), "private_bytes");
+    const uint64_t before = stats_of(cache.get()).private_bytes;
     kv_cache* copy = nullptr;
     REQUIRE_OK(kv_cache_fork(cache.get(), nullptr, &copy, error));
     const Cache forked(copy);
-    CHECK((stat_of(cache.get(), "private_bytes") > before) == wants);
+    CHECK((stats_of(cache.get()).private_bytes > before) == wants);
     REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
     CHECK((sketch_bytes() > 0) == wants);
   }

@@ -31,11 +31,10 @@ inline kv_cache_shape shape_of(uint32_t layers, uint32_t heads, uint32_t kv_head
 inline kv_cache_options options_of(const char* strategy, uint64_t budget = 0,
                                    uint32_t threads = 2) {
   kv_cache_options o;
-  kv_cache_options_init(&o, sizeof o);
-  o.strategy = strategy;
-  o.budget_tokens = budget;
+  kv_init(&o, sizeof o);
   o.threads = threads;
-  o.dense_layers = budget ? 0 : UINT32_MAX;
+  if (budget != 0) o.decode = budgeted(strategy, static_cast<double>(budget));
+  else o.decode = api_test::strategy(strategy);
   return o;
 }
 
@@ -115,7 +114,7 @@ inline std::vector<Floats> step(kv_cache* cache, const Text& text, std::size_t f
     REQUIRE_OK(kv_cache_update(cache, l, KV_F32, text.key(l, first), text.value(l, first),
                                q_too ? text.query(l, first) : nullptr, n, error));
     REQUIRE_OK(kv_cache_attention(cache, l, KV_F32, text.query(l, first), out[l].data(), n, options,
-                                  error));
+                                  nullptr, error));
   }
   return out;
 }
@@ -135,14 +134,11 @@ inline double largest_difference(const Floats& a, const Floats& b) {
   return most;
 }
 
-inline std::string stats_of(kv_cache* cache) {
-  char json[2000];
-  std::size_t size = 0;
-  REQUIRE_OK(kv_cache_stats(cache, json, sizeof json, &size, error));
-  return json;
-}
-inline bool says(kv_cache* cache, const std::string& what) {
-  return stats_of(cache).find(what) != std::string::npos;
+inline kv_cache_stats stats_of(kv_cache* cache) {
+  kv_cache_stats stats;
+  kv_init(&stats, sizeof stats);
+  REQUIRE_OK(kv_cache_get_stats(cache, &stats, error));
+  return stats;
 }
 
 // Values have magnitude 1. Exact but for rounding where nothing is sealed; keys and values of pages

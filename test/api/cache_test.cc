@@ -25,24 +25,24 @@ TEST_CASE(
     read(cache.get(), text, 50, 260);
     const auto chunk = step(cache.get(), text, 260, 39);
     const auto one = step(cache.get(), text, 299, 1);
-    CHECK(!says(cache.get(), "\"sealed_pages\":0,"));
+    CHECK(stats_of(cache.get()).sealed_tokens > 0);
     for (uint32_t l = 0; l < shape.layers; ++l) {
       CHECK(largest_difference(chunk[l], text.exact(l, 260, 39)) < page_tolerance);
       CHECK(largest_difference(one[l], text.exact(l, 299, 1)) < page_tolerance);
     }
-    CHECK(says(cache.get(), "\"tokens\":300,"));
+    CHECK(stats_of(cache.get()).tokens == 300);
   }
 }
 
 TEST_CASE("a full-precision cache is exact at any length") {
   const Text text(small, 300);
   kv_cache_options o = options_of("full");
-  o.kv_type = KV_KV_F32;
+  o.precision = KV_PRECISION_F32;
   const Cache cache = open_cache(small, o);
   read(cache.get(), text, 0, 299);
   CHECK(largest_difference(step(cache.get(), text, 299, 1)[1], text.exact(1, 299, 1)) <
         window_tolerance);
-  CHECK(says(cache.get(), "\"sealed_pages\":0,"));
+  CHECK(stats_of(cache.get()).sealed_tokens == 0);
 }
 
 TEST_CASE("a chunk attends as its tokens one at a time do") {
@@ -68,7 +68,7 @@ TEST_CASE("scores are scaled and capped as asked, in window and pages, also by c
     CAPTURE(std::string(strategy));
     const Cache cache = open_cache(small, options_of(strategy, 4096));
     kv_cache_attention_options o;
-    kv_cache_attention_options_init(&o, sizeof o);
+    kv_init(&o, sizeof o);
     o.scale = 0.4f;
     o.softcap = 2;
     const auto near = step(cache.get(), text, 0, 50, &o);
@@ -122,8 +122,8 @@ TEST_CASE("half-precision numbers go in and come out, at any address") {
     std::vector<char> out(10 * 240 * 2 + 1);
     REQUIRE_OK(
         kv_cache_update(cache.get(), 0, type, k.data() + 1, v.data() + 1, nullptr, 10, error));
-    REQUIRE_OK(
-        kv_cache_attention(cache.get(), 0, type, q.data() + 1, out.data() + 1, 10, nullptr, error));
+    REQUIRE_OK(kv_cache_attention(cache.get(), 0, type, q.data() + 1, out.data() + 1, 10, nullptr,
+                                  nullptr, error));
     Floats back(10 * 240);
     for (std::size_t i = 0; i < back.size(); ++i) {
       uint16_t h;
@@ -145,7 +145,8 @@ TEST_CASE(
        {"auto", "quest", "flat", "dipr", "bounded", "infllm", "filter-layers"}) {
     CAPTURE(std::string(strategy));
     kv_cache_options o = options_of(strategy, 4096);
-    if (std::string(strategy) == "dipr") o.alpha = 1e-30f;
+    if (std::string(strategy) == "dipr")
+      o.decode = budgeted(strategy, 4096, {{KV_PARAM_ALPHA, 1e-30}});
     const Cache all = open_cache(small, o);
     read(all.get(), text, 0, 699, true);
     const auto out = step(all.get(), text, 699, 1, nullptr, true);
@@ -156,7 +157,7 @@ TEST_CASE(
       for (float y : x) CHECK(std::isfinite(y));
   }
   kv_cache* cache = nullptr;
-  for (const char* strategy : {"ood", "hnsw", "ivf", "dipr-graph", "snapkv", "none"}) {
+  for (const char* strategy : {"ood", "hnsw", "ivf", "dipr-graph", "snapkv"}) {
     const kv_cache_options o = options_of(strategy);
     CHECK(kv_cache_open(&small, &o, &cache, nullptr) == KV_BAD_ARGUMENT);
   }
@@ -226,12 +227,12 @@ TEST_CASE("a cache that is saved and loaded, packed in between or forked goes on
       read(cache.get(), text, 0, tokens);
       REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
       REQUIRE_OK(kv_file_verify(path.c_str(), nullptr, error));
-      REQUIRE_OK(kv_pack(path.c_str(), packed.c_str(), nullptr, error));
+      REQUIRE_OK(kv_pack(path.c_str(), packed.c_str(), 0, nullptr, error));
       REQUIRE_OK(kv_unpack(packed.c_str(), path.c_str(), nullptr, error));
       kv_cache *loaded = nullptr, *forked = nullptr;
-      kv_call_options verify;
-      kv_call_options_init(&verify, sizeof verify);
-      verify.flags = KV_LOAD_VERIFY;
+      kv_control verify;
+      kv_init(&verify, sizeof verify);
+      verify.flags = KV_VERIFY;
       REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, &verify, &loaded, error));
       const Cache there(loaded);
       REQUIRE_OK(kv_cache_fork(cache.get(), nullptr, &forked, error));
@@ -258,7 +259,7 @@ TEST_CASE("going back drops tokens, or a step that is not complete") {
   // the wrong tokens
   REQUIRE_OK(
       kv_cache_update(cache.get(), 0, KV_F32, text.key(0, 5), text.value(0, 5), nullptr, 3, error));
-  CHECK(says(cache.get(), "\"tokens\":301,"));
+  CHECK(stats_of(cache.get()).tokens == 301);
   kv_cache* fork = nullptr;
   CHECK(kv_cache_fork(cache.get(), nullptr, &fork, nullptr) == KV_BAD_STATE);
   REQUIRE_OK(kv_cache_truncate(cache.get(), 301, error));
@@ -279,7 +280,7 @@ TEST_CASE("what is taken back of a step leaves the window as it was") {
     step(cache.get(), text, 112, 20);  // with all of it a page would leave the window
     REQUIRE_OK(kv_cache_truncate(cache.get(), 112 + kept, error));
     if (kept > 0) step(shorter.get(), text, 112, kept);
-    CHECK(says(cache.get(), "\"tokens\":" + std::to_string(112 + kept) + ","));
+    CHECK(stats_of(cache.get()).tokens == 112 + kept);
     CHECK(step(cache.get(), text, 112 + kept, 1) == step(shorter.get(), text, 112 + kept, 1));
   }
 }
@@ -299,7 +300,8 @@ TEST_CASE("a complete step is attended until something ends it, and what is refu
   Floats out(100 * text.row());
   kv_error told{};
   const auto attend = [&](uint32_t n) {
-    return kv_cache_attention(c, 1, KV_F32, text.query(1, 0), out.data(), n, nullptr, &told);
+    return kv_cache_attention(c, 1, KV_F32, text.query(1, 0), out.data(), n, nullptr, nullptr,
+                              &told);
   };
   REQUIRE(attend(1) == KV_BAD_STATE);
   CHECK(std::strstr(told.message, "update it") != nullptr);
@@ -342,8 +344,8 @@ TEST_CASE("a strategy that cannot choose is refused before the step before is ov
   CHECK(kv_cache_update(made, 0, KV_F32, text.key(0, 252), text.value(0, 252), text.query(0, 252),
                         1, nullptr) == KV_BAD_STATE);
   Floats out(2 * text.row());
-  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 250), out.data(), 2, nullptr, nullptr) ==
-        KV_OK);
+  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 250), out.data(), 2, nullptr, nullptr,
+                           nullptr) == KV_OK);
 }
 
 TEST_CASE("a step that does not fit what happened before is refused and changes nothing") {
@@ -359,7 +361,7 @@ TEST_CASE("a step that does not fit what happened before is refused and changes 
   };
   const auto attend = [&](uint32_t layer, uint32_t n) {
     return kv_cache_attention(c, layer, KV_F32, text.query(layer, 0), out.data(), n, nullptr,
-                              nullptr);
+                              nullptr, nullptr);
   };
   CHECK(attend(0, 1) == KV_BAD_STATE);
   CHECK(update(1, 60) == KV_OK);  // any order
@@ -370,7 +372,7 @@ TEST_CASE("a step that does not fit what happened before is refused and changes 
   CHECK(kv_cache_save(c, "/nowhere/a.kv", nullptr, nullptr) == KV_BAD_STATE);
   CHECK(update(0, 60) == KV_OK);
   CHECK(update(0, 11) == KV_CONTEXT_FULL);
-  CHECK(says(c, "\"tokens\":60,"));
+  CHECK(stats_of(c).tokens == 60);
   for (float bad : {NAN, INFINITY, -INFINITY, 2e30f}) {
     Floats k(text.key(0, 0), text.key(0, 10));
     k[777] = bad;
@@ -382,11 +384,9 @@ TEST_CASE("a step that does not fit what happened before is refused and changes 
   CHECK(out == Floats(out.size(), 7));
   const Cancel cancel = make_cancel();
   kv_cancel_fire(cancel.get());
-  kv_cache_attention_options o;
-  kv_cache_attention_options_init(&o, sizeof o);
-  o.cancel = cancel.get();
+  const kv_control o = control_of(cancel.get());
   CHECK(update(0, 10) == KV_OK);
-  CHECK(kv_cache_attention(c, 0, KV_F32, text.query(0, 60), out.data(), 10, &o, nullptr) ==
+  CHECK(kv_cache_attention(c, 0, KV_F32, text.query(0, 60), out.data(), 10, nullptr, &o, nullptr) ==
         KV_CANCELLED);
   CHECK(out == Floats(out.size(), 7));
   CHECK(attend(0, 10) == KV_OK);
@@ -429,7 +429,7 @@ TEST_CASE(
   CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) ==
         KV_MODEL_MISMATCH);
   CHECK(std::strstr(told.message, "kv_cache_load") != nullptr);
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
   CHECK(info.tokens == 200);
@@ -443,9 +443,9 @@ TEST_CASE(
 TEST_CASE("a cache's file is of no model, also where its identity is a model's fingerprint") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
-  kv_model_information model{};
+  kv_model_info model{};
   model.struct_size = sizeof model;
-  REQUIRE_OK(kv_model_info(tiny_model(), &model, error));
+  REQUIRE_OK(kv_model_get_info(tiny_model(), &model, error));
   kv_cache_shape shape = shape_of(model.layers, model.heads, model.kv_heads, model.head_dim);
   for (std::size_t i = 0; i < 32; ++i)
     shape.identity[i] =
@@ -466,16 +466,16 @@ TEST_CASE("a cache that is saved lets no other call in, and its save can be stop
   const Text text(small, 200);
   const Cache cache = open_cache(small, options_of("full"));
   read(cache.get(), text, 0, 200);
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
-  call.progress_user = cache.get();
+  kv_control call;
+  kv_init(&call, sizeof call);
+  call.user = cache.get();
   call.progress = [](int32_t phase, uint64_t, uint64_t, void* user) -> int32_t {
     CHECK(phase == KV_PHASE_SAVE);
     return kv_cache_truncate(static_cast<kv_cache*>(user), 0, nullptr) == KV_BUSY ? 1 : 0;
   };
   CHECK(kv_cache_save(cache.get(), folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   CHECK(folder.entries() == 0);
-  CHECK(says(cache.get(), "\"tokens\":200,"));
+  CHECK(stats_of(cache.get()).tokens == 200);
 }
 
 TEST_CASE("a damaged page of a mapped cache is met as such, and the cache goes on without it") {
@@ -493,17 +493,17 @@ TEST_CASE("a damaged page of a mapped cache is met as such, and the cache goes o
   bytes[pages + 4096 + 100] ^= 1;  // page 1 of layer 0
   write_file(path, bytes);
   kv_cache* made = nullptr;
-  kv_call_options verify;
-  kv_call_options_init(&verify, sizeof verify);
-  verify.flags = KV_LOAD_VERIFY;
+  kv_control verify;
+  kv_init(&verify, sizeof verify);
+  verify.flags = KV_VERIFY;
   CHECK(kv_cache_load(&small, path.c_str(), &o, &verify, &made, nullptr) == KV_CORRUPT);
   REQUIRE_OK(kv_cache_load(&small, path.c_str(), &o, nullptr, &made, error));
   const Cache loaded(made);
   REQUIRE_OK(
       kv_cache_update(made, 0, KV_F32, text.key(0, 300), text.value(0, 300), nullptr, 1, error));
   Floats out(text.row(), 7);
-  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 300), out.data(), 1, nullptr, nullptr) ==
-        KV_CORRUPT);
+  CHECK(kv_cache_attention(made, 0, KV_F32, text.query(0, 300), out.data(), 1, nullptr, nullptr,
+                           nullptr) == KV_CORRUPT);
   CHECK(out == Floats(text.row(), 7));
   REQUIRE_OK(kv_cache_truncate(made, 20, error));
   CHECK(largest_difference(step(made, text, 20, 1)[1], text.exact(1, 20, 1)) < page_tolerance);
@@ -562,7 +562,7 @@ TEST_CASE("a cache without memory stays as it was") {
                                           nullptr, 1, nullptr))
           return s;
         if (kv_status s = kv_cache_attention(made, l, KV_F32, text.query(l, 300), attended.data(),
-                                             1, nullptr, nullptr))
+                                             1, nullptr, nullptr, nullptr))
           return s;
       }
       return kv_cache_truncate(made, 290, nullptr);

@@ -34,14 +34,14 @@ class Cases {
   std::function<void()> fork(const char* strategy = "auto") {
     return [=, this] {
       kv_session* made = nullptr;
-      OK(kv_fork(d.session.get(), &made, &error));
+      OK(kv_session_fork(d.session.get(), &made, &error));
       session.reset(made);
-      OK(kv_session_set_strategy(made, strategy, 0, 0, &error));
+      OK(kv_session_set_strategy(made, strategies::strategy(strategy), &error));
     };
   }
   std::function<void()> load(const std::function<void(kv_session_options*)>& change) {
     return [=, this] {
-      kv_session_options o = defaults(kv_session_options_init);
+      auto o = defaults<kv_session_options>();
       change(&o);
       kv_session* made = nullptr;
       OK(kv_load(d.model.get(), d.saved.c_str(), &o, nullptr, &made, &error));
@@ -52,8 +52,8 @@ class Cases {
   std::function<void()> load_cache(uint32_t step) {
     return [=, this] {
       const kv_cache_shape shape = d.shape();
-      kv_cache_options o = defaults(kv_cache_options_init);
-      o.strategy = "bounded";
+      auto o = defaults<kv_cache_options>();
+      o.decode = strategies::strategy("bounded");
       kv_cache* made = nullptr;
       OK(kv_cache_load(&shape, d.cache_saved.c_str(), &o, nullptr, &made, &error));
       cache.reset(made);
@@ -69,23 +69,23 @@ class Cases {
 
   void of_the_model() {
     add("kv_open", {}, [this](kv_cancel* c) {
-      kv_model_options o = defaults(kv_model_options_init);
-      o.cancel = c;
+      const kv_control o = with(c);
       kv_model* made = nullptr;
-      const kv_status s = kv_open(d.model_path.c_str(), &o, &made, nullptr);
+      const kv_status s = kv_open(d.model_path.c_str(), nullptr, &o, &made, nullptr);
       return drop(s, made);
     });
     add("kv_tokenize", {}, [this](kv_cancel* c) {
       std::size_t size = 0;
       std::vector<int32_t> out(8 * d.tokens.size());
+      const kv_control o = with(c);
       const std::string text = d.text + d.text + d.text + d.text + d.text + d.text;
-      return kv_tokenize(d.model.get(), text.data(), text.size(), 0, c, out.data(), out.size(),
+      return kv_tokenize(d.model.get(), text.data(), text.size(), 0, &o, out.data(), out.size(),
                          &size, nullptr);
     });
     add(
         "kv_model_inspect", {},
         [this](kv_cancel*) {
-          kv_model_information i{};
+          kv_model_info i{};
           i.struct_size = sizeof i;
           return kv_model_inspect(d.model_path.c_str(), &i, nullptr);
         },
@@ -103,17 +103,17 @@ class Cases {
 
   void of_prefill() {
     const auto read = [this](kv_cancel* c) {
-      const kv_call_options o = with(c);
+      const kv_control o = with(c);
       return kv_prefill(session.get(), d.text.data(), std::min<std::size_t>(d.text.size(), 4000),
                         &o, nullptr, nullptr, nullptr);
     };
     add("kv_prefill", fork(), read);
-    add("kv_prefill, bounded", load([](kv_session_options* o) { o->prefill_strategy = "bounded"; }),
-        read);
-    add("kv_prefill, flat", load([](kv_session_options* o) { o->prefill_strategy = "flat"; }),
-        read);
-    add("kv_prefill, memory_budget",
-        load([this](kv_session_options* o) { o->memory_budget = budget(); }), read);
+    add("kv_prefill, bounded",
+        load([](kv_session_options* o) { o->prefill = strategies::strategy("bounded"); }), read);
+    add("kv_prefill, flat",
+        load([](kv_session_options* o) { o->prefill = strategies::strategy("flat"); }), read);
+    add("kv_prefill, memory_limit",
+        load([this](kv_session_options* o) { o->memory_limit = budget(); }), read);
     add(
         "kv_prefill_tokens, first chunk",
         [this] {
@@ -122,68 +122,72 @@ class Cases {
           session.reset(made);
         },
         [this](kv_cancel* c) {
-          const kv_call_options o = with(c);
+          const kv_control o = with(c);
           return kv_prefill_tokens(session.get(), d.tokens.data(),
                                    std::min<std::size_t>(d.tokens.size(), 700), &o, nullptr,
                                    nullptr);
         });
     add("kv_prefill_tokens, chunk of 4096",
         load([](kv_session_options* o) { o->prefill_chunk = 4096; }), [this](kv_cancel* c) {
-          const kv_call_options o = with(c);
+          const kv_control o = with(c);
           return kv_prefill_tokens(session.get(), d.tokens.data(),
                                    std::min<std::size_t>(d.tokens.size(), 4096), &o, nullptr,
                                    nullptr);
         });
     add("kv_prefill_logits", fork(), [this](kv_cancel* c) {
-      const kv_call_options o = with(c);
+      const kv_control o = with(c);
       std::vector<float> logits(std::size_t{100} * d.info.vocabulary);
       return kv_prefill_logits(session.get(), d.tokens.data(), 100, logits.data(), &o, nullptr);
     });
   }
 
   void of_answers() {
-    const auto ask = [this](uint32_t keep, uint32_t trace) {
+    const auto ask = [this](uint32_t flags) {
       return [=, this](kv_cancel* c) {
-        kv_generate_options o = defaults(kv_generate_options_init);
-        o.cancel = c;
-        o.keep = keep;
-        o.trace = trace;
+        auto o = defaults<kv_generate_options>();
+        const kv_control control = with(c);
+        o.flags = flags;
         o.max_tokens = 8;
-        return kv_generate(session.get(), "what is in it?", 14, &o, nullptr, nullptr, nullptr,
-                           nullptr);
+        return kv_generate(session.get(), "what is in it?", 14, &o, &control, nullptr, nullptr,
+                           nullptr, nullptr);
       };
     };
-    add("kv_generate", fork(), ask(0, 0));
-    add("kv_generate, keep", fork(), ask(1, 0));
-    add("kv_generate, trace", fork(), ask(0, 1));
+    add("kv_generate", fork(), ask(0));
+    add("kv_generate, keep", fork(), ask(KV_KEEP_TURN));
+    add("kv_generate, trace", fork(), ask(KV_TRACE_PASSAGES));
     for (const char* strategy : {"full", "quest", "flat", "dipr", "filter-layers", "snapkv"})
-      add(std::string("kv_generate, ") + strategy, fork(strategy), ask(1, 0));
-    add("kv_generate, certify, compare",
-        load([](kv_session_options* o) { o->certify = 1, o->compare = 2; }), ask(0, 0));
-    add("kv_generate, full, memory_budget",
-        load([this](kv_session_options* o) { o->memory_budget = budget(), o->strategy = "full"; }),
-        ask(0, 0));
-    add("kv_next", fork(), [this](kv_cancel* c) {
-      kv_generate_options o = defaults(kv_generate_options_init);
-      o.cancel = c;
+      add(std::string("kv_generate, ") + strategy, fork(strategy), ask(KV_KEEP_TURN));
+    add(
+        "kv_generate, measured",
+        [begin = fork(), this] {
+          begin();
+          OK(kv_session_measure(session.get(), KV_MEASURE_CERTIFY | KV_MEASURE_LAYERS, &error));
+        },
+        ask(0));
+    add("kv_generate, full, memory_limit", load([this](kv_session_options* o) {
+          o->memory_limit = budget(), o->decode = strategies::strategy("full");
+        }),
+        ask(0));
+    add("kv_session_next", fork(), [this](kv_cancel* c) {
+      const kv_control o = with(c);
       int32_t token;
-      return kv_next(session.get(), &o, &token, nullptr, nullptr);
+      return kv_session_next(session.get(), nullptr, &o, &token, nullptr, nullptr);
     });
-    add("kv_score", fork(), [this](kv_cancel* c) {
-      const kv_call_options o = with(c);
+    add("kv_session_score", fork(), [this](kv_cancel* c) {
+      const kv_control o = with(c);
       float out[8];
-      return kv_score(session.get(), d.tokens.data(), 8, out, &o, nullptr);
+      return kv_session_score(session.get(), d.tokens.data(), 8, out, &o, nullptr);
     });
   }
 
   void of_indexes() {
     for (const char* strategy : {"hnsw", "ood", "ivf", "infllm"})
-      add(std::string("kv_prepare, ") + strategy, fork(strategy), [this](kv_cancel* c) {
-        const kv_call_options o = with(c);
-        return kv_prepare(session.get(), &o, nullptr);
+      add(std::string("kv_session_prepare, ") + strategy, fork(strategy), [this](kv_cancel* c) {
+        const kv_control o = with(c);
+        return kv_session_prepare(session.get(), &o, nullptr);
       });
     add("kv_save, ivf", fork("ivf"), [this](kv_cancel* c) {
-      const kv_call_options o = with(c);
+      const kv_control o = with(c);
       return kv_save(session.get(), d.folder.file("ivf.kv").c_str(), &o, nullptr);
     });
   }
@@ -191,40 +195,37 @@ class Cases {
   void of_files() {
     const auto save_to = [this](kv_session* from) {
       return [=, this](kv_cancel* c) {
-        const kv_call_options o = with(c);
+        const kv_control o = with(c);
         return kv_save(from ? from : session.get(), d.folder.file("b.kv").c_str(), &o, nullptr);
       };
     };
     add("kv_save", {}, save_to(d.session.get()));
     add("kv_save, mapped", load([](kv_session_options*) {}), save_to(nullptr));
-    for (const uint32_t flags : {0u, KV_LOAD_VERIFY})
+    for (const uint32_t flags : {0u, KV_VERIFY})
       add(flags ? "kv_load, verify" : "kv_load", {}, [=, this](kv_cancel* c) {
-        const kv_call_options o = with(c, flags);
+        const kv_control o = with(c, flags);
         kv_session* made = nullptr;
         const kv_status s = kv_load(d.model.get(), d.saved.c_str(), nullptr, &o, &made, nullptr);
         return session.reset(made), s;
       });
     add("kv_load_prefix", {}, [this](kv_cancel* c) {
-      const kv_call_options o = with(c);
+      const kv_control o = with(c);
       kv_session* made = nullptr;
       const kv_status s =
           kv_load_prefix(d.model.get(), d.saved.c_str(), d.count / 2, nullptr, &o, &made, nullptr);
       return session.reset(made), s;
     });
     add("kv_file_verify", {}, [this](kv_cancel* c) {
-      const kv_call_options o = with(c);
+      const kv_control o = with(c);
       return kv_file_verify(d.saved.c_str(), &o, nullptr);
     });
     for (const uint32_t level : {1u, 19u})
       add("kv_pack, level " + std::to_string(level), {}, [=, this](kv_cancel* c) {
-        kv_pack_options o = defaults(kv_pack_options_init);
-        o.cancel = c;
-        o.level = level;
-        return kv_pack(d.saved.c_str(), d.folder.file("b.packed").c_str(), &o, nullptr);
+        const kv_control o = with(c);
+        return kv_pack(d.saved.c_str(), d.folder.file("b.packed").c_str(), level, &o, nullptr);
       });
     add("kv_unpack", {}, [this](kv_cancel* c) {
-      kv_pack_options o = defaults(kv_pack_options_init);
-      o.cancel = c;
+      const kv_control o = with(c);
       return kv_unpack(d.packed.c_str(), d.folder.file("u.kv").c_str(), &o, nullptr);
     });
     const auto open_library = [this] {
@@ -232,15 +233,16 @@ class Cases {
       OK(kv_library_open(d.library.c_str(), nullptr, &made, &error));
       library.reset(made);
     };
-    for (const uint32_t flags : {0u, KV_LIBRARY_VERIFY})
+    for (const uint32_t flags : {0u, KV_VERIFY})
       add(flags ? "kv_library_session, verify" : "kv_library_session", open_library,
           [=, this](kv_cancel* c) {
-            kv_library_session_options o = defaults(kv_library_session_options_init);
-            o.cancel = c;
+            auto o = defaults<kv_library_session_options>();
             o.flags = flags;
+            const kv_control control = with(c);
             kv_session* made = nullptr;
-            const kv_status s = kv_library_session(library.get(), d.model.get(), d.text.data(),
-                                                   d.text.size(), &o, &made, nullptr, nullptr);
+            const kv_status s =
+                kv_library_session(library.get(), d.model.get(), d.text.data(), d.text.size(), &o,
+                                   &control, &made, nullptr, nullptr);
             return session.reset(made), s;
           });
     const auto whole = [this](const char* name, std::function<void()> before,
@@ -258,19 +260,24 @@ class Cases {
       const kv_status s = kv_session_open(d.model.get(), nullptr, &made, nullptr);
       return session.reset(made), s;
     });
-    whole("kv_fork", {}, [this] {
+    whole("kv_session_fork", {}, [this] {
       kv_session* made = nullptr;
-      const kv_status s = kv_fork(d.session.get(), &made, nullptr);
+      const kv_status s = kv_session_fork(d.session.get(), &made, nullptr);
       return session.reset(made), s;
     });
-    whole("kv_rewind", fork(), [this] { return kv_rewind(session.get(), d.count / 2, nullptr); });
-    whole("kv_stats", fork(), [this] {
+    whole("kv_session_rewind", fork(),
+          [this] { return kv_session_rewind(session.get(), d.count / 2, nullptr); });
+    whole("kv_session_get_stats", fork(), [this] {
+      auto stats = defaults<kv_session_stats>();
+      return kv_session_get_stats(session.get(), &stats, nullptr);
+    });
+    whole("kv_session_stats_json", fork(), [this] {
       std::vector<char> out(1 << 20);
       std::size_t size = 0;
-      return kv_stats(session.get(), out.data(), out.size(), &size, nullptr);
+      return kv_session_stats_json(session.get(), out.data(), out.size(), &size, nullptr);
     });
     whole("kv_file_inspect", {}, [this] {
-      kv_file_information i{};
+      kv_file_info i{};
       i.struct_size = sizeof i;
       return kv_file_inspect(d.saved.c_str(), &i, nullptr);
     });
@@ -279,37 +286,37 @@ class Cases {
   void of_caches() {
     const auto attend = [this](uint32_t tokens) {
       return [=, this](kv_cancel* c) {
-        kv_cache_attention_options o = defaults(kv_cache_attention_options_init);
-        o.cancel = c;
+        const kv_control o = with(c);
         std::vector<float> out(std::size_t{tokens} * d.info.heads * d.info.head_dim);
-        return kv_cache_attention(cache.get(), 0, KV_F32, d.some(5), out.data(), tokens, &o,
-                                  nullptr);
+        return kv_cache_attention(cache.get(), 0, KV_F32, d.some(5), out.data(), tokens, nullptr,
+                                  &o, nullptr);
       };
     };
     add("kv_cache_attention, sketch", load_cache(1), attend(1));
     add("kv_cache_attention, 512 tokens", load_cache(step_tokens), attend(step_tokens));
     add("kv_cache_fork", load_cache(0), [this](kv_cancel* c) {
+      const kv_control o = with(c);
       kv_cache* made = nullptr;
-      const kv_status s = kv_cache_fork(cache.get(), c, &made, nullptr);
+      const kv_status s = kv_cache_fork(cache.get(), &o, &made, nullptr);
       return drop(s, made);
     });
     add("kv_cache_save", load_cache(0), [this](kv_cancel* c) {
-      const kv_call_options o = with(c);
+      const kv_control o = with(c);
       return kv_cache_save(cache.get(), d.folder.file("c2.kv").c_str(), &o, nullptr);
     });
     add("kv_cache_load, verify", {}, [this](kv_cancel* c) {
       const kv_cache_shape shape = d.shape();
-      const kv_call_options o = with(c, KV_LOAD_VERIFY);
+      const kv_control o = with(c, KV_VERIFY);
       kv_cache* made = nullptr;
       const kv_status s = kv_cache_load(&shape, d.cache_saved.c_str(), nullptr, &o, &made, nullptr);
       return cache.reset(made), s;
     });
     for (const bool limited : {false, true})
-      add(limited ? "kv_session_from_cache, memory_budget" : "kv_session_from_cache", {},
+      add(limited ? "kv_session_from_cache, memory_limit" : "kv_session_from_cache", {},
           [=, this](kv_cancel* c) {
-            const kv_call_options o = with(c, KV_CACHE_UNCHECKED | KV_TOKENIZE_DOCUMENT);
-            kv_session_options so = defaults(kv_session_options_init);
-            if (limited) so.memory_budget = budget();
+            const kv_control o = with(c, KV_CACHE_UNCHECKED | KV_TOKENIZE_DOCUMENT);
+            auto so = defaults<kv_session_options>();
+            if (limited) so.memory_limit = budget();
             kv_session* made = nullptr;
             const kv_status s = kv_session_from_cache(d.model.get(), d.cache.get(), d.tokens.data(),
                                                       d.count, &so, &o, &made, nullptr);

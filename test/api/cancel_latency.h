@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "kvasir.h"
+#include "kvasir_experimental.h"
+#include "strategies.h"
 #include "temp_folder.h"
 
 namespace cancel_latency {
@@ -93,14 +95,14 @@ class FireLater {
 };
 
 template <class Options>
-Options defaults(void (*init)(Options*, std::size_t)) {
+Options defaults() {
   Options o;
-  init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   return o;
 }
 
-inline kv_call_options with(kv_cancel* cancel, uint32_t flags = 0) {
-  kv_call_options o = defaults(kv_call_options_init);
+inline kv_control with(kv_cancel* cancel, uint32_t flags = 0) {
+  auto o = defaults<kv_control>();
   o.cancel = cancel;
   o.flags = flags;
   return o;
@@ -111,7 +113,7 @@ struct Document {
   TempFolder folder;
   std::string model_path;
   Handle<kv_model> model;
-  kv_model_information info{};
+  kv_model_info info{};
   std::size_t count = 0;
   std::string text;             // of which the document is the first tokens
   std::vector<int32_t> tokens;  // of all of the text
@@ -133,17 +135,17 @@ struct Document {
 
   Document(const char* path, std::size_t n) : model_path(path), count(n) {
     kv_model* opened = nullptr;
-    OK(kv_open(path, nullptr, &opened, &error));
+    OK(kv_open(path, nullptr, nullptr, &opened, &error));
     model.reset(opened);
     info.struct_size = sizeof info;
-    OK(kv_model_info(opened, &info, &error));
+    OK(kv_model_get_info(opened, &info, &error));
     make_text();
     numbers.resize(std::size_t{step_tokens} * std::max(info.heads, info.kv_heads) * info.head_dim +
                    65536);
     std::mt19937 random(3);
     for (float& x : numbers) x = static_cast<float>(random()) * 0x1p-31f - 1;
     make_cache();
-    const kv_call_options how = with(nullptr, KV_CACHE_UNCHECKED | KV_TOKENIZE_DOCUMENT);
+    const kv_control how = with(nullptr, KV_CACHE_UNCHECKED | KV_TOKENIZE_DOCUMENT);
     kv_session* made = nullptr;
     OK(kv_session_from_cache(opened, cache.get(), tokens.data(), count, nullptr, &how, &made,
                              &error));
@@ -153,7 +155,7 @@ struct Document {
     saved = library + "/document.kv", packed = folder.file("a.packed"),
     cache_saved = folder.file("c.kv");
     OK(kv_save(made, saved.c_str(), nullptr, &error));
-    OK(kv_pack(saved.c_str(), packed.c_str(), nullptr, &error));
+    OK(kv_pack(saved.c_str(), packed.c_str(), 0, nullptr, &error));
     OK(kv_cache_save(cache.get(), cache_saved.c_str(), nullptr, &error));
     measure_removal();
   }
@@ -186,8 +188,8 @@ struct Document {
   }
   void make_cache() {
     const kv_cache_shape s = shape();
-    kv_cache_options o = defaults(kv_cache_options_init);
-    o.strategy = "full";  // finds no sketch
+    auto o = defaults<kv_cache_options>();
+    o.decode = strategies::strategy("full");  // finds no sketch
     kv_cache* made = nullptr;
     OK(kv_cache_open(&s, &o, &made, &error));
     cache.reset(made);

@@ -47,13 +47,6 @@ std::chrono::microseconds some_time(int most) {
   return std::chrono::microseconds(std::uniform_int_distribution<int>(0, most)(random));
 }
 
-kv_call_options with_cancel(kv_cancel* cancel) {
-  kv_call_options o;
-  kv_call_options_init(&o, sizeof o);
-  o.cancel = cancel;
-  return o;
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -62,7 +55,7 @@ TEST_CASE(
   const Session whole = tiny_session(1500);
   const std::vector<int32_t> next = peek(whole.get(), 12);
   const Cancel cancel = make_cancel();
-  const kv_call_options call = with_cancel(cancel.get());
+  const kv_control call = control_of(cancel.get());
   int cancelled = 0;
   for (int round = 0; round < 12; ++round) {
     const Session session = open_session(tiny_model());
@@ -93,7 +86,7 @@ TEST_CASE(
 TEST_CASE("reading text that is cancelled tells the byte from which to go on") {
   const std::string text = book(20'000);
   const Cancel cancel = make_cancel();
-  kv_call_options call = with_cancel(cancel.get());
+  kv_control call = control_of(cancel.get());
   const Session session = open_session(mini_model());
   std::size_t at = 0;
   for (int round = 0; round < 200 && at < text.size(); ++round) {
@@ -130,41 +123,38 @@ TEST_CASE("a call that is cancelled before it begins leaves everything exactly a
   const Cancel cancel = make_cancel();
   kv_cancel_fire(cancel.get());
   kv_cancel_fire(cancel.get());
-  kv_call_options call = with_cancel(cancel.get());
+  kv_control call = control_of(cancel.get());
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
-  o.cancel = cancel.get();
+  kv_init(&o, sizeof o);
   int32_t token = -1;
   kv_session* loaded = nullptr;
   uint64_t done = 7, bytes = 7;
-  for (uint32_t keep : {0u, 1u}) {
-    o.keep = keep;
-    CHECK(kv_generate(session.get(), "q", 1, &o, nullptr, nullptr, nullptr, nullptr) ==
+  for (const uint32_t flags : {0u, KV_KEEP_TURN}) {
+    o.flags = flags;
+    CHECK(kv_generate(session.get(), "q", 1, &o, &call, nullptr, nullptr, nullptr, nullptr) ==
           KV_CANCELLED);
   }
   CHECK(kv_prefill(session.get(), "text", 4, &call, &done, &bytes, nullptr) == KV_CANCELLED);
   CHECK(done == 0);
   CHECK(bytes == 0);
   CHECK(kv_prefill_tokens(session.get(), tokens.data(), 10, &call, &done, nullptr) == KV_CANCELLED);
-  CHECK(kv_next(session.get(), &o, &token, nullptr, nullptr) == KV_CANCELLED);
+  CHECK(kv_session_next(session.get(), &o, &call, &token, nullptr, nullptr) == KV_CANCELLED);
   float score = 7;
-  CHECK(kv_score(session.get(), tokens.data(), 1, &score, &call, nullptr) == KV_CANCELLED);
+  CHECK(kv_session_score(session.get(), tokens.data(), 1, &score, &call, nullptr) == KV_CANCELLED);
   CHECK(score == 7);
   CHECK(kv_save(session.get(), folder.file("b.kv").c_str(), &call, nullptr) == KV_CANCELLED);
   CHECK(kv_file_verify(folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
-  call.flags = KV_LOAD_VERIFY;
+  call.flags = KV_VERIFY;
   CHECK(kv_load(tiny_model(), folder.file("a.kv").c_str(), nullptr, &call, &loaded, nullptr) ==
         KV_CANCELLED);
   CHECK(loaded == nullptr);
-  kv_model_options opening;
-  kv_model_options_init(&opening, sizeof opening);
-  opening.cancel = cancel.get();
+  call.flags = 0;
   kv_model* model = nullptr;
-  CHECK(kv_open(tiny_path, &opening, &model, nullptr) == KV_CANCELLED);
+  CHECK(kv_open(tiny_path, nullptr, &call, &model, nullptr) == KV_CANCELLED);
   CHECK(model == nullptr);
   std::size_t count = 99;
   for (const uint32_t flags : {0u, KV_TOKENIZE_DOCUMENT})
-    CHECK(kv_tokenize(tiny_model(), "text", 4, flags, cancel.get(), &token, 1, &count, nullptr) ==
+    CHECK(kv_tokenize(tiny_model(), "text", 4, flags, &call, &token, 1, &count, nullptr) ==
           KV_CANCELLED);
   CHECK(count == 99);
   CHECK(token == -1);
@@ -180,23 +170,24 @@ TEST_CASE(
   const std::vector<int32_t> tokens = sequence(session.get()), next = peek(session.get(), 10);
   const Cancel cancel = make_cancel();
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_tokens = 1'000'000;
-  o.cancel = cancel.get();
+  const kv_control call = control_of(cancel.get());
   for (int round = 0; round < 16; ++round) {
     kv_cancel_reset(cancel.get());
-    o.keep = round % 2 ? 1 : 0;
+    o.flags = round % 2 ? KV_KEEP_TURN : 0;
     const Session own = fork(session.get());
     FireLater fire(cancel.get(), some_time(40'000));
     kv_answer answer{};
     answer.struct_size = sizeof answer;
-    const kv_status s = kv_generate(own.get(), "who?", 4, &o, nullptr, nullptr, &answer, nullptr);
+    const kv_status s =
+        kv_generate(own.get(), "who?", 4, &o, &call, nullptr, nullptr, &answer, nullptr);
     if (s == KV_CANCELLED) CHECK(fire.seconds_since_fired() < patience);
     CHECK((s == KV_CANCELLED || s == KV_OK));
     const std::vector<int32_t> after = sequence(own.get());
     REQUIRE(after.size() >= tokens.size());
     CHECK(std::equal(tokens.begin(), tokens.end(), after.begin()));
-    if (o.keep) {
+    if (o.flags) {
       kv_cancel_reset(cancel.get());
       CHECK(ask(own.get(), "and then?", 4).status == KV_OK);
     } else {
@@ -213,9 +204,9 @@ TEST_CASE(
   const std::string path = folder.file("a.kv");
   const Session old = tiny_session(50), session = tiny_session(2000);
   const Cancel cancel = make_cancel();
-  kv_call_options call = with_cancel(cancel.get());
-  kv_call_options verify = call;
-  verify.flags = KV_LOAD_VERIFY;
+  kv_control call = control_of(cancel.get());
+  kv_control verify = call;
+  verify.flags = KV_VERIFY;
   save(old.get(), path);
   for (int round = 0; round < 24; ++round) {
     kv_cancel_reset(cancel.get());
@@ -231,7 +222,7 @@ TEST_CASE(
     CHECK((loaded != nullptr) == (round % 2 == 0 && s == KV_OK));
     kv_session_close(loaded);
     CHECK(folder.entries() == 1);
-    const Session there = load(tiny_model(), path, KV_LOAD_VERIFY);
+    const Session there = load(tiny_model(), path, KV_VERIFY);
     const std::size_t tokens = sequence(there.get()).size();
     CHECK((tokens == 50 || tokens == 2000));
     if (round % 2) CHECK((s != KV_OK || tokens == 2000));
@@ -243,8 +234,8 @@ TEST_CASE("a callback stops every long call") {
   TempFolder folder;
   const Session session = tiny_session(500);
   const std::vector<int32_t> tokens = sequence(session.get()), next = peek(session.get(), 10);
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
+  kv_control call;
+  kv_init(&call, sizeof call);
   call.progress = [](int32_t, uint64_t, uint64_t, void*) -> int32_t { return -1; };
   uint64_t done = 0;
   const Session reading = open_session(tiny_model());
@@ -255,7 +246,7 @@ TEST_CASE("a callback stops every long call") {
   CHECK(folder.entries() == 0);
   save(session.get(), folder.file("a.kv"));
   CHECK(kv_file_verify(folder.file("a.kv").c_str(), &call, nullptr) == KV_CANCELLED);
-  call.flags = KV_LOAD_VERIFY;
+  call.flags = KV_VERIFY;
   kv_session* loaded = nullptr;
   CHECK(kv_load(tiny_model(), folder.file("a.kv").c_str(), nullptr, &call, &loaded, nullptr) ==
         KV_CANCELLED);
@@ -270,8 +261,8 @@ TEST_CASE("loading that is cancelled loads nothing, whether it verifies or not")
   save(tiny_session(700).get(), path);
   const Cancel cancel = make_cancel();
   const kv_session_options o = small_options();
-  for (const uint32_t flags : {0u, uint32_t{KV_LOAD_VERIFY}}) {
-    kv_call_options call = with_cancel(cancel.get());
+  for (const uint32_t flags : {0u, uint32_t{KV_VERIFY}}) {
+    kv_control call = control_of(cancel.get());
     call.flags = flags;
     kv_session* session = nullptr;
     kv_cancel_fire(cancel.get());

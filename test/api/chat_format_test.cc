@@ -18,21 +18,14 @@ constexpr const char* text = "The code of the north gate is 17.";
 
 Model open_with(const char* chat_format) {
   kv_model_options options;
-  kv_model_options_init(&options, sizeof options);
+  kv_init(&options, sizeof options);
   options.chat_format = chat_format;
   kv_model* model = nullptr;
-  REQUIRE_OK(kv_open(tiny_path, &options, &model, error));
+  REQUIRE_OK(kv_open(tiny_path, &options, nullptr, &model, error));
   return Model(model);
 }
 
-std::string format_of(kv_session* session) {
-  std::string json(20'000, '\0');
-  std::size_t size = 0;
-  REQUIRE_OK(kv_stats(session, json.data(), json.size(), &size, error));
-  const std::string key = "\"chat_format\":\"";
-  const std::size_t at = json.find(key) + key.size();
-  return json.substr(at, json.find('"', at) - at);
-}
+std::string format_of(kv_session* session) { return stats_of(session).chat_format; }
 
 // The tokens of the sequence with a question's turn behind it, which is left before the answer.
 std::vector<int32_t> asked(kv_session* session) {
@@ -40,13 +33,13 @@ std::vector<int32_t> asked(kv_session* session) {
   const Session copy = fork(session);
   const std::size_t before = sequence(copy.get()).size();
   kv_generate_options options;
-  kv_generate_options_init(&options, sizeof options);
+  kv_init(&options, sizeof options);
   options.max_tokens = 1;
-  options.keep = 1;
+  options.flags = KV_KEEP_TURN;
   kv_answer answer{};
   answer.struct_size = sizeof answer;
   REQUIRE_OK(kv_generate(copy.get(), question.data(), question.size(), &options, nullptr, nullptr,
-                         &answer, error));
+                         nullptr, &answer, error));
   std::vector<int32_t> tokens = sequence(copy.get());
   tokens.resize(before + answer.question_tokens);
   return tokens;
@@ -71,8 +64,8 @@ std::string saved(kv_model* model, const TempFolder& folder, const char* name = 
   return path;
 }
 
-kv_file_information inspected(const std::string& path) {
-  kv_file_information info{};
+kv_file_info inspected(const std::string& path) {
+  kv_file_info info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
   return info;
@@ -147,7 +140,7 @@ TEST_CASE(
       kv_load_prefix(plain.get(), path.c_str(), beginning, &options, nullptr, &prefix, error));
   const Session shorter(prefix);
   CHECK(format_of(shorter.get()) == "llama3");
-  REQUIRE_OK(kv_rewind(reader.get(), beginning, error));
+  REQUIRE_OK(kv_session_rewind(reader.get(), beginning, error));
   CHECK(asked(shorter.get()) == asked(reader.get()));
 }
 
@@ -178,12 +171,12 @@ TEST_CASE("a sequence into which no format has put anything is loaded with any")
   CHECK(inspected(path).chat_format[0] == '\0');
   const Session loaded = load(chatml.get(), path);
   CHECK(format_of(loaded.get()) == "chatml");
-  REQUIRE(ask(loaded.get(), "Which?", 2, 1).status == KV_OK);  // now there is a turn
+  REQUIRE(ask(loaded.get(), "Which?", 2, KV_KEEP_TURN).status == KV_OK);  // now there is a turn
   save(loaded.get(), path);
   CHECK(std::string(inspected(path).chat_format) == "chatml");
   CHECK(load_status(llama.get(), path, nullptr) == KV_MODEL_MISMATCH);
   const Session talk = load(tiny_model(), path);
-  REQUIRE_OK(kv_rewind(talk.get(), 20, error));
+  REQUIRE_OK(kv_session_rewind(talk.get(), 20, error));
   save(talk.get(), path);
   CHECK(load_status(llama.get(), path, nullptr) == KV_OK);
 }
@@ -192,7 +185,7 @@ TEST_CASE("a sequence that went back to nothing begins again in the model's chat
   const TempFolder folder;
   const Model llama = open_with("llama3");
   const Session loaded = load(tiny_model(), saved(llama.get(), folder));
-  REQUIRE_OK(kv_rewind(loaded.get(), 0, error));
+  REQUIRE_OK(kv_session_rewind(loaded.get(), 0, error));
   CHECK(format_of(loaded.get()) == "chatml");
   read_text(loaded.get(), text);
   const Session fresh = open_session(tiny_model());
@@ -215,16 +208,19 @@ TEST_CASE("turns that depend on what this library does not know are refused by i
   const TempFolder folder;
   const std::string path = saved(tiny_model(), folder);
   struct {
-    std::vector<std::pair<const char*, const char*>> fields;
+    std::vector<std::pair<std::string, std::string>> fields;
     kv_status status;
     const char* word;
-  } const cases[] = {
-      {{{"format", "martian"}}, KV_MODEL_MISMATCH, "'martian'"},
-      {{{"format", "chatml"}, {"thinking", "on"}}, KV_VERSION, "'thinking'"},
-      {{{"instructions", "Be brief."}, {"format", "chatml"}}, KV_VERSION, "'instructions'"},
-      {{{"format", "chat\x1Bml"}}, KV_CORRUPT, "section 'chat'"},
-      {{{"thinking", "on"}}, KV_CORRUPT, "names no format"},
-      {{{"format", "chatml"}, {"format", "llama3"}}, KV_CORRUPT, "twice"}};
+  } const cases[] = {{{{"format", "martian"}}, KV_MODEL_MISMATCH, "'martian'"},
+                     {{{"format", "chatml"}, {"thinking", "on"}}, KV_VERSION, "'thinking'"},
+                     {{{"voice", "low"}, {"format", "chatml"}}, KV_VERSION, "'voice'"},
+                     {{{"instructions", ""}, {"format", "chatml"}}, KV_CORRUPT, "section 'chat'"},
+                     {{{"instructions", std::string("a\0b", 3)}, {"format", "chatml"}},
+                      KV_CORRUPT,
+                      "section 'chat'"},
+                     {{{"format", "chat\x1Bml"}}, KV_CORRUPT, "section 'chat'"},
+                     {{{"thinking", "on"}}, KV_CORRUPT, "names no format"},
+                     {{{"format", "chatml"}, {"format", "llama3"}}, KV_CORRUPT, "twice"}};
   for (const auto& c : cases) {
     CAPTURE(std::string(c.word));
     Array<std::byte> record;
@@ -260,8 +256,8 @@ TEST_CASE("a library does not take a document for another chat format's that has
     kv_library_result result{};
     result.struct_size = sizeof result;
     kv_session* session = nullptr;
-    REQUIRE_OK(kv_library_session(library.get(), model, text, std::strlen(text), nullptr, &session,
-                                  &result, error));
+    REQUIRE_OK(kv_library_session(library.get(), model, text, std::strlen(text), nullptr, nullptr,
+                                  &session, &result, error));
     kv_session_close(session);
     CHECK(result.save_status == KV_OK);
     return result.tokens_found;
@@ -277,9 +273,9 @@ TEST_CASE("a document that another engine has read is saved in the model's chat 
   const TempFolder folder;
   const Session reader = open_session(tiny_model());
   read_text(reader.get(), text);
-  kv_model_information info{};
+  kv_model_info info{};
   info.struct_size = sizeof info;
-  REQUIRE_OK(kv_model_info(tiny_model(), &info, error));
+  REQUIRE_OK(kv_model_get_info(tiny_model(), &info, error));
   kv_cache_shape shape{};
   shape.struct_size = sizeof shape;
   shape.layers = info.layers, shape.heads = info.heads, shape.kv_heads = info.kv_heads,
@@ -292,8 +288,8 @@ TEST_CASE("a document that another engine has read is saved in the model's chat 
   for (uint32_t l = 0; l < info.layers; ++l)
     REQUIRE_OK(kv_cache_update(cache.get(), l, KV_F32, rows.data(), rows.data(), nullptr,
                                static_cast<uint32_t>(tokens.size()), error));
-  kv_call_options how;
-  kv_call_options_init(&how, sizeof how);
+  kv_control how;
+  kv_init(&how, sizeof how);
   how.flags = KV_CACHE_UNCHECKED | KV_TOKENIZE_DOCUMENT;
   const Model llama = open_with("llama3");
   kv_session* session = nullptr;

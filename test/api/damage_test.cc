@@ -56,8 +56,8 @@ class Saved {
 
 kv_status try_load(const std::string& path, uint32_t flags = 0, kv_session** out = nullptr,
                    kv_error* error = nullptr) {
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
+  kv_control call;
+  kv_init(&call, sizeof call);
   call.flags = flags;
   kv_session* session = nullptr;
   const kv_session_options o = small_options();
@@ -69,7 +69,7 @@ kv_status try_load(const std::string& path, uint32_t flags = 0, kv_session** out
 }
 
 kv_status inspect(const std::string& path) {
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   return kv_file_inspect(path.c_str(), &info, nullptr);
 }
@@ -132,7 +132,7 @@ TEST_CASE("a changed byte of a small section is found by loading, one of the pag
       count_faults("bits flipped");
       kv_error error{};
       CHECK(try_load(saved.path(), 0, nullptr, &error) == (lazy ? KV_OK : KV_CORRUPT));
-      CHECK(try_load(saved.path(), KV_LOAD_VERIFY, nullptr, &error) == KV_CORRUPT);
+      CHECK(try_load(saved.path(), KV_VERIFY, nullptr, &error) == KV_CORRUPT);
       CHECK(std::string(error.message).find(kvasir::format::name_of(kind)) != std::string::npos);
       CHECK(error.offset >= place.offset);
       CHECK(error.offset <= place.offset + at);
@@ -146,11 +146,11 @@ TEST_CASE(
     "does no harm") {
   const Saved saved;
   const std::vector<int32_t> tokens = sequence(saved.session());
-  kv_model_information info{};
+  kv_model_info info{};
   info.struct_size = sizeof info;
-  REQUIRE_OK(kv_model_info(tiny_model(), &info, error));
+  REQUIRE_OK(kv_model_get_info(tiny_model(), &info, error));
   for (const char* strategy : {"full", "quest", "bounded"}) {
-    REQUIRE_OK(kv_session_set_strategy(saved.session(), strategy, 64, 0, error));
+    REQUIRE_OK(kv_session_set_strategy(saved.session(), budgeted(strategy, 64), error));
     const std::string expected = ask(saved.session(), "a question", 4).text;
     int corrupt = 0, unmet = 0;
     for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds}) {
@@ -164,7 +164,7 @@ TEST_CASE(
         kv_session* out = nullptr;
         REQUIRE(try_load(saved.path(), 0, &out) == KV_OK);
         const Session session(out);
-        REQUIRE_OK(kv_session_set_strategy(session.get(), strategy, 64, 0, error));
+        REQUIRE_OK(kv_session_set_strategy(session.get(), budgeted(strategy, 64), error));
         const Told told = ask(session.get(), "a question", 4);
         if (told.status == KV_OK) {
           ++unmet;
@@ -176,7 +176,7 @@ TEST_CASE(
           CHECK(told.error.offset + 4096 > place.offset + at);
         }
         CHECK(sequence(session.get()) == tokens);
-        REQUIRE_OK(kv_session_set_strategy(session.get(), "window", 64, 0, error));
+        REQUIRE_OK(kv_session_set_strategy(session.get(), strategies::strategy("window"), error));
         // reads no page and seals none: the session is usable
         CHECK(peek(session.get(), 1).size() == 1);
       }
@@ -196,7 +196,7 @@ TEST_CASE("damaged pages do not become good ones by being copied") {
     kv_session* out = nullptr;
     REQUIRE(try_load(saved.path(), 0, &out) == KV_OK);
     const Session session(out);
-    REQUIRE_OK(kv_session_set_strategy(session.get(), "window", 0, 0, error));
+    REQUIRE_OK(kv_session_set_strategy(session.get(), strategies::strategy("window"), error));
     TempFolder folder;
     CHECK(kv_save(session.get(), folder.file("copy.kv").c_str(), nullptr, nullptr) == KV_CORRUPT);
     CHECK(folder.entries() == 0);
@@ -204,12 +204,12 @@ TEST_CASE("damaged pages do not become good ones by being copied") {
     int made = 0;
     for (; made < 200 && s == KV_OK; ++made) {
       int32_t token = 0;
-      s = kv_next(session.get(), nullptr, &token, nullptr, nullptr);
+      s = kv_session_next(session.get(), nullptr, nullptr, &token, nullptr, nullptr);
     }
     CHECK(s == KV_CORRUPT);
     CHECK(made < 100);
     CHECK(sequence(session.get()).size() == 642 + static_cast<std::size_t>(made) - 1);
-    CHECK(kv_rewind(session.get(), 642, nullptr) == KV_OK);
+    CHECK(kv_session_rewind(session.get(), 642, nullptr) == KV_OK);
   }
 }
 
@@ -222,7 +222,7 @@ TEST_CASE("going back into damaged pages changes nothing") {
   int corrupt = 0;
   for (uint64_t at : {600u, 450u, 300u, 260u, 200u, 100u}) {
     const std::size_t before = sequence(session.get()).size();
-    const kv_status s = kv_rewind(session.get(), at, nullptr);
+    const kv_status s = kv_session_rewind(session.get(), at, nullptr);
     CHECK((s == KV_OK || s == KV_CORRUPT));
     CHECK(sequence(session.get()).size() == (s == KV_OK ? at : before));
     corrupt += s == KV_CORRUPT;

@@ -55,7 +55,7 @@ TEST_CASE("a save whose Nth file operation fails" * doctest::skip(!replaces_file
         [&](bool failed) {
           CHECK(folder.entries() == 1);
           CHECK(open_descriptors() == descriptors);
-          const Session there = load(tiny_model(), path, KV_LOAD_VERIFY);
+          const Session there = load(tiny_model(), path, KV_VERIFY);
           const std::size_t tokens = sequence(there.get()).size();
           CHECK((tokens == 300 || (failed && tokens == 100)));
           if (tokens == 300) CHECK(peek(there.get(), 4) == next);
@@ -71,9 +71,9 @@ TEST_CASE("a load, a look and an open whose Nth file operation fails") {
   const std::size_t descriptors = open_descriptors();
   kv_session* loaded = nullptr;
   const kv_session_options o = small_options();
-  for (uint32_t flags : {0u, KV_LOAD_VERIFY}) {
-    kv_call_options call;
-    kv_call_options_init(&call, sizeof call);
+  for (uint32_t flags : {0u, KV_VERIFY}) {
+    kv_control call;
+    kv_init(&call, sizeof call);
     call.flags = flags;
     sweep([&](kv_error* e) { return kv_load(tiny_model(), path.c_str(), &o, &call, &loaded, e); },
           [&](bool failed) {
@@ -84,7 +84,7 @@ TEST_CASE("a load, a look and an open whose Nth file operation fails") {
           });
   }
   kv_model* model = nullptr;
-  sweep([&](kv_error* e) { return kv_open(tiny_path, nullptr, &model, e); },
+  sweep([&](kv_error* e) { return kv_open(tiny_path, nullptr, nullptr, &model, e); },
         [&](bool failed) {
           CHECK((model == nullptr) == failed);
           kv_close(model);
@@ -92,7 +92,7 @@ TEST_CASE("a load, a look and an open whose Nth file operation fails") {
           CHECK(open_descriptors() == descriptors);
         });
   sweep([&](kv_error* e) { return kv_file_verify(path.c_str(), nullptr, e); }, [](bool) {});
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   sweep([&](kv_error* e) { return kv_file_inspect(path.c_str(), &info, e); }, [](bool) {});
 }
@@ -105,7 +105,7 @@ TEST_CASE("interruptions and transfers in parts are no failures") {
     const WithFault fault(f);
     count_faults("interruptions or short transfers", 2);
     save(session.get(), path);
-    const Session loaded = load(tiny_model(), path, KV_LOAD_VERIFY);
+    const Session loaded = load(tiny_model(), path, KV_VERIFY);
     CHECK(peek(loaded.get(), 4) == peek(session.get(), 4));
   }
 }

@@ -27,7 +27,7 @@ const std::vector<Golden> all = {
 std::vector<float> scores_of(kv_session* session) {
   const std::vector<int32_t> next = golden::tokens(golden::continued_tokens, 12);
   std::vector<float> scores(next.size());
-  REQUIRE_OK(kv_score(session, next.data(), next.size(), scores.data(), nullptr, error));
+  REQUIRE_OK(kv_session_score(session, next.data(), next.size(), scores.data(), nullptr, error));
   return scores;
 }
 
@@ -43,8 +43,8 @@ Session load_golden(const std::string& path) {
   return Session(loaded);
 }
 
-kv_file_information inspected(const std::string& path) {
-  kv_file_information info{};
+kv_file_info inspected(const std::string& path) {
+  kv_file_info info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
   return info;
@@ -75,11 +75,11 @@ TEST_CASE(
     const std::vector<float> its_scores = scores_of(today.get());
     for (std::size_t i = 0; i < scores.size(); ++i)
       CHECK(std::abs(scores[i] - its_scores[i]) <= most(scores[i]));
-    REQUIRE_OK(kv_session_set_strategy(session.get(), "bounded", 0, 0, error));
+    REQUIRE_OK(kv_session_set_strategy(session.get(), strategy("bounded"), error));
     CHECK(peek(session.get(), 2).size() == 2);
     std::string json(20'000, '\0');
     std::size_t size = 0;
-    REQUIRE_OK(kv_stats(session.get(), json.data(), json.size(), &size, error));
+    REQUIRE_OK(kv_session_stats_json(session.get(), json.data(), json.size(), &size, error));
     CHECK(json.find("\"sketch_pages\":0,") == std::string::npos);
   }
 }
@@ -91,7 +91,7 @@ TEST_CASE("a golden document is packed as it is, and saved in today's format") {
     const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz"),
                       back = folder.file("b.kv"), saved = folder.file("c.kv");
     unpack_golden(golden, path);
-    REQUIRE_OK(kv_pack(path.c_str(), packed.c_str(), nullptr, error));
+    REQUIRE_OK(kv_pack(path.c_str(), packed.c_str(), 0, nullptr, error));
     REQUIRE_OK(kv_unpack(packed.c_str(), back.c_str(), nullptr, error));
     CHECK(read_file(back) == read_file(path));
     const Session session = load_golden(path);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvasir.h"
+#include "strategies.h"
 
 namespace golden {
 
@@ -26,12 +27,10 @@ inline std::vector<int32_t> tokens(std::size_t count = document_tokens, uint32_t
 
 inline kv_session_options options(const char* strategy) {
   kv_session_options o;
-  kv_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.threads = 2;
-  o.strategy = strategy;
-  o.budget_tokens = budget_tokens;
-  o.dense_layers = 0;
-  o.window = 16;
+  o.decode = strategies::budgeted(strategy, budget_tokens);
+  o.window_tokens = 16;
   return o;
 }
 

@@ -7,7 +7,7 @@ namespace api_test {
 
 Model open_model(const char* path) {
   kv_model* model = nullptr;
-  REQUIRE_OK(kv_open(path, nullptr, &model, error));
+  REQUIRE_OK(kv_open(path, nullptr, nullptr, &model, error));
   return Model(model);
 }
 
@@ -23,12 +23,10 @@ kv_model* mini_model() {
 
 kv_session_options small_options() {
   kv_session_options o;
-  kv_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.threads = 2;
   o.prefill_chunk = 64;
-  o.strategy = "quest";
-  o.budget_tokens = 64;
-  o.dense_layers = 0;
+  o.decode = budgeted("quest", 64);
   return o;
 }
 
@@ -42,6 +40,14 @@ Cancel make_cancel() {
   kv_cancel* cancel = nullptr;
   REQUIRE_OK(kv_cancel_create(&cancel, error));
   return Cancel(cancel);
+}
+
+kv_control control_of(kv_cancel* cancel, uint32_t flags) {
+  kv_control control;
+  kv_init(&control, sizeof control);
+  control.cancel = cancel;
+  control.flags = flags;
+  return control;
 }
 
 std::vector<int32_t> some_tokens(std::size_t n) {
@@ -76,19 +82,26 @@ Session tiny_session(std::size_t n, const kv_session_options& options) {
   return session;
 }
 
-Told ask(kv_session* session, const char* question, uint32_t max_tokens, uint32_t keep) {
+Told ask(kv_session* session, const char* question, uint32_t max_tokens, uint32_t flags) {
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_tokens = max_tokens;
-  o.keep = keep;
+  o.flags = flags;
   Told out{};
   const auto on_text = [](const char* text, size_t size, void* user) -> int32_t {
     static_cast<std::string*>(user)->append(text, size);
     return 0;
   };
-  out.status = kv_generate(session, question, std::char_traits<char>::length(question), &o, on_text,
-                           &out.text, nullptr, &out.error);
+  out.status = kv_generate(session, question, std::char_traits<char>::length(question), &o, nullptr,
+                           on_text, &out.text, nullptr, &out.error);
   return out;
+}
+
+kv_session_stats stats_of(kv_session* session) {
+  kv_session_stats stats;
+  kv_init(&stats, sizeof stats);
+  REQUIRE_OK(kv_session_get_stats(session, &stats, error));
+  return stats;
 }
 
 std::vector<int32_t> sequence(const kv_session* session) {
@@ -104,7 +117,7 @@ std::vector<int32_t> peek(kv_session* session, int n) {
   std::vector<int32_t> out;
   for (int i = 0; i < n; ++i) {
     int32_t token = -1;
-    REQUIRE_OK(kv_next(other.get(), nullptr, &token, nullptr, error));
+    REQUIRE_OK(kv_session_next(other.get(), nullptr, nullptr, &token, nullptr, error));
     out.push_back(token);
   }
   return out;
@@ -112,7 +125,7 @@ std::vector<int32_t> peek(kv_session* session, int n) {
 
 Session fork(kv_session* session) {
   kv_session* out = nullptr;
-  REQUIRE_OK(kv_fork(session, &out, error));
+  REQUIRE_OK(kv_session_fork(session, &out, error));
   return Session(out);
 }
 
@@ -121,8 +134,8 @@ void save(kv_session* session, const std::string& path) {
 }
 
 Session load(kv_model* model, const std::string& path, uint32_t flags) {
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
+  kv_control call;
+  kv_init(&call, sizeof call);
   call.flags = flags;
   const kv_session_options options = small_options();
   kv_session* out = nullptr;

@@ -12,8 +12,13 @@
 #include <vector>
 
 #include "kvasir.h"
+#include "kvasir_experimental.h"
+#include "strategies.h"
 
 namespace api_test {
+
+using strategies::budgeted;
+using strategies::strategy;
 
 struct Close {
   void operator()(kv_model* m) const { kv_close(m); }
@@ -41,6 +46,8 @@ kv_session_options small_options();
 
 Session open_session(kv_model* model, const kv_session_options& options = small_options());
 Cancel make_cancel();
+// Control of one call.
+kv_control control_of(kv_cancel* cancel, uint32_t flags = 0);
 
 // n tokens that are not all alike, of the tiny model's vocabulary.
 std::vector<int32_t> some_tokens(std::size_t n);
@@ -57,8 +64,9 @@ struct Told {
   std::string text;
   kv_error error;
 };
-// Asks greedily for at most max_tokens tokens.
-Told ask(kv_session* session, const char* question, uint32_t max_tokens = 16, uint32_t keep = 0);
+// Asks greedily for at most max_tokens tokens; flags are those of kv_generate_options.
+Told ask(kv_session* session, const char* question, uint32_t max_tokens = 16, uint32_t flags = 0);
+kv_session_stats stats_of(kv_session* session);
 std::vector<int32_t> sequence(const kv_session* session);
 // The next n tokens, greedily, taken back afterwards by forking first: the session stays as it is.
 std::vector<int32_t> peek(kv_session* session, int n);

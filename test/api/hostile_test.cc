@@ -73,19 +73,19 @@ bool allowed(kv_status s) { return s == KV_OK || s == KV_CORRUPT; }
 // Does with a session what an application may; every answer must be an allowed one.
 void use(kv_session* session) {
   for (const char* strategy : {"quest", "bounded", "full", "window"}) {
-    REQUIRE_OK(kv_session_set_strategy(session, strategy, 48, 0, error));
+    REQUIRE_OK(kv_session_set_strategy(session, budgeted(strategy, 48), error));
     CHECK(allowed(ask(session, "q", 3).status));
   }
   int32_t token = 0;
-  CHECK(allowed(kv_next(session, nullptr, &token, nullptr, nullptr)));
+  CHECK(allowed(kv_session_next(session, nullptr, nullptr, &token, nullptr, nullptr)));
   const std::vector<int32_t> more = some_tokens(70);
   CHECK(allowed(kv_prefill_tokens(session, more.data(), more.size(), nullptr, nullptr, nullptr)));
   std::size_t size = 0;
-  CHECK(kv_stats(session, nullptr, 0, &size, nullptr) == KV_LIMIT);
+  CHECK(kv_session_stats_json(session, nullptr, 0, &size, nullptr) == KV_LIMIT);
   TempFolder folder;
   CHECK(allowed(kv_save(session, folder.file("b.kv").c_str(), nullptr, nullptr)));
-  CHECK(allowed(kv_rewind(session, 400, nullptr)));
-  CHECK(allowed(kv_next(session, nullptr, &token, nullptr, nullptr)));
+  CHECK(allowed(kv_session_rewind(session, 400, nullptr)));
+  CHECK(allowed(kv_session_next(session, nullptr, nullptr, &token, nullptr, nullptr)));
 }
 
 void fill(File* file, SectionKind kind, const std::vector<uint8_t>& pattern) {
@@ -116,7 +116,7 @@ TEST_CASE("NaN or infinity among scales and bounds") {
         const std::string& path = scratch.hold(std::move(file));
         kv_session* session = nullptr;
         kv_session_options o = small_options();
-        o.share_heads = share;
+        o.decode = budgeted("quest", 64, {{KV_PARAM_SHARE_HEADS, share}});
         REQUIRE_OK(kv_load(tiny_model(), path.c_str(), &o, nullptr, &session, error));
         const Session owner(session);
         use(session);
@@ -147,7 +147,7 @@ TEST_CASE(
         CAPTURE(tokens);
         const std::vector<int32_t> before = sequence(session.get());
         kv_error error{};
-        const kv_status s = kv_rewind(session.get(), tokens, &error);
+        const kv_status s = kv_session_rewind(session.get(), tokens, &error);
         CHECK(s == (tokens == 0 || before.size() == tokens ? KV_OK : KV_CORRUPT));
         if (s != KV_OK) CHECK(std::string(error.message).find("scales") != std::string::npos);
         if (s != KV_OK) CHECK(sequence(session.get()) == before);

@@ -31,7 +31,7 @@ std::vector<std::string> logged;  // by libraries of open_library
 
 Library open_library(const std::string& folder, uint64_t max_bytes = 0) {
   kv_library_options o;
-  kv_library_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_bytes = max_bytes;
   o.log = [](int32_t, const char* message, void*) { logged.push_back(message); };
   kv_library* library = nullptr;
@@ -68,17 +68,17 @@ struct Ask {
 
 Got get(kv_library* library, kv_model* model, const std::string& text, const Ask& ask = {}) {
   kv_library_session_options o;
-  kv_library_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.name = ask.name;
   o.flags = ask.flags;
   o.session = &ask.session;
-  o.cancel = ask.cancel;
-  o.progress = ask.progress;
-  o.progress_user = ask.user;
+  kv_control control = control_of(ask.cancel);
+  control.progress = ask.progress;
+  control.user = ask.user;
   Got got;
   got.result.struct_size = sizeof got.result;
   kv_session* session = nullptr;
-  got.status = kv_library_session(library, model, text.data(), text.size(), &o, &session,
+  got.status = kv_library_session(library, model, text.data(), text.size(), &o, &control, &session,
                                   &got.result, &got.error);
   got.session.reset(session);
   CHECK((session != nullptr) == (got.status == KV_OK));
@@ -130,7 +130,7 @@ uint64_t size_of(std::size_t tokens) {
 struct OneDocument {
   explicit OneDocument(std::size_t bytes, const char* strategy = nullptr) : text(text_of(bytes)) {
     named.name = "a";
-    if (strategy) named.session.strategy = strategy;
+    if (strategy) named.session.decode = budgeted(strategy, 64);
     must_get(library.get(), tiny_model(), text, named);
   }
   TempFolder folder;
@@ -220,13 +220,12 @@ TEST_CASE("a document serves those that read as it was read, by the same model")
     return must_get(library.get(), model, text, ask).result.tokens_found > 0;
   };
   CHECK(found(tiny_model(), [](auto*) {}));
-  CHECK(found(tiny_model(),
-              [](auto* o) { o->strategy = "full", o->budget_tokens = 0, o->threads = 1; }));
+  CHECK(found(tiny_model(), [](auto* o) { o->decode = strategy("full"), o->threads = 1; }));
   // was read exactly: no worse
-  CHECK(found(tiny_model(), [](auto* o) { o->prefill_strategy = "quest"; }));
-  CHECK(!found(tiny_model(), [](auto* o) { o->window = 100; }));
-  CHECK(found(tiny_model(), [](auto* o) { o->window = 100; }));
-  CHECK(!found(tiny_model(), [](auto* o) { o->kv_type = KV_KV_F32; }));
+  CHECK(found(tiny_model(), [](auto* o) { o->prefill = strategy("quest"); }));
+  CHECK(!found(tiny_model(), [](auto* o) { o->window_tokens = 100; }));
+  CHECK(found(tiny_model(), [](auto* o) { o->window_tokens = 100; }));
+  CHECK(!found(tiny_model(), [](auto* o) { o->precision = KV_PRECISION_F32; }));
   const Model other = open_model(same_shape_path);
   CHECK(!found(other.get(), [](auto*) {}));
   CHECK(found(other.get(), [](auto*) {}));
@@ -234,9 +233,9 @@ TEST_CASE("a document serves those that read as it was read, by the same model")
   CHECK(documents.size() == 4);
   std::set<std::string> models;
   for (const auto& d : documents) models.insert(d.fingerprint);
-  kv_model_information info{};
+  kv_model_info info{};
   info.struct_size = sizeof info;
-  REQUIRE_OK(kv_model_info(tiny_model(), &info, error));
+  REQUIRE_OK(kv_model_get_info(tiny_model(), &info, error));
   CHECK(models.size() == 2);
   CHECK(models.count(info.fingerprint) == 1);
   CHECK(std::string(info.fingerprint).size() == 64);
@@ -288,7 +287,7 @@ TEST_CASE("a document that has grown takes its own place where that is asked for
   const Library library = open_library(folder.path());
   Ask log;
   log.name = "log";
-  log.flags = KV_LIBRARY_REPLACE;
+  log.flags = KV_REPLACE;
   for (std::size_t bytes : {600u, 900u, 1300u})
     must_get(library.get(), tiny_model(), text_of(bytes), log);
   CHECK(names(library.get()) == std::vector<std::string>{"log"});
@@ -348,7 +347,7 @@ TEST_CASE("nothing goes for a document that cannot fit, also not what it would r
   // a could go, b cannot; c would be replaced.
   Ask grown;
   grown.name = "c";
-  grown.flags = KV_LIBRARY_REPLACE;
+  grown.flags = KV_REPLACE;
   const Got got =
       must_get(small.get(), tiny_model(), text_of(600, 'c') + text_of(3000, 'd'), grown);
   CHECK(got.result.tokens_found > 600);
@@ -504,7 +503,7 @@ TEST_CASE(
     write_file(path, whole);
     damage(path, static_cast<long>(at));
     Ask full;
-    full.session.strategy = "full", full.session.budget_tokens = 0;
+    full.session.decode = strategy("full");
     const Got got = must_get(library.get(), tiny_model(), text + text_of(300, 'b'), full);
     met = got.result.tokens_found == 0 && std::string(got.result.name) == "a";
     CHECK(peek(got.session.get(), 8) == fresh_answer(tiny_model(), text + text_of(300, 'b')));
@@ -515,7 +514,7 @@ TEST_CASE(
   write_file(path, whole);
   damage(path, static_cast<long>(whole.size() / 2));
   Ask checked;
-  checked.flags = KV_LIBRARY_VERIFY;
+  checked.flags = KV_VERIFY;
   CHECK(must_get(library.get(), tiny_model(), text, checked).result.tokens_found == 0);
   CHECK(must_get(library.get(), tiny_model(), text, checked).result.tokens_found > 0);
 }
@@ -543,7 +542,7 @@ TEST_CASE(
   };
   CHECK(list(library.get()).empty());
   Ask ask;
-  ask.flags = KV_LIBRARY_REPLACE;  // of documents
+  ask.flags = KV_REPLACE;  // of documents
   for (const char* name : {"text", "zeros", "packed", "empty", "folder"}) {
     CAPTURE(std::string(name));
     ask.name = name;
@@ -617,7 +616,7 @@ TEST_CASE(
   CHECK(must_get(library.get(), tiny_model(), text_of(600, 'a'), named).result.tokens_found >= 600);
   CHECK(std::string(must_get(library.get(), tiny_model(), text_of(600, 'b'), named).result.name) ==
         unique);
-  named.flags = KV_LIBRARY_REPLACE;
+  named.flags = KV_REPLACE;
   const_cast<Got&>(first).session.reset();
   const Got third = must_get(library.get(), tiny_model(), text_of(600, 'c'), named);
   CHECK(std::string(third.result.name) == name);
@@ -837,7 +836,7 @@ TEST_CASE("a second reading, for damage that the save met, leaves the first wher
     CHECK(got.result.saved == 0);
     CHECK(got.result.save_status == KV_CORRUPT);
     CHECK(sequence(got.session.get()).size() == got.result.tokens);
-    REQUIRE_OK(kv_session_set_strategy(got.session.get(), "full", 0, 0, error));
+    REQUIRE_OK(kv_session_set_strategy(got.session.get(), strategy("full"), error));
     CHECK(peek(got.session.get(), 8) == expected);
     got.session.reset();
     CHECK(open_descriptors() == descriptors);
@@ -855,11 +854,11 @@ TEST_CASE("what a model wrote is not taken for what was read") {
   std::string made;
   for (int i = 0; i < 400; ++i) {
     kv_generate_options sampling;
-    kv_generate_options_init(&sampling, sizeof sampling);
+    kv_init(&sampling, sizeof sampling);
     sampling.temperature = 1;
     sampling.seed = static_cast<uint64_t>(i) + 1;
     int32_t token = 0, end = 0;
-    REQUIRE_OK(kv_next(session.get(), &sampling, &token, &end, error));
+    REQUIRE_OK(kv_session_next(session.get(), &sampling, nullptr, &token, &end, error));
     char piece[64];
     std::size_t size = 0;
     REQUIRE_OK(kv_detokenize(tiny_model(), &token, 1, 0, piece, sizeof piece, &size, error));
@@ -881,7 +880,7 @@ TEST_CASE("a document that kv_save put into the folder is one of the library" *
   CHECK(std::string(got.result.name) == "mine");
   CHECK(got.result.tokens_found == got.result.tokens);
   // with a conversation behind it the document is the same
-  CHECK(ask(session.get(), "q", 4, 1).status == KV_OK);
+  CHECK(ask(session.get(), "q", 4, KV_KEEP_TURN).status == KV_OK);
   save(session.get(), folder.file("mine.kv"));
   const Got again = must_get(library.get(), tiny_model(), text_of(800));
   CHECK(again.result.tokens_found == again.result.tokens);
@@ -918,9 +917,9 @@ TEST_CASE("a stopped reading leaves nothing, a stopped or failed save leaves the
   CHECK(list(library.get()).size() == 2);
   CHECK(folder.entries() <= 3);  // and the lock file
   Ask small;
-  small.session.context = 100;
+  small.session.context_tokens = 100;
   CHECK(get(library.get(), tiny_model(), text_of(2000, 'x'), small).status == KV_CONTEXT_FULL);
-  small.session.context = 500;
+  small.session.context_tokens = 500;
   CHECK(must_get(library.get(), tiny_model(), text_of(2000, 'a').substr(0, 450), small)
             .result.tokens_found > 440);
 }
@@ -933,7 +932,7 @@ TEST_CASE("threads with handles of their own add, find, rename and remove in one
   for (int t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {
       kv_library_options o;
-      kv_library_options_init(&o, sizeof o);
+      kv_init(&o, sizeof o);
       o.max_bytes = 6 << 20;
       for (int i = 0; i < 8; ++i) {
         kv_library* library = nullptr;
@@ -946,13 +945,13 @@ TEST_CASE("threads with handles of their own add, find, rename and remove in one
         const std::string name = "n" + std::to_string((i * 3 + t) % 5),
                           other = "n" + std::to_string(i % 5);
         kv_library_session_options s;
-        kv_library_session_options_init(&s, sizeof s);
+        kv_init(&s, sizeof s);
         const kv_session_options session_options = small_options();
         s.session = &session_options;
         if (i % 2) s.name = name.c_str();
         kv_session* session = nullptr;
-        if (kv_library_session(library, tiny_model(), text.data(), text.size(), &s, &session,
-                               nullptr, nullptr) != KV_OK)
+        if (kv_library_session(library, tiny_model(), text.data(), text.size(), &s, nullptr,
+                               &session, nullptr, nullptr) != KV_OK)
           ++wrong;
         std::size_t count = 0;
         if (session &&
@@ -980,9 +979,8 @@ TEST_CASE("a library without memory") {
   must_get(library.get(), tiny_model(), text);
   const std::size_t descriptors = open_descriptors();
   static bool was_read;
-  kv_library_session_options options;
-  kv_library_session_options_init(&options, sizeof options);
-  options.progress = [](int32_t phase, uint64_t done, uint64_t total, void*) -> int32_t {
+  kv_control control = control_of(nullptr);
+  control.progress = [](int32_t phase, uint64_t done, uint64_t total, void*) -> int32_t {
     was_read = phase == KV_PHASE_SAVE || (phase == KV_PHASE_PREFILL && done == total);
     return 0;
   };
@@ -1000,8 +998,8 @@ TEST_CASE("a library without memory") {
         a = kv_library_open(folder.path().c_str(), nullptr, &opened, nullptr);
         b = kv_library_list(library.get(), 0, &document, nullptr);
         c = kv_library_session(library.get(), tiny_model(), n % 2 ? text.data() : longer.data(),
-                               n % 2 ? text.size() : longer.size(), &options, &session, nullptr,
-                               nullptr);
+                               n % 2 ? text.size() : longer.size(), nullptr, &control, &session,
+                               nullptr, nullptr);
         reached = failing.reached();
       }
       for (kv_status s : {a, b, c}) CHECK((s == KV_OK || (reached && s == KV_NO_MEMORY)));
@@ -1027,7 +1025,7 @@ struct FailAt {
 
 }  // namespace
 
-TEST_CASE("a library whose Nth file operation fails") {
+TEST_CASE("a library whose Nth file operation fails" * doctest::test_suite("slow")) {
   TempFolder folder;
   const std::string text = text_of(700), longer = text + text_of(200, 'b');
   const Library library = open_library(folder.path());

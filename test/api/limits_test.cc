@@ -80,7 +80,7 @@ kv_session* read_session(kv_model* model, std::size_t tokens, const kv_session_o
 }
 
 uint64_t tokens_of(const std::string& path) {
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   must(kv_file_verify(path.c_str(), nullptr, nullptr) == KV_OK &&
            kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK,
@@ -95,7 +95,7 @@ std::size_t entries(const std::string& folder) {
 // What a session that reads so many tokens needs, as the messages of refusals say.
 uint64_t min_budget(const std::vector<int32_t>& tokens) {
   kv_session_options o = small_options();
-  o.memory_budget = 1000;
+  o.memory_limit = 1000;
   kv_session* none = nullptr;
   kv_error refused{};
   const auto needed = [&] {
@@ -104,7 +104,7 @@ uint64_t min_budget(const std::vector<int32_t>& tokens) {
     return std::stoull(message.substr(message.find(take) + take.size()));
   };
   REQUIRE(kv_session_open(tiny_model(), &o, &none, &refused) == KV_LIMIT);
-  o.memory_budget = needed();
+  o.memory_limit = needed();
   REQUIRE(kv_prefill_tokens(open_session(tiny_model(), o).get(), tokens.data(), tokens.size(),
                             nullptr, nullptr, &refused) == KV_LIMIT);
   return needed();
@@ -118,16 +118,16 @@ void read_into_library(const std::string& folder, kv_model* model, bool room) {
           "a library on a full disk");
   const kv_session_options options = small_options();
   kv_library_session_options o;
-  kv_library_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.session = &options;
   o.name = "text";
   const std::string text(300, 'a');
   kv_session* session = nullptr;
   kv_library_result result{};
   result.struct_size = sizeof result;
-  must_be(
-      kv_library_session(library, model, text.data(), text.size(), &o, &session, &result, &error),
-      {KV_OK}, error, "a document's session");
+  must_be(kv_library_session(library, model, text.data(), text.size(), &o, nullptr, &session,
+                             &result, &error),
+          {KV_OK}, error, "a document's session");
   must(result.saved ? room : result.save_status == KV_NO_SPACE,
        "a save that says that there is no room");
   must(ask(session, "q", 2).status == KV_OK, "a session whose document is not saved answers");
@@ -161,7 +161,7 @@ TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what 
       o.threads = 1;
       kv_model* model = nullptr;
       kv_error error{};
-      must(kv_open(tiny_path, nullptr, &model, nullptr) == KV_OK, "a model");
+      must(kv_open(tiny_path, nullptr, nullptr, &model, nullptr) == KV_OK, "a model");
       kv_session *old = read_session(model, 100, o), *session = read_session(model, 300, o);
       must(kv_save(old, path.c_str(), nullptr, nullptr) == KV_OK, "room for the first document");
       fill(filler, size * static_cast<uint64_t>(part) / 7);
@@ -170,7 +170,7 @@ TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what 
       must_be(s, {room ? KV_OK : KV_NO_SPACE}, error, "saving");
       must(tokens_of(path) == (s == KV_OK ? 300u : 100u), "the old document or the new one");
       must(entries(folder.path()) == 2, "nothing but the document");
-      s = kv_pack(path.c_str(), packed.c_str(), nullptr, &error);
+      s = kv_pack(path.c_str(), packed.c_str(), 0, nullptr, &error);
       must_be(s, {part ? KV_OK : KV_NO_SPACE, KV_NO_SPACE}, error, "packing");
       must(entries(folder.path()) == (s == KV_OK ? 3u : 2u), "nothing but what was packed");
       if (s == KV_OK) {
@@ -180,8 +180,8 @@ TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what 
       }
       std::filesystem::create_directory(folder.file("library"));
       read_into_library(folder.file("library"), model, part > 0);
-      o.memory_budget = budget;
-      o.spill_folder = folder.path().c_str();
+      o.memory_limit = budget;
+      o.spill_directory = folder.path().c_str();
       kv_session* spilled = nullptr;
       must(kv_session_open(model, &o, &spilled, nullptr) == KV_OK, "a session with a budget");
       uint64_t done = 0;
@@ -214,7 +214,7 @@ TEST_CASE(
     in_child([&] {
       kv_session_options o = small_options();
       kv_model *model = nullptr, *another = nullptr;
-      must(kv_open(tiny_path, nullptr, &model, nullptr) == KV_OK, "a model");
+      must(kv_open(tiny_path, nullptr, nullptr, &model, nullptr) == KV_OK, "a model");
       kv_session *session = read_session(model, 200, o), *loaded = nullptr;
       kv_error error{};
       struct rlimit limit {};
@@ -223,12 +223,13 @@ TEST_CASE(
       const rlim_t before = limit.rlim_cur;
       limit.rlim_cur = static_cast<rlim_t>(next + more);
       if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(cannot);
-      must_be(kv_open(tiny_path, nullptr, &another, &error), {KV_OK, KV_LIMIT}, error, "opening");
+      must_be(kv_open(tiny_path, nullptr, nullptr, &another, &error), {KV_OK, KV_LIMIT}, error,
+              "opening");
       must_be(kv_load(model, path.c_str(), &o, nullptr, &loaded, &error), {KV_OK, KV_LIMIT}, error,
               "loading");
       must_be(kv_save(session, other.c_str(), nullptr, &error), {more ? KV_OK : KV_LIMIT, KV_LIMIT},
               error, "saving");
-      must_be(kv_pack(path.c_str(), (other + "z").c_str(), nullptr, &error), {KV_OK, KV_LIMIT},
+      must_be(kv_pack(path.c_str(), (other + "z").c_str(), 0, nullptr, &error), {KV_OK, KV_LIMIT},
               error, "packing");
       kv_library* library = nullptr;
       must_be(kv_library_open(folder.path().c_str(), nullptr, &library, &error), {KV_OK, KV_LIMIT},
@@ -278,7 +279,7 @@ TEST_CASE("no more address space: the code says so wherever it ends, and the pro
       const std::vector<int32_t> tokens = some_tokens(1500);
       uint64_t done = 0;
       const auto everything = [&] {
-        must_be(kv_open(tiny_path, nullptr, &model, &error), allowed, error, "opening");
+        must_be(kv_open(tiny_path, nullptr, nullptr, &model, &error), allowed, error, "opening");
         if (!model) return;
         must_be(kv_session_open(model, &o, &session, &error), allowed, error, "a session");
         must_be(kv_load(model, path.c_str(), &o, nullptr, &loaded, &error), allowed, error,

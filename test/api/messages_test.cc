@@ -84,7 +84,7 @@ std::string write(const TempFolder& folder, const Shape& shape) {
 kv_status try_open(const std::string& path, kv_error* error,
                    const kv_model_options* options = nullptr) {
   kv_model* model = nullptr;
-  const kv_status status = kv_open(path.c_str(), options, &model, error);
+  const kv_status status = kv_open(path.c_str(), options, nullptr, &model, error);
   kv_close(model);
   return status;
 }
@@ -99,7 +99,7 @@ TEST_CASE("a model's file writes what it likes into a message") {
   for (const Shape& shape : wrong) {
     const std::string path = write(folder, shape);
     check_refused([&](kv_error* e) { return try_open(path, e); });
-    kv_model_information info{};
+    kv_model_info info{};
     info.struct_size = sizeof info;
     check_refused([&](kv_error* e) { return kv_model_inspect(path.c_str(), &info, e); });
   }
@@ -111,15 +111,15 @@ TEST_CASE("a model's name reaches a struct, a cache or its refusal as it is") {
   shape.name = hostile + std::string(100, 'x');
   const std::string path = write(folder, shape), cache = folder.file("a.kv");
   const Model model = open_model(path.c_str());
-  kv_model_information info{};
+  kv_model_info info{};
   info.struct_size = sizeof info;
-  REQUIRE_OK(kv_model_info(model.get(), &info, error));
+  REQUIRE_OK(kv_model_get_info(model.get(), &info, error));
   check_line(info.name);
   CHECK(std::string(info.name).size() > 50);
   const Session session = open_session(model.get());
   read_text(session.get(), "abcabc");
   save(session.get(), cache);
-  kv_file_information file{};
+  kv_file_info file{};
   file.struct_size = sizeof file;
   REQUIRE_OK(kv_file_inspect(cache.c_str(), &file, error));
   check_line(file.model_name);
@@ -146,8 +146,9 @@ TEST_CASE("a path or an option writes what it likes into a message") {
   check_refused([&](kv_error* e) {
     return kv_load(tiny_model(), missing.c_str(), nullptr, nullptr, &session, e);
   });
-  check_refused(
-      [&](kv_error* e) { return kv_pack(missing.c_str(), folder.file("x").c_str(), nullptr, e); });
+  check_refused([&](kv_error* e) {
+    return kv_pack(missing.c_str(), folder.file("x").c_str(), 0, nullptr, e);
+  });
   check_refused([&](kv_error* e) {
     return kv_unpack(missing.c_str(), folder.file("x").c_str(), nullptr, e);
   });
@@ -158,25 +159,21 @@ TEST_CASE("a path or an option writes what it likes into a message") {
   const Session open = tiny_session(8);
   check_refused(
       [&](kv_error* e) { return kv_save(open.get(), (missing + "/deeper").c_str(), nullptr, e); });
-  check_refused(
-      [&](kv_error* e) { return kv_session_set_strategy(open.get(), hostile.c_str(), 0, 0, e); });
 
   for (const std::string& text :
        {hostile, hostile + std::string(1000, 'x'), std::string(39, 'x') + "\xe2\x82\xac"}) {
     kv_model_options m;
-    kv_model_options_init(&m, sizeof m);
+    kv_init(&m, sizeof m);
     m.chat_format = text.c_str();
     check_refused([&](kv_error* e) { return try_open(tiny_path, e, &m); });
     m.chat_format = nullptr, m.device = text.c_str();
     check_refused([&](kv_error* e) { return try_open(tiny_path, e, &m); });
-    const char* kv_session_options::*const strings[] = {&kv_session_options::strategy,
-                                                        &kv_session_options::prefill_strategy,
-                                                        &kv_session_options::filter_layers};
-    for (const auto string : strings) {
-      kv_session_options o = small_options();
-      o.*string = text.c_str();
-      check_refused([&](kv_error* e) { return kv_session_open(tiny_model(), &o, &session, e); });
-    }
+    kv_strategy* made = nullptr;
+    check_refused([&](kv_error* e) { return kv_strategy_create(text.c_str(), &made, e); });
+    kv_session_options o = small_options();
+    o.memory_limit = uint64_t{1} << 30;
+    o.spill_directory = text.c_str();
+    check_refused([&](kv_error* e) { return kv_session_open(tiny_model(), &o, &session, e); });
   }
 }
 
@@ -185,7 +182,7 @@ TEST_CASE("a document's name writes what it likes into a message or the log") {
   TempFolder folder;
   std::ofstream(folder.file(hostile_name + ".kv")) << "damaged";
   kv_library_options options;
-  kv_library_options_init(&options, sizeof options);
+  kv_init(&options, sizeof options);
   options.log = on_log;
   kv_library* library = nullptr;
   REQUIRE_OK(kv_library_open(folder.path().c_str(), &options, &library, error));
@@ -193,8 +190,8 @@ TEST_CASE("a document's name writes what it likes into a message or the log") {
   kv_session* session = nullptr;
   logged.clear();
   const std::string text = book(400);
-  REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), nullptr, &session,
-                                nullptr, error));
+  REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), nullptr, nullptr,
+                                &session, nullptr, error));
   kv_session_close(session);
   for (const std::string& line : logged) check_line(line);  // a file of such a name is no document
   check_refused([&](kv_error* e) {
@@ -214,6 +211,6 @@ TEST_CASE("statistics have a line break, or bytes that no JSON may have") {
   read_text(session.get(), "abcabc");
   std::string stats(1 << 16, '\0');
   std::size_t size = 0;
-  REQUIRE_OK(kv_stats(session.get(), stats.data(), stats.size(), &size, error));
+  REQUIRE_OK(kv_session_stats_json(session.get(), stats.data(), stats.size(), &size, error));
   check_line(std::string(stats.c_str()));
 }

@@ -20,17 +20,17 @@ namespace {
 
 Model open_hashed(const std::string& path, const std::string& folder) {
   kv_model_options options;
-  kv_model_options_init(&options, sizeof options);
-  options.hash_folder = folder.empty() ? nullptr : folder.c_str();
+  kv_init(&options, sizeof options);
+  options.hash_directory = folder.empty() ? nullptr : folder.c_str();
   kv_model* model = nullptr;
-  REQUIRE_OK(kv_open(path.c_str(), &options, &model, error));
+  REQUIRE_OK(kv_open(path.c_str(), &options, nullptr, &model, error));
   return Model(model);
 }
 
-kv_model_information info_of(const Model& model) {
-  kv_model_information info{};
+kv_model_info info_of(const Model& model) {
+  kv_model_info info{};
   info.struct_size = sizeof info;
-  REQUIRE_OK(kv_model_info(model.get(), &info, error));
+  REQUIRE_OK(kv_model_get_info(model.get(), &info, error));
   return info;
 }
 
@@ -147,16 +147,16 @@ TEST_CASE("a folder that is damaged or cannot be written refuses a model") {
     CHECK(hash_of(open_hashed(copy.path, folder)).empty());
   }
   kv_model_options options;
-  kv_model_options_init(&options, sizeof options);
-  options.hash_folder = "";
+  kv_init(&options, sizeof options);
+  options.hash_directory = "";
   kv_model* model = nullptr;
-  CHECK(kv_open(mini_path, &options, &model, nullptr) == KV_BAD_ARGUMENT);
+  CHECK(kv_open(mini_path, &options, nullptr, &model, nullptr) == KV_BAD_ARGUMENT);
 }
 
 TEST_CASE("a hash that was cancelled is taken for known, or cannot be had any more") {
   const Model model = open_hashed(mini_path, "");
-  kv_call_options options;
-  kv_call_options_init(&options, sizeof options);
+  kv_control options;
+  kv_init(&options, sizeof options);
   options.progress = [](int32_t phase, uint64_t, uint64_t total, void*) -> int32_t {
     CHECK(phase == KV_PHASE_VERIFY);
     CHECK(total > 1000000);
@@ -207,7 +207,7 @@ TEST_CASE("the child of a fork waits for a thread that it does not have") {
   REQUIRE(child >= 0);
   if (child == 0) {
     alarm(20);
-    kv_close(kv_retain(model.get()));
+    kv_close(kv_model_retain(model.get()));
     kv_close(model.get());
     _exit(0);
   }
@@ -225,9 +225,9 @@ TEST_CASE("a model of which half is downloaded is opened") {
            std::string(static_cast<std::size_t>(begin == 0.3 ? 6 << 20 : copy.size() - at), '\0'));
     kv_model* model = nullptr;
     kv_error error{};
-    CHECK(kv_open(copy.path.c_str(), nullptr, &model, &error) == KV_CORRUPT);
+    CHECK(kv_open(copy.path.c_str(), nullptr, nullptr, &model, &error) == KV_CORRUPT);
     CHECK(std::string(error.message).find("downloaded") != std::string::npos);
-    kv_model_information info{};
+    kv_model_info info{};
     info.struct_size = sizeof info;
     CHECK(kv_model_inspect(copy.path.c_str(), &info, nullptr) == KV_CORRUPT);
   }

@@ -67,10 +67,10 @@ uint64_t min_budget(kv_model* model, kv_session_options o, const std::vector<int
   kv_session* session = nullptr;
   kv_error error{};
   uint64_t bytes = 0;
-  for (o.memory_budget = 1 << 20; bytes == 0; o.memory_budget += 1 << 18) {
+  for (o.memory_limit = 1 << 20; bytes == 0; o.memory_limit += 1 << 18) {
     if (kv_session_open(model, &o, &session, &error) != KV_OK) continue;
     if (kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, &error) == KV_OK)
-      bytes = o.memory_budget;
+      bytes = o.memory_limit;
     kv_session_close(session);
   }
   return bytes;
@@ -85,7 +85,8 @@ void work(kv_model* model, kv_session_options o, const std::vector<int32_t>& tok
                  KV_OK, error, "reading");
   const std::string path = folder + "/a.kv", packed = folder + "/a.kvz", back = folder + "/b.kv";
   require_status(kv_save(session, path.c_str(), nullptr, &error), KV_OK, error, "saving");
-  require_status(kv_pack(path.c_str(), packed.c_str(), nullptr, &error), KV_OK, error, "packing");
+  require_status(kv_pack(path.c_str(), packed.c_str(), 0, nullptr, &error), KV_OK, error,
+                 "packing");
   require_status(kv_unpack(packed.c_str(), back.c_str(), nullptr, &error), KV_OK, error,
                  "unpacking");
   kv_session_close(session);
@@ -93,12 +94,12 @@ void work(kv_model* model, kv_session_options o, const std::vector<int32_t>& tok
   require_status(kv_library_open((folder + "/library").c_str(), nullptr, &library, &error), KV_OK,
                  error, "a library");
   kv_library_session_options how;
-  kv_library_session_options_init(&how, sizeof how);
+  kv_init(&how, sizeof how);
   how.name = "text";
   const std::string text(600, 'x');
-  require_status(
-      kv_library_session(library, model, text.data(), text.size(), &how, &session, nullptr, &error),
-      KV_OK, error, "a document");
+  require_status(kv_library_session(library, model, text.data(), text.size(), &how, nullptr,
+                                    &session, nullptr, &error),
+                 KV_OK, error, "a document");
   kv_session_close(session);
   require_status(kv_library_remove(library, "text", &error), KV_OK, error, "removing");
   kv_library_close(library);
@@ -127,14 +128,14 @@ int main(int count, char** values) {
   }
   kv_model* model = nullptr;
   kv_error error{};
-  require_status(kv_open(FIXTURES "/models/llama-q8_0.gguf", nullptr, &model, &error), KV_OK, error,
-                 "a model");
+  require_status(kv_open(FIXTURES "/models/llama-q8_0.gguf", nullptr, nullptr, &model, &error),
+                 KV_OK, error, "a model");
   kv_session_options o;
-  kv_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.threads = 1;
-  o.spill_folder = folder.c_str();
+  o.spill_directory = folder.c_str();
   const std::vector<int32_t> tokens = some_tokens(2500);
-  o.memory_budget = min_budget(model, o, tokens);
+  o.memory_limit = min_budget(model, o, tokens);
   for (int i = 0; i < rounds || seen->rounds < 10; ++i) {
     kvasir::os::fault = i % 2 ? without_nameless_files : nullptr;
     work(model, o, tokens, folder);

@@ -16,8 +16,8 @@ struct Packed {
   explicit Packed(kv_session* session) { save(session, path); }
 };
 
-kv_packed_information inspected(const std::string& path) {
-  kv_packed_information info{};
+kv_packed_info inspected(const std::string& path) {
+  kv_packed_info info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_packed_inspect(path.c_str(), &info, error));
   return info;
@@ -33,31 +33,27 @@ TEST_CASE("a sequence of any length is packed, comes back bit for bit and goes o
     Packed files(session.get());
     for (uint32_t level : {0u, 1u, 19u}) {
       if (level == 19 && tokens > 1000) continue;
-      kv_pack_options o;
-      kv_pack_options_init(&o, sizeof o);
-      o.level = level;
-      REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), &o, error));
+      REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), level, nullptr, error));
       REQUIRE_OK(kv_unpack(files.packed.c_str(), files.back.c_str(), nullptr, error));
       CHECK(read_file(files.back) == read_file(files.path));
     }
     CHECK(files.folder.entries() == 3);
-    const kv_packed_information info = inspected(files.packed);
+    const kv_packed_info info = inspected(files.packed);
     CHECK(info.tokens == tokens);
     CHECK(info.document_bytes == read_file(files.path).size());
     CHECK(info.file_bytes == read_file(files.packed).size());
     CHECK(info.file_bytes < info.document_bytes);
     if (tokens != 0 && tokens < 4096)
-      CHECK(peek(load(tiny_model(), files.back, KV_LOAD_VERIFY).get(), 4) ==
-            peek(session.get(), 4));
+      CHECK(peek(load(tiny_model(), files.back, KV_VERIFY).get(), 4) == peek(session.get(), 4));
   }
 }
 
 TEST_CASE(
     "a packed sequence is not taken for one that can be loaded, and the message says what to do") {
   Packed files(tiny_session(200).get());
-  REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), nullptr, error));
+  REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), 0, nullptr, error));
   kv_session* session = nullptr;
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   kv_error error{};
   const auto check = [&](kv_status status) {
@@ -78,24 +74,21 @@ TEST_CASE(
     int calls = 0, phase = 0;
     uint64_t done = 0, total = 0;
   } seen;
-  kv_pack_options o;
-  kv_pack_options_init(&o, sizeof o);
-  o.level = 19;
-  o.cancel = cancel.get();
+  kv_control o = control_of(cancel.get());
   o.progress = [](int32_t phase, uint64_t done, uint64_t total, void* user) -> int32_t {
     auto* s = static_cast<Seen*>(user);
     CHECK(done >= s->done);
     *s = {s->calls + 1, phase, done, total};
     return 0;
   };
-  o.progress_user = &seen;
+  o.user = &seen;
   double stopped_after = 0;
   const auto begin = std::chrono::steady_clock::now();
   std::thread later([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
     kv_cancel_fire(cancel.get());
   });
-  const kv_status status = kv_pack(files.path.c_str(), files.packed.c_str(), &o, nullptr);
+  const kv_status status = kv_pack(files.path.c_str(), files.packed.c_str(), 19, &o, nullptr);
   stopped_after = seconds_since(begin);
   later.join();
   CHECK(status == KV_CANCELLED);
@@ -103,13 +96,11 @@ TEST_CASE(
   CHECK(stopped_after < 2);
   CHECK(files.folder.entries() == 1);
   kv_cancel_reset(cancel.get());
-  o.level = 1;
   seen = {};
-  REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), &o, error));
+  REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), 1, &o, error));
   CHECK(seen.phase == KV_PHASE_PACK);
   CHECK(seen.done == seen.total);
   CHECK(seen.total == read_file(files.path).size());
-  o.level = 0;
   seen = {};
   REQUIRE_OK(kv_unpack(files.packed.c_str(), files.back.c_str(), &o, error));
   CHECK(seen.phase == KV_PHASE_UNPACK);

@@ -151,7 +151,7 @@ class Disk {
 Disk* Disk::current = nullptr;
 
 std::size_t tokens_in(const std::string& path) {
-  return sequence(load(tiny_model(), path, KV_LOAD_VERIFY).get()).size();
+  return sequence(load(tiny_model(), path, KV_VERIFY).get()).size();
 }
 
 struct CloseLibrary {
@@ -161,7 +161,7 @@ using Library = std::unique_ptr<kv_library, CloseLibrary>;
 
 Library open_library(const std::string& folder, uint64_t max_bytes = 0) {
   kv_library_options o;
-  kv_library_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_bytes = max_bytes;
   kv_library* library = nullptr;
   REQUIRE_OK(kv_library_open(folder.c_str(), &o, &library, error));
@@ -172,15 +172,15 @@ void add(kv_library* library, const char* name, std::size_t bytes) {
   kv_session_options session = small_options();
   session.threads = 1;
   kv_library_session_options o;
-  kv_library_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.name = name;
   o.session = &session;
   kv_session* out = nullptr;
   kv_library_result result{};
   result.struct_size = sizeof result;
   const std::string text(bytes, name[0]);
-  REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), &o, &out, &result,
-                                error));
+  REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), &o, nullptr, &out,
+                                &result, error));
   CHECK(result.saved == 1);
   kv_session_close(out);
 }
@@ -245,7 +245,7 @@ TEST_CASE(
     };
   };
   Disk(folder.path(), if_there("a.kvz", must_restore))
-      .during([&] { REQUIRE_OK(kv_pack(plain.c_str(), packed.c_str(), nullptr, error)); },
+      .during([&] { REQUIRE_OK(kv_pack(plain.c_str(), packed.c_str(), 0, nullptr, error)); },
               must_restore);
   Disk(folder.path(), if_there("b.kv", must_be_back))
       .during([&] { REQUIRE_OK(kv_unpack(packed.c_str(), back.c_str(), nullptr, error)); },

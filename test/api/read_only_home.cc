@@ -37,25 +37,25 @@ void fill(const std::string& home) {
   kv_error error{};
   fs::copy_file(FIXTURES "/models/llama-q8_0.gguf", home + "/model.gguf");
   fs::create_directory(home + "/tmp");
-  require_status(kv_open((home + "/model.gguf").c_str(), nullptr, &model, &error), KV_OK, error,
-                 "a model");
+  require_status(kv_open((home + "/model.gguf").c_str(), nullptr, nullptr, &model, &error), KV_OK,
+                 error, "a model");
   require_status(kv_session_open(model, nullptr, &session, &error), KV_OK, error, "a session");
   require_status(kv_prefill(session, text.data(), text.size(), nullptr, nullptr, nullptr, &error),
                  KV_OK, error, "reading");
   require_status(kv_save(session, (home + "/book.kv").c_str(), nullptr, &error), KV_OK, error,
                  "saving");
   require_status(
-      kv_pack((home + "/book.kv").c_str(), (home + "/book.kvz").c_str(), nullptr, &error), KV_OK,
+      kv_pack((home + "/book.kv").c_str(), (home + "/book.kvz").c_str(), 0, nullptr, &error), KV_OK,
       error, "packing");
   kv_session_close(session);
   kv_library_session_options how;
-  kv_library_session_options_init(&how, sizeof how);
+  kv_init(&how, sizeof how);
   how.name = "a";
   require_status(kv_library_open((home + "/library").c_str(), nullptr, &library, &error), KV_OK,
                  error, "a library");
-  require_status(
-      kv_library_session(library, model, text.data(), text.size(), &how, &session, nullptr, &error),
-      KV_OK, error, "a document");
+  require_status(kv_library_session(library, model, text.data(), text.size(), &how, nullptr,
+                                    &session, nullptr, &error),
+                 KV_OK, error, "a document");
   kv_session_close(session);
   kv_library_close(library);
   kv_close(model);
@@ -72,10 +72,10 @@ void must_refuse(kv_status status, const kv_error& error, const std::string& pla
 void answers(kv_session* session) {
   kv_error error{};
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_tokens = 3;
-  require_status(kv_generate(session, "q", 1, &o, nullptr, nullptr, nullptr, &error), KV_OK, error,
-                 "an answer");
+  require_status(kv_generate(session, "q", 1, &o, nullptr, nullptr, nullptr, nullptr, &error),
+                 KV_OK, error, "an answer");
 }
 
 void use_files(const std::string& home, kv_model* model) {
@@ -90,12 +90,12 @@ void use_files(const std::string& home, kv_model* model) {
     must_refuse(kv_save(session, path.c_str(), nullptr, &error), error, path, "saving");
   answers(session);
   kv_session_close(session);
-  must_refuse(kv_pack(book.c_str(), packed.c_str(), nullptr, &error), error, packed, "packing");
+  must_refuse(kv_pack(book.c_str(), packed.c_str(), 0, nullptr, &error), error, packed, "packing");
   must_refuse(kv_unpack(packed.c_str(), fresh.c_str(), nullptr, &error), error, fresh, "unpacking");
   kv_session_options o;
-  kv_session_options_init(&o, sizeof o);
-  o.memory_budget = 64 << 20;
-  o.spill_folder = spill.c_str();
+  kv_init(&o, sizeof o);
+  o.memory_limit = 64 << 20;
+  o.spill_directory = spill.c_str();
   must_refuse(kv_session_open(model, &o, &session, &error), error, spill, "spilling");
   must_refuse(kv_load(model, book.c_str(), &o, nullptr, &session, &error), error, spill,
               "spilling what is loaded");
@@ -106,7 +106,7 @@ void use_library(const std::string& home, kv_model* model, uint64_t max_bytes) {
   kv_library* library = nullptr;
   kv_session* session = nullptr;
   kv_library_options o;
-  kv_library_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_bytes = max_bytes;
   must_refuse(kv_library_open((home + "/other").c_str(), &o, &library, &error), error,
               home + "/other", "a new library");
@@ -120,7 +120,7 @@ void use_library(const std::string& home, kv_model* model, uint64_t max_bytes) {
     kv_library_result result{};
     result.struct_size = sizeof result;
     require_status(kv_library_session(library, model, wanted.data(), wanted.size(), nullptr,
-                                      &session, &result, &error),
+                                      nullptr, &session, &result, &error),
                    KV_OK, error, "a text");
     require(result.tokens_found > 0 || wanted[0] == 'y', "finding what is there");
     require_status(result.save_status, wanted == text ? KV_OK : KV_PERMISSION, error,
@@ -157,7 +157,7 @@ void use(const std::string& home, const char* program) {
   const auto before = contents(home);
   kv_model* model = nullptr;
   kv_error error{};
-  require_status(kv_open("model.gguf", nullptr, &model, &error), KV_OK, error, "a model");
+  require_status(kv_open("model.gguf", nullptr, nullptr, &model, &error), KV_OK, error, "a model");
   use_files(home, model);
   use_library(home, model, 0);
   use_library(home, model, 1);

@@ -42,7 +42,7 @@ class Documents {
  public:
   explicit Documents(kv_model* model) {
     kv_session_options o;
-    kv_session_options_init(&o, sizeof o);
+    kv_init(&o, sizeof o);
     o.threads = 1;  // children are copies of this process, which a pool's threads would not be in
     for (uint64_t v = 0; v < versions; ++v) {
       std::vector<int32_t> tokens;
@@ -54,7 +54,7 @@ class Documents {
           kv_prefill_tokens(sessions_[v], tokens.data(), tokens.size(), nullptr, nullptr, &error),
           error);
       require_ok(kv_save(sessions_[v], saved(v).c_str(), nullptr, &error), error);
-      require_ok(kv_pack(saved(v).c_str(), packed(v).c_str(), nullptr, &error), error);
+      require_ok(kv_pack(saved(v).c_str(), packed(v).c_str(), 0, nullptr, &error), error);
     }
   }
   ~Documents() {
@@ -65,7 +65,7 @@ class Documents {
 
   kv_status write(Work work, uint64_t v, const std::string& path, kv_error* error) const {
     if (work == save) return kv_save(sessions_[v], path.c_str(), nullptr, error);
-    if (work == pack) return kv_pack(saved(v).c_str(), path.c_str(), nullptr, error);
+    if (work == pack) return kv_pack(saved(v).c_str(), path.c_str(), 0, nullptr, error);
     return kv_unpack(packed(v).c_str(), path.c_str(), nullptr, error);
   }
   // Which version the file is, to the byte; `versions` when it is none.
@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
   require(kills > 0, "an argument, the number of kills");
   kv_model* model = nullptr;
   kv_error error{};
-  require_ok(kv_open(FIXTURES "/models/llama-q8_0.gguf", nullptr, &model, &error), error);
+  require_ok(kv_open(FIXTURES "/models/llama-q8_0.gguf", nullptr, nullptr, &model, &error), error);
   void* const shared =
       mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   require(shared != MAP_FAILED, "memory that children share");

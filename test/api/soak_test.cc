@@ -37,12 +37,12 @@ void live(const std::string& path) {
   const Session session = open_session(model.get());
   read_tokens(session.get(), some_tokens(400));
   const Session other = fork(session.get());
-  CHECK(ask(other.get(), "a question", 4, 1).status == KV_OK);
+  CHECK(ask(other.get(), "a question", 4, KV_KEEP_TURN).status == KV_OK);
   save(other.get(), path);
   const Session loaded = load(model.get(), path);
   CHECK(ask(loaded.get(), "another", 4).status == KV_OK);
   const Session of_loaded = fork(loaded.get());
-  CHECK(kv_rewind(of_loaded.get(), 150, nullptr) == KV_OK);
+  CHECK(kv_session_rewind(of_loaded.get(), 150, nullptr) == KV_OK);
 }
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -55,7 +55,8 @@ constexpr int lives = 200;
 
 }  // namespace
 
-TEST_CASE("many lives leave no thread, descriptor, mapping or memory behind") {
+TEST_CASE("many lives leave no thread, descriptor, mapping or memory behind" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   for (int i = 0; i < 20; ++i) live(path);

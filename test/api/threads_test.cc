@@ -17,16 +17,24 @@ std::vector<kv_status> all_calls(kv_session* s, const std::string& path) {
   float logits[512];
   std::size_t n = 0;
   kv_session* out = nullptr;
+  kv_session_stats stats;
+  kv_init(&stats, sizeof stats);
+  kv_passage passage;
   return {kv_prefill(s, "a", 1, nullptr, nullptr, nullptr, nullptr),
           kv_prefill_tokens(s, &id, 1, nullptr, nullptr, nullptr),
           kv_prefill_logits(s, &id, 1, logits, nullptr, nullptr),
-          kv_generate(s, "a", 1, nullptr, nullptr, nullptr, nullptr, nullptr),
-          kv_next(s, nullptr, &token, nullptr, nullptr),
+          kv_generate(s, "a", 1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr),
+          kv_session_next(s, nullptr, nullptr, &token, nullptr, nullptr),
+          kv_session_score(s, &id, 1, logits, nullptr, nullptr),
+          kv_session_prepare(s, nullptr, nullptr),
+          kv_session_passages(s, &passage, 1, &n, nullptr),
+          kv_session_measure(s, 0, nullptr),
+          kv_session_get_stats(s, &stats, nullptr),
           kv_session_tokens(s, nullptr, 0, &n, nullptr),
-          kv_session_set_strategy(s, "full", 0, 0, nullptr),
-          kv_rewind(s, 0, nullptr),
-          kv_fork(s, &out, nullptr),
-          kv_stats(s, nullptr, 0, &n, nullptr),
+          kv_session_set_strategy(s, nullptr, nullptr),
+          kv_session_rewind(s, 0, nullptr),
+          kv_session_fork(s, &out, nullptr),
+          kv_session_stats_json(s, nullptr, 0, &n, nullptr),
           kv_save(s, path.c_str(), nullptr, nullptr)};
 }
 
@@ -58,18 +66,15 @@ TEST_CASE("a session called from its own callbacks is busy, and goes on undistur
   Inside inside{session.get(), folder.file("inside.kv")};
 
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_tokens = 8;
-  o.progress = progress_callback;
-  o.progress_user = &inside;
-  REQUIRE_OK(
-      kv_generate(session.get(), "a question", 10, &o, text_callback, &inside, nullptr, error));
+  kv_control call = control_of(nullptr);
+  call.progress = progress_callback;
+  call.user = &inside;
+  REQUIRE_OK(kv_generate(session.get(), "a question", 10, &o, &call, text_callback, &inside,
+                         nullptr, error));
   CHECK(inside.calls > 1);
 
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
-  call.progress = progress_callback;
-  call.progress_user = &inside;
   const std::vector<int32_t> tokens = some_tokens(150);
   const Session read = open_session(tiny_model());
   inside.session = read.get();
@@ -90,7 +95,8 @@ TEST_CASE("other handles may be used inside a callback") {
   const auto use_other = [](const char*, size_t, void* user) -> int32_t {
     return ask(static_cast<kv_session*>(user), "b", 2).status == KV_OK ? 0 : 1;
   };
-  REQUIRE_OK(kv_generate(session.get(), "a", 1, nullptr, use_other, other.get(), nullptr, error));
+  REQUIRE_OK(
+      kv_generate(session.get(), "a", 1, nullptr, nullptr, use_other, other.get(), nullptr, error));
 }
 
 TEST_CASE("a second thread's calls are refused while a call runs, and change nothing") {
@@ -101,8 +107,8 @@ TEST_CASE("a second thread's calls are refused while a call runs, and change not
     std::string path;
     int others = 0;
   } shared{session.get(), folder.file("b.kv")};
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
+  kv_control call;
+  kv_init(&call, sizeof call);
   call.progress = [](int32_t, uint64_t, uint64_t, void* user) -> int32_t {
     auto& s = *static_cast<Shared*>(user);
     std::thread([&] {
@@ -110,7 +116,7 @@ TEST_CASE("a second thread's calls are refused while a call runs, and change not
     }).join();
     return 0;
   };
-  call.progress_user = &shared;
+  call.user = &shared;
   const std::vector<int32_t> tokens = some_tokens(300);
   REQUIRE_OK(kv_prefill_tokens(session.get(), tokens.data(), tokens.size(), &call, nullptr, error));
   CHECK(shared.others == 0);
@@ -178,7 +184,8 @@ TEST_CASE("forks in threads, saving beside answering: each goes its own way") {
           } else {
             for (int round = 0; round < 3; ++round)
               wrong += ask(own.get(), "q", 40, 0).text != answer;
-            wrong += ask(own.get(), "q", 60, 1).status != KV_OK;  // seals pages beside the others
+            wrong += ask(own.get(), "q", 60, KV_KEEP_TURN).status !=
+                     KV_OK;  // seals pages beside the others
           }
         });
   }
@@ -222,7 +229,7 @@ TEST_CASE(
                                  nullptr) != KV_OK;
       for (int n = 0; n < 12; ++n) {
         int32_t token = -1;
-        wrong += kv_next(own.get(), nullptr, &token, nullptr, nullptr) != KV_OK;
+        wrong += kv_session_next(own.get(), nullptr, nullptr, &token, nullptr, nullptr) != KV_OK;
         together[static_cast<std::size_t>(i)].push_back(token);
       }
       own.reset();
@@ -241,7 +248,7 @@ TEST_CASE("forks of one session made and closed by several threads, one call at 
   const auto work = [&] {
     for (int i = 0; i < 10;) {
       kv_session* out = nullptr;
-      const kv_status s = kv_fork(session.get(), &out, nullptr);
+      const kv_status s = kv_session_fork(session.get(), &out, nullptr);
       if (s == KV_BUSY) {
         std::this_thread::yield();
         continue;
@@ -261,7 +268,7 @@ TEST_CASE("forks of one session made and closed by several threads, one call at 
 
 TEST_CASE("handles are closed in any order, and models counted") {
   kv_model* model = open_model(tiny_path).release();
-  CHECK(kv_retain(model) == model);
+  CHECK(kv_model_retain(model) == model);
   kv_close(model);
   Session session = open_session(model);
   read_tokens(session.get(), some_tokens(200));

@@ -1,5 +1,4 @@
-// kv_trace: the passages of the document that an answer attended.
-#include <cstddef>
+// kv_session_passages: the passages of the document that an answer attended.
 #include <cstring>
 
 #include "helpers.h"
@@ -12,12 +11,15 @@ namespace {
 const char fact[] = " The access code of the north gate is 4821907. ";
 const char question[] = "What is the access code of the north gate?";
 
+const kv_strategy* decode_with(const char* strategy) {
+  return strategies::make(strategy, {{KV_PARAM_BUDGET_TOKENS, 192}}, strategies::Fit::some);
+}
+
 kv_session_options options_with(const char* strategy, uint32_t threads = 2) {
   kv_session_options o;
-  kv_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.threads = threads;
-  o.strategy = strategy;
-  o.budget_tokens = std::strcmp(strategy, "full") == 0 ? 0 : 192;
+  o.decode = decode_with(strategy);
   return o;
 }
 
@@ -26,40 +28,39 @@ struct Asked {
   kv_status status = KV_OK;
 };
 
-Asked ask_traced(kv_session* session, const char* text = question, uint32_t trace = 1,
-                 uint32_t keep = 0, uint32_t max_tokens = 32) {
+Asked ask_traced(kv_session* session, const char* text = question,
+                 uint32_t flags = KV_TRACE_PASSAGES, uint32_t max_tokens = 32) {
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
-  o.trace = trace;
-  o.keep = keep;
+  kv_init(&o, sizeof o);
+  o.flags = flags;
   o.max_tokens = max_tokens;
   Asked asked;
   const auto on_text = [](const char* t, size_t n, void* user) {
     return static_cast<std::string*>(user)->append(t, n), 0;
   };
-  asked.status =
-      kv_generate(session, text, std::strlen(text), &o, on_text, &asked.text, nullptr, nullptr);
+  asked.status = kv_generate(session, text, std::strlen(text), &o, nullptr, on_text, &asked.text,
+                             nullptr, nullptr);
   return asked;
 }
 
-std::vector<kv_span> trace(kv_session* session) {
+std::vector<kv_passage> trace(kv_session* session) {
   std::size_t count = 0;
-  (void)kv_trace(session, nullptr, 0, &count, nullptr);
-  std::vector<kv_span> spans(count);
-  REQUIRE_OK(kv_trace(session, spans.data(), spans.size(), &count, error));
+  (void)kv_session_passages(session, nullptr, 0, &count, nullptr);
+  std::vector<kv_passage> spans(count);
+  REQUIRE_OK(kv_session_passages(session, spans.data(), spans.size(), &count, error));
   REQUIRE(count == spans.size());
   return spans;
 }
 
 kv_status trace_status(kv_session* session) {
   std::size_t count = 77;
-  kv_span spans[64];
-  const kv_status status = kv_trace(session, spans, 64, &count, nullptr);
+  kv_passage spans[64];
+  const kv_status status = kv_session_passages(session, spans, 64, &count, nullptr);
   CHECK((status == KV_OK || count == 77));
   return status;
 }
 
-std::string text_of(kv_session* session, const kv_span& span) {
+std::string text_of(kv_session* session, const kv_passage& span) {
   const std::vector<int32_t> tokens = sequence(session);
   REQUIRE(span.first_token + span.tokens <= tokens.size());
   std::string text(4096, '\0');
@@ -81,12 +82,11 @@ kv_session* reader() {
 
 Session reader_with(const char* strategy) {
   Session session = fork(reader());
-  REQUIRE_OK(kv_session_set_strategy(session.get(), strategy, options_with(strategy).budget_tokens,
-                                     0, error));
+  REQUIRE_OK(kv_session_set_strategy(session.get(), decode_with(strategy), error));
   return session;
 }
 
-void check_in_order(const std::vector<kv_span>& spans, uint64_t document) {
+void check_in_order(const std::vector<kv_passage>& spans, uint64_t document) {
   double all = 0;
   for (std::size_t i = 0; i < spans.size(); ++i) {
     CHECK(spans[i].tokens > 0);
@@ -102,9 +102,9 @@ void check_in_order(const std::vector<kv_span>& spans, uint64_t document) {
   CHECK(all <= 1.0001);
 }
 
-bool same(const std::vector<kv_span>& a, const std::vector<kv_span>& b) {
+bool same(const std::vector<kv_passage>& a, const std::vector<kv_passage>& b) {
   return a.size() == b.size() &&
-         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(kv_span)) == 0);
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(kv_passage)) == 0);
 }
 
 }  // namespace
@@ -120,7 +120,7 @@ TEST_CASE(
     const Asked traced = ask_traced(session.get());
     CHECK(traced.text == plain.text);
     REQUIRE(traced.text.find("4821907") != std::string::npos);
-    const std::vector<kv_span> spans = trace(session.get());
+    const std::vector<kv_passage> spans = trace(session.get());
     REQUIRE(!spans.empty());
     check_in_order(spans, sequence(session.get()).size());
     CHECK(text_of(session.get(), spans[0]).find("4821907") != std::string::npos);
@@ -132,7 +132,7 @@ TEST_CASE("what a strategy did not read is in no passage") {
   const Session session = reader_with("window");
   REQUIRE(ask_traced(session.get()).status == KV_OK);
   const uint64_t tokens = sequence(session.get()).size();
-  for (const kv_span& span : trace(session.get())) {
+  for (const kv_passage& span : trace(session.get())) {
     CAPTURE(span.first_token);
     // sinks; window and what is not sealed yet
     CHECK((span.first_token + span.tokens <= 64 || span.first_token + 192 >= tokens));
@@ -141,17 +141,15 @@ TEST_CASE("what a strategy did not read is in no passage") {
 
 TEST_CASE("every strategy traces, by heads that choose each for itself too") {
   for (uint32_t i = 0;; ++i) {
-    kv_strategy_information info{};
+    kv_strategy_info info{};
     info.struct_size = sizeof info;
-    if (kv_strategy_info(i, &info, nullptr) == KV_NOT_FOUND) break;
+    if (kv_strategy_list(i, &info, nullptr) == KV_NOT_FOUND) break;
     CAPTURE(info.name);
     kv_session_options o = small_options();
-    o.strategy = info.name;
-    o.budget_tokens = 64;
     for (const uint32_t share : {1u, 0u}) {
-      o.share_heads = share;
+      o.decode = budgeted(info.name, 64, {{KV_PARAM_SHARE_HEADS, share}});
       const Session session = tiny_session(400, o);
-      REQUIRE(ask_traced(session.get(), "a", 1, 0, 4).status == KV_OK);
+      REQUIRE(ask_traced(session.get(), "a", KV_TRACE_PASSAGES, 4).status == KV_OK);
       check_in_order(trace(session.get()), 400);
     }
   }
@@ -165,7 +163,7 @@ TEST_CASE("passages are the same bits on any number of threads, from a file, and
     CAPTURE(strategy);
     const Session held = reader_with(strategy);
     REQUIRE(ask_traced(held.get()).status == KV_OK);
-    const std::vector<kv_span> expected = trace(held.get());
+    const std::vector<kv_passage> expected = trace(held.get());
     for (const uint32_t threads : {1u, 2u, 5u}) {
       CAPTURE(threads);
       const kv_session_options o = options_with(strategy, threads);
@@ -186,17 +184,17 @@ TEST_CASE("passages are the same bits on any number of threads, from a file, and
 TEST_CASE(
     "the first words of a document, its last ones, and one that nothing was sealed of are traced") {
   const std::string page = book(1500);
-  for (const uint32_t kv_type : {KV_KV_INT8, KV_KV_F32})
+  for (const uint32_t kv_type : {KV_PRECISION_INT8, KV_PRECISION_F32})
     for (const std::string& text : {std::string(fact).substr(1) + page, page + fact,
                                     std::string(fact).substr(1) + book(100)}) {
       CAPTURE(kv_type);
       CAPTURE(text.size());
       kv_session_options o = options_with("full");
-      o.kv_type = kv_type;
+      o.precision = kv_type;
       const Session session = open_session(mini_model(), o);
       read_text(session.get(), text);
       REQUIRE(ask_traced(session.get()).text.find("4821907") != std::string::npos);
-      const std::vector<kv_span> spans = trace(session.get());
+      const std::vector<kv_passage> spans = trace(session.get());
       REQUIRE(!spans.empty());
       CHECK(text_of(session.get(), spans[0]).find("4821907") != std::string::npos);
     }
@@ -206,7 +204,7 @@ TEST_CASE("a conversation's passages are the document's") {
   const Session session = reader_with("full");
   const uint64_t document = sequence(session.get()).size();
   for (int turn = 0; turn < 3; ++turn) {
-    REQUIRE(ask_traced(session.get(), question, 1, 1).status == KV_OK);
+    REQUIRE(ask_traced(session.get(), question, KV_TRACE_PASSAGES | KV_KEEP_TURN).status == KV_OK);
     REQUIRE(sequence(session.get()).size() > document);
     check_in_order(trace(session.get()), document);
   }
@@ -217,7 +215,7 @@ TEST_CASE("a trace is of the last answer, until something else changes the seque
   kv_session* const s = session.get();
   CHECK(trace_status(s) == KV_BAD_STATE);
   const auto traced = [s] {
-    REQUIRE(ask_traced(s, "a", 1, 0, 4).status == KV_OK);
+    REQUIRE(ask_traced(s, "a", KV_TRACE_PASSAGES, 4).status == KV_OK);
     REQUIRE(trace_status(s) == KV_OK);
   };
   const TempFolder folder;
@@ -225,20 +223,20 @@ TEST_CASE("a trace is of the last answer, until something else changes the seque
   save(s, folder.file("a.kv"));
   char json[16384];
   std::size_t size = 0;
-  REQUIRE_OK(kv_stats(s, json, sizeof json, &size, error));
+  REQUIRE_OK(kv_session_stats_json(s, json, sizeof json, &size, error));
   CHECK(trace_status(s) == KV_OK);
-  REQUIRE(ask_traced(s, "a", 0, 0, 4).status == KV_OK);
+  REQUIRE(ask_traced(s, "a", 0, 4).status == KV_OK);
   CHECK(trace_status(s) == KV_BAD_STATE);
   traced();
   int32_t token = 0;
-  REQUIRE_OK(kv_next(s, nullptr, &token, nullptr, error));
+  REQUIRE_OK(kv_session_next(s, nullptr, nullptr, &token, nullptr, error));
   CHECK(trace_status(s) == KV_BAD_STATE);
   traced();
   float logarithm = 0;
-  REQUIRE_OK(kv_score(s, &token, 1, &logarithm, nullptr, error));
+  REQUIRE_OK(kv_session_score(s, &token, 1, &logarithm, nullptr, error));
   CHECK(trace_status(s) == KV_BAD_STATE);
   traced();
-  REQUIRE_OK(kv_rewind(s, 250, error));
+  REQUIRE_OK(kv_session_rewind(s, 250, error));
   CHECK(trace_status(s) == KV_BAD_STATE);
   traced();
   read_tokens(s, some_tokens(3));
@@ -248,39 +246,34 @@ TEST_CASE("a trace is of the last answer, until something else changes the seque
 TEST_CASE("an answer that is stopped has the passages of what was made of it") {
   const Session session = reader_with("full");
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
-  o.trace = 1;
+  kv_init(&o, sizeof o);
+  o.flags = KV_TRACE_PASSAGES;
   int left = 3;
   const auto stop = [](const char*, size_t, void* user) -> int32_t {
     return --*static_cast<int*>(user) <= 0;
   };
-  CHECK(kv_generate(session.get(), question, std::strlen(question), &o, stop, &left, nullptr,
-                    nullptr) == KV_CANCELLED);
+  CHECK(kv_generate(session.get(), question, std::strlen(question), &o, nullptr, stop, &left,
+                    nullptr, nullptr) == KV_CANCELLED);
   CHECK(!trace(session.get()).empty());
 }
 
 TEST_CASE("a capacity that is too small gets what fits and how many there are") {
   const Session session = tiny_session(300);
-  REQUIRE(ask_traced(session.get(), "a", 1, 0, 2).status == KV_OK);
-  const std::vector<kv_span> all = trace(session.get());
+  REQUIRE(ask_traced(session.get(), "a", KV_TRACE_PASSAGES, 2).status == KV_OK);
+  const std::vector<kv_passage> all = trace(session.get());
   REQUIRE(all.size() >= 2);
-  kv_span spans[2];
+  kv_passage spans[2];
   std::memset(spans, 0x5A, sizeof spans);
   std::size_t count = 0;
   kv_error error{};
-  CHECK(kv_trace(session.get(), spans, 1, &count, &error) == KV_LIMIT);
+  CHECK(kv_session_passages(session.get(), spans, 1, &count, &error) == KV_LIMIT);
   CHECK(count == all.size());
   CHECK(std::memcmp(spans, all.data(), sizeof *spans) == 0);
   CHECK(spans[1].first_token == 0x5A5A5A5A5A5A5A5A);
 }
 
-TEST_CASE("a caller of an older header has no trace and gets none") {
+TEST_CASE("an answer that does not ask for passages has none") {
   const Session session = tiny_session(200);
-  kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
-  o.struct_size = offsetof(kv_generate_options, trace);
-  o.trace = 1;  // behind what it says it has
-  o.max_tokens = 2;
-  CHECK(kv_generate(session.get(), "a", 1, &o, nullptr, nullptr, nullptr, nullptr) == KV_OK);
+  REQUIRE(ask_traced(session.get(), "a", 0, 2).status == KV_OK);
   CHECK(trace_status(session.get()) == KV_BAD_STATE);
 }

@@ -1,5 +1,5 @@
-// A device's calls fail, one after the other: errors are told, nothing is lost of the text, nothing
-// is left on the device, and a session goes on where memory was all that was missing.
+// A device's calls fail, one after the other: each failure is an error, the text stays complete,
+// nothing is left on the device, and a session goes on where only memory was missing.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -76,11 +76,10 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
   return sum / static_cast<double>(a.size());
 }
 
-}  // namespace
-
-TEST_CASE(
-    "every call of one device, and of two, fails once, for want of memory and for good: errors say "
-    "so, the text stays, nothing is left behind") {
+// Every call of the devices fails once, for want of memory and for good: an error says so, the text
+// stays, nothing is left behind.
+void check_every_call_fails(const char* device, const std::string& strategy,
+                            uint64_t registration_bytes = UINT64_MAX) {
   TempFolder folder;
   const std::string file = folder.file("read.kv");
   const auto tokens = book_tokens(1100);
@@ -90,16 +89,9 @@ TEST_CASE(
     REQUIRE(session->save(file, nullptr, {}).ok());
   }
   const std::span<const Token> next = std::span<const Token>(tokens).subspan(700);
-  std::string device, strategy = "bounded";
-  uint64_t registration_bytes = UINT64_MAX;
-  SUBCASE("one") { device = "cuda"; }
-  SUBCASE("two") { device = "cuda:0,cuda:1"; }
-  SUBCASE("one that shares some with each step") { device = "cuda", registration_bytes = 1 << 16; }
-  SUBCASE("one that attends beside the CPU") { device = "cuda", strategy = "filter-layers"; }
-  SUBCASE("two that do") { device = "cuda:0,cuda:1", strategy = "quest"; }
-  const emulated::Changed shares(emulated::machine().registration_bytes, registration_bytes);
+  const emulated::Changed registered(emulated::machine().registration_bytes, registration_bytes);
   const uint64_t held = emulated::machine().held.load(), begin = emulated::machine().calls.load();
-  const Outcome expected = use_device(device.c_str(), strategy, file, next);
+  const Outcome expected = use_device(device, strategy, file, next);
   REQUIRE(expected.failed.empty());
   const uint64_t calls = emulated::machine().calls.load() - begin;
   CHECK(emulated::machine().held.load() == held);
@@ -110,7 +102,7 @@ TEST_CASE(
       CAPTURE(at);
       emulated::machine().fails_with = error;
       emulated::machine().fails_at = emulated::machine().calls + at;
-      const Outcome outcome = use_device(device.c_str(), strategy, file, next);
+      const Outcome outcome = use_device(device, strategy, file, next);
       emulated::machine().fails_at = 0;
       ++cases;
       for (const Status& s : outcome.failed) {
@@ -131,4 +123,27 @@ TEST_CASE(
   }
   MESSAGE(cases, " failures: ", told, " were told, ", unnoticed, " made up for");
   CHECK(told > cases / 2);
+}
+
+}  // namespace
+
+TEST_CASE("every call of one device that fails is an error, and leaves the text and nothing else") {
+  check_every_call_fails("cuda", "bounded");
+}
+
+TEST_CASE(
+    "every call of two devices that fails is an error, and leaves the text and nothing else") {
+  check_every_call_fails("cuda:0,cuda:1", "bounded");
+}
+
+TEST_CASE("every call that fails while host memory is registered by the step is an error") {
+  check_every_call_fails("cuda", "bounded", 1 << 16);
+}
+
+TEST_CASE("every call that fails in co-execution with one device is an error") {
+  check_every_call_fails("cuda", "filter-layers");
+}
+
+TEST_CASE("every call that fails in co-execution with two devices is an error") {
+  check_every_call_fails("cuda:0,cuda:1", "quest");
 }

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "../strategies.h"
 #include "../temp_folder.h"
 #include "tiny_model.h"
 
@@ -19,17 +20,17 @@ constexpr std::size_t max_text = 120;
 
 struct Choice {
   const char* strategy;
-  uint64_t budget;
-  uint32_t window, chunk, kv_type;
+  double budget;  // 0: the default
+  uint32_t window, chunk, precision;
 };
 constexpr Choice choices[] = {
-    {"quest", 64, 8, 32, KV_KV_INT8},  {"auto", 0, 64, 0, KV_KV_INT8},
-    {"full", 0, 16, 7, KV_KV_F32},     {"infllm", 64, 8, 64, KV_KV_INT8},
-    {"snapkv", 64, 8, 64, KV_KV_INT8}, {"bounded", 64, 1, 16, KV_KV_INT8},
-    {"window", 0, 8, 5, KV_KV_INT8},   {"filter-layers", 64, 8, 32, KV_KV_INT8},
-    {"flat", 1, 8, 33, KV_KV_INT8},    {"dipr", 64, 8, 32, KV_KV_INT8},
-    {"hnsw", 64, 8, 64, KV_KV_INT8},   {"ood", 64, 8, 64, KV_KV_INT8},
-    {"ivf", 64, 8, 64, KV_KV_INT8},    {"dipr-graph", 64, 8, 64, KV_KV_INT8}};
+    {"quest", 64, 8, 32, KV_PRECISION_INT8},  {"auto", 0, 64, 0, KV_PRECISION_INT8},
+    {"full", 0, 16, 7, KV_PRECISION_F32},     {"infllm", 64, 8, 64, KV_PRECISION_INT8},
+    {"snapkv", 64, 8, 64, KV_PRECISION_INT8}, {"bounded", 64, 1, 16, KV_PRECISION_INT8},
+    {"window", 0, 8, 5, KV_PRECISION_INT8},   {"filter-layers", 64, 8, 32, KV_PRECISION_INT8},
+    {"flat", 1, 8, 33, KV_PRECISION_INT8},    {"dipr", 64, 8, 32, KV_PRECISION_INT8},
+    {"hnsw", 64, 8, 64, KV_PRECISION_INT8},   {"ood", 64, 8, 64, KV_PRECISION_INT8},
+    {"ivf", 64, 8, 64, KV_PRECISION_INT8},    {"dipr-graph", 64, 8, 64, KV_PRECISION_INT8}};
 
 // Of a long document: to make an index, or to read everything again.
 inline bool takes_long(std::string_view strategy) {
@@ -49,7 +50,7 @@ struct Line {
   std::size_t asked_at = SIZE_MAX;  // tokens before the first question that was kept
   Outlook outlook;                  // once it was asked for, until something changes it
 
-  bool limited() const { return options.memory_budget != 0; }
+  bool limited() const { return options.memory_limit != 0; }
 };
 
 // What the next call is given besides its own arguments.
@@ -71,24 +72,27 @@ struct Stage {
   ~Stage() { kv_close(model), kv_cancel_release(fired); }
 };
 
+inline const kv_strategy* decode_of(const char* name, double budget) {
+  return budget > 0 ? strategies::budgeted(name, budget) : strategies::strategy(name);
+}
+
 inline kv_session_options options_of(const Choice& choice, uint64_t tokens, uint64_t memory,
                                      const char* spill) {
   kv_session_options o;
-  kv_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.threads = 1;
-  o.context = tokens;
-  o.strategy = choice.strategy, o.budget_tokens = choice.budget, o.window = choice.window,
-  o.prefill_chunk = choice.chunk, o.kv_type = choice.kv_type;
-  o.dense_layers = choice.budget ? 0 : UINT32_MAX;
-  o.memory_budget = memory;
-  o.spill_folder = spill;
+  o.context_tokens = tokens;
+  o.decode = decode_of(choice.strategy, choice.budget);
+  o.window_tokens = choice.window, o.prefill_chunk = choice.chunk, o.precision = choice.precision;
+  o.memory_limit = memory;
+  o.spill_directory = spill;
   return o;
 }
 
 inline Stage::Stage() {
   write_tiny_model(model_path);
   std::filesystem::create_directory(spill);
-  require(kv_open(model_path.c_str(), nullptr, &model, nullptr) == KV_OK &&
+  require(kv_open(model_path.c_str(), nullptr, nullptr, &model, nullptr) == KV_OK &&
               kv_cancel_create(&fired, nullptr) == KV_OK,
           "a stage");
   kv_cancel_fire(fired);
@@ -96,7 +100,7 @@ inline Stage::Stage() {
   for (std::size_t i = 0; i < long_tokens; ++i) tokens.push_back(static_cast<int32_t>(i * i % 251));
   kv_session* session = nullptr;
   const kv_session_options o =
-      options_of({"full", 0, 8, 512, KV_KV_INT8}, long_context, 0, spill.c_str());
+      options_of({"full", 0, 8, 512, KV_PRECISION_INT8}, long_context, 0, spill.c_str());
   require(kv_session_open(model, &o, &session, nullptr) == KV_OK &&
               kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, nullptr) ==
                   KV_OK &&
@@ -168,18 +172,18 @@ class Play {
   void spoil();
   void use_library();
 
-  kv_call_options call_options() {
-    kv_call_options o;
-    kv_call_options_init(&o, sizeof o);
+  kv_control control() {
+    kv_control o;
+    kv_init(&o, sizeof o);
     o.cancel = armed_.fired ? stage_.fired : nullptr;
-    o.progress = on_progress, o.progress_user = this;
+    o.progress = on_progress, o.user = this;
     return o;
   }
   int32_t called_back() {
     if (armed_.reenters && busy_) {
       int32_t token = -1;
-      require(kv_next(busy_, nullptr, &token, nullptr, nullptr) == KV_BUSY &&
-                  kv_rewind(busy_, 0, nullptr) == KV_BUSY,
+      require(kv_session_next(busy_, nullptr, nullptr, &token, nullptr, nullptr) == KV_BUSY &&
+                  kv_session_rewind(busy_, 0, nullptr) == KV_BUSY,
               "a callback finds its handle busy");
     }
     return armed_.stops_after >= 0 && armed_.stops_after-- == 0;
@@ -224,11 +228,13 @@ class Play {
   }
   Outlook look_ahead(const Line& on) {
     kv_session* copy = nullptr;
-    if (!on.session || on.tokens.empty() || on.tokens.size() + 2 > on.options.context) return {};
-    require(kv_fork(on.session, &copy, nullptr) == KV_OK, "a session can be copied at any time");
+    if (!on.session || on.tokens.empty() || on.tokens.size() + 2 > on.options.context_tokens)
+      return {};
+    require(kv_session_fork(on.session, &copy, nullptr) == KV_OK,
+            "a session can be copied at any time");
     std::array<float, 2> found{};
     const int32_t asked[] = {5, 97};
-    const kv_status status = kv_score(copy, asked, 2, found.data(), nullptr, nullptr);
+    const kv_status status = kv_session_score(copy, asked, 2, found.data(), nullptr, nullptr);
     require(status == KV_OK || (status == KV_LIMIT && on.limited()) ||
                 (status == KV_CORRUPT && on.damaged),
             "a session can be asked at any time");
@@ -249,7 +255,7 @@ class Play {
     const std::vector<int32_t> now = tokens_of(on->session);
     require(begins_with(now, on->tokens) && now.size() - on->tokens.size() <= most,
             "the sequence is continued, by no more than was read");
-    require(now.size() <= on->options.context, "the sequence keeps within its context");
+    require(now.size() <= on->options.context_tokens, "the sequence keeps within its context");
     if (now.size() > on->tokens.size()) on->outlook.reset();
     on->tokens = now;
   }
@@ -271,7 +277,7 @@ class Play {
     bool flipped = false;      // damage of its own
     std::vector<int32_t> tokens;
     std::size_t asked_at = SIZE_MAX;
-    uint32_t kv_type = 0;
+    uint32_t precision = 0;
 
     bool may_be_damaged() const { return over_damage || flipped; }
   };

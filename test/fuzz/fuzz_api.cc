@@ -31,14 +31,15 @@ void Play::open() {
     return kv_session_open(stage_.model, &o, &session, e);
   });
   require((status == KV_OK) == (session != nullptr), "a session or an error");
-  require((status == KV_BAD_ARGUMENT) == (like.limited() && o.kv_type == KV_KV_F32 && !failed_),
+  require((status == KV_BAD_ARGUMENT) ==
+              (like.limited() && o.precision == KV_PRECISION_F32 && !failed_),
           "what is kept in full has no budget");
   if (session) put(&on, session, {}, like);
 }
 
 void Play::prefill(bool as_text) {
   Line& on = line();
-  const kv_call_options o = call_options();
+  const kv_control o = control();
   const std::string read = text();
   const uint8_t times = recipe_.byte();
   std::vector<int32_t> ids;
@@ -70,51 +71,50 @@ void Play::prefill(bool as_text) {
 void Play::generate() {
   Line& on = line();
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   const uint8_t how = recipe_.byte();
   const std::string question = text();
   const char* stops[] = {"ab", "\xC3"};
   o.max_tokens = 1 + how % 4;
-  o.keep = how / 4 % 2;
+  const bool keep = how / 4 % 2;
+  o.flags = keep ? KV_KEEP_TURN : 0;
   o.temperature = how / 8 % 2 ? 1.5f : 0;
   o.stop = stops, o.stop_count = how / 16 % 3;
-  o.cancel = armed_.fired ? stage_.fired : nullptr;
-  o.progress = on_progress, o.progress_user = this;
+  const kv_control c = control();
   const auto before = outlook(&on);
   const std::size_t had = on.tokens.size();
   kv_answer answer{};
   answer.struct_size = sizeof answer;
   const kv_status status = guarded(
       "kv_generate", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
-        return kv_generate(on.session, question.data(), question.size(), &o, on_text, this, &answer,
-                           e);
+        return kv_generate(on.session, question.data(), question.size(), &o, &c, on_text, this,
+                           &answer, e);
       });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  take_added(&on, o.keep ? question.size() + o.max_tokens + 64 : 0);
+  take_added(&on, keep ? question.size() + o.max_tokens + 64 : 0);
   require(status != KV_OK || answer.answer_tokens <= o.max_tokens,
           "an answer of at most so many tokens");
   require(status != KV_BAD_STATE || (had == 0 && question.empty()), "there is something to answer");
-  if (on.tokens.size() == had && (!o.keep || (status != KV_OK && status != KV_CANCELLED)))
+  if (on.tokens.size() == had && (!keep || (status != KV_OK && status != KV_CANCELLED)))
     check_outlook(on, before);
-  if (o.keep) on.outlook.reset();
-  if (o.keep && (status == KV_OK || on.tokens.size() > had))
-    on.asked_at = std::min(on.asked_at, had);
+  if (keep) on.outlook.reset();
+  if (keep && (status == KV_OK || on.tokens.size() > had)) on.asked_at = std::min(on.asked_at, had);
 }
 
 void Play::next() {
   Line& on = line();
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   const uint8_t how = recipe_.byte();
   o.temperature = how % 2 ? 0.7f : 0;
   o.repetition_penalty = how / 2 % 2 ? 1.3f : 1;
   o.top_k = how / 4 % 4;
-  o.cancel = armed_.fired ? stage_.fired : nullptr;
+  const kv_control c = control();
   const auto before = outlook(&on);
   int32_t token = -7, end = -7;
   const kv_status status =
-      guarded("kv_next", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL},
-              [&](kv_error* e) { return kv_next(on.session, &o, &token, &end, e); });
+      guarded("kv_session_next", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL},
+              [&](kv_error* e) { return kv_session_next(on.session, &o, &c, &token, &end, e); });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
   require(status != KV_BAD_STATE || on.tokens.empty(), "only an empty sequence has no next token");
   require(status != KV_OK || !on.tokens.empty(), "nothing follows nothing");
@@ -133,8 +133,9 @@ void Play::rewind() {
   Line& on = line();
   const uint64_t to = recipe_.number(2) % (on.tokens.size() + 3);
   const auto before = outlook(&on);
-  const kv_status status = guarded("kv_rewind", &on, {KV_BAD_ARGUMENT},
-                                   [&](kv_error* e) { return kv_rewind(on.session, to, e); });
+  const kv_status status = guarded("kv_session_rewind", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
+    return kv_session_rewind(on.session, to, e);
+  });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
   require((status == KV_BAD_ARGUMENT) == (to > on.tokens.size()), "back is within the sequence");
   if (status == KV_OK) on.tokens.resize(to), on.outlook.reset();
@@ -146,8 +147,9 @@ void Play::rewind() {
 void Play::fork() {
   Line &from = line(), &to = line();
   kv_session* session = nullptr;
-  const kv_status status = guarded("kv_fork", &from, {KV_BAD_ARGUMENT},
-                                   [&](kv_error* e) { return kv_fork(from.session, &session, e); });
+  const kv_status status = guarded("kv_session_fork", &from, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
+    return kv_session_fork(from.session, &session, e);
+  });
   require((status == KV_OK) == (session != nullptr) &&
               (status == KV_OK || from.session == nullptr || failed_),
           "a fork or an error");
@@ -162,14 +164,14 @@ void Play::fork() {
 void Play::save() {
   Line& on = line();
   const std::size_t file = recipe_.byte() % files;
-  const kv_call_options o = call_options();
+  const kv_control o = control();
   const auto before = outlook(&on);
   const kv_status status = guarded("kv_save", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
     return kv_save(on.session, path(file).c_str(), &o, e);
   });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
   if (status == KV_OK)
-    files_[file] = {true, on.damaged, false, on.tokens, on.asked_at, on.options.kv_type};
+    files_[file] = {true, on.damaged, false, on.tokens, on.asked_at, on.options.precision};
   require(std::filesystem::exists(path(file)) == files_[file].exists,
           "the old file or the new one");
   check_outlook(on, before);
@@ -181,12 +183,13 @@ void Play::load() {
   const uint8_t which = recipe_.byte(), how = recipe_.byte();
   const bool is_long = file == files;
   Line like;
-  like.options = options_of(choices[which % std::size(choices)], is_long ? long_context : context,
-                            memory(how / 8), stage_.spill.c_str());
-  if (is_long && takes_long(like.options.strategy)) like.options.strategy = "flat";
+  Choice choice = choices[which % std::size(choices)];
+  if (is_long && takes_long(choice.strategy)) choice.strategy = "flat";
+  like.options =
+      options_of(choice, is_long ? long_context : context, memory(how / 8), stage_.spill.c_str());
   like.damaged = !is_long && files_[file].may_be_damaged();
-  kv_call_options o = call_options();
-  o.flags = how % 2;
+  kv_control o = control();
+  o.flags = how % 2 ? KV_VERIFY : 0;
   const uint64_t prefix = how / 2 % 4 == 3 ? recipe_.number(2) % 300 : 0;
   kv_session* session = nullptr;
   const kv_status status = guarded(
@@ -199,7 +202,7 @@ void Play::load() {
           "a file that is there is found");
   if (!session) return;
   std::vector<int32_t> tokens = tokens_of(session);
-  if (!is_long) like.options.kv_type = files_[file].kv_type;
+  if (!is_long) like.options.precision = files_[file].precision;
   if (!is_long && tokens.size() > files_[file].asked_at) like.asked_at = files_[file].asked_at;
   require(is_long || begins_with(files_[file].tokens, tokens), "the tokens that were saved");
   require(tokens.size() == (prefix    ? prefix
@@ -214,16 +217,29 @@ void Play::set_strategy() {
   const Choice& choice = choices[recipe_.byte() % std::size(choices)];
   const uint8_t budget = recipe_.byte();
   if (on.tokens.size() > context && takes_long(choice.strategy)) return;
+  kv_strategy* made = nullptr;
+  if (budget % 8 == 7) {
+    const kv_status status =
+        guarded("kv_strategy_create", nullptr, {KV_BAD_ARGUMENT},
+                [&](kv_error* e) { return kv_strategy_create("none", &made, e); });
+    return require(status != KV_OK && !made, "a name of no strategy is refused");
+  }
+  const kv_strategy* const decode = decode_of(choice.strategy, budget);
+  if (budget % 16 == 8) {
+    require(kv_strategy_create(choice.strategy, &made, nullptr) == KV_OK, "a known strategy");
+    const strategies::Owned owner(made);
+    const kv_status status = guarded(
+        "kv_strategy_set", nullptr, {KV_BAD_ARGUMENT},
+        [&](kv_error* e) { return kv_strategy_set(made, KV_PARAM_BUDGET_FRACTION, 1.5, e); });
+    return require(status != KV_OK, "no budget is more than everything");
+  }
   const kv_status status =
-      guarded("kv_session_set_strategy", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
-        return kv_session_set_strategy(on.session, budget % 8 == 7 ? "none" : choice.strategy,
-                                       budget, budget % 16 == 8 ? 0.5 : 0, e);
-      });
+      guarded("kv_session_set_strategy", &on, {KV_BAD_ARGUMENT},
+              [&](kv_error* e) { return kv_session_set_strategy(on.session, decode, e); });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
-  require((status == KV_BAD_ARGUMENT) == (budget % 8 == 7 || budget % 16 == 8),
-          "a known strategy and one budget");
+  require(status != KV_BAD_ARGUMENT, "a strategy that exists is accepted");
   if (status == KV_OK) {
-    on.options.strategy = choice.strategy, on.options.budget_tokens = budget;
+    on.options.decode = decode;
     on.outlook.reset();
   } else {
     check_outlook(on, on.outlook);
@@ -232,15 +248,15 @@ void Play::set_strategy() {
 
 void Play::score() {
   Line& on = line();
-  const kv_call_options o = call_options();
+  const kv_control o = control();
   const std::string read = text();
   std::vector<int32_t> ids;
   for (const char c : read.substr(0, 6)) ids.push_back(static_cast<unsigned char>(c));
   std::vector<float> found(ids.size(), 7);
   const auto before = outlook(&on);
-  const kv_status status =
-      guarded("kv_score", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
-        return kv_score(on.session, ids.data(), ids.size(), found.data(), &o, e);
+  const kv_status status = guarded(
+      "kv_session_score", &on, {KV_BAD_ARGUMENT, KV_BAD_STATE, KV_CONTEXT_FULL}, [&](kv_error* e) {
+        return kv_session_score(on.session, ids.data(), ids.size(), found.data(), &o, e);
       });
   if (!on.session) return require(status == KV_BAD_ARGUMENT, "there is no session");
   for (const float x : found)
@@ -251,10 +267,11 @@ void Play::score() {
 
 void Play::prepare() {
   Line& on = line();
-  const kv_call_options o = call_options();
+  const kv_control o = control();
   const auto before = outlook(&on);
-  const kv_status status = guarded("kv_prepare", &on, {KV_BAD_ARGUMENT},
-                                   [&](kv_error* e) { return kv_prepare(on.session, &o, e); });
+  const kv_status status = guarded("kv_session_prepare", &on, {KV_BAD_ARGUMENT}, [&](kv_error* e) {
+    return kv_session_prepare(on.session, &o, e);
+  });
   if (on.session) check_outlook(on, before);
   else require(status == KV_BAD_ARGUMENT, "there is no session");
 }
@@ -268,6 +285,7 @@ void Play::pass_null() {
   };
   switch (recipe_.byte() % 12) {
     case 0:
+      refused(kv_session_get_stats(s, nullptr, nullptr));
       refused(kv_session_open(stage_.model, nullptr, nullptr, nullptr));
       break;
     case 1:
@@ -280,22 +298,22 @@ void Play::pass_null() {
       refused(kv_prefill_logits(s, nullptr, 3, nullptr, nullptr, nullptr));
       break;
     case 4:
-      refused(kv_generate(s, nullptr, 3, nullptr, nullptr, nullptr, nullptr, nullptr));
+      refused(kv_generate(s, nullptr, 3, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr));
       break;
     case 5:
-      refused(kv_next(s, nullptr, nullptr, nullptr, nullptr));
+      refused(kv_session_next(s, nullptr, nullptr, nullptr, nullptr, nullptr));
       break;
     case 6:
-      refused(kv_score(s, nullptr, 3, nullptr, nullptr, nullptr));
+      refused(kv_session_score(s, nullptr, 3, nullptr, nullptr, nullptr));
       break;
     case 7:
       refused(kv_session_tokens(s, nullptr, 3, &count, nullptr));
       break;
     case 8:
-      refused(kv_fork(s, nullptr, nullptr));
+      refused(kv_session_fork(s, nullptr, nullptr));
       break;
     case 9:
-      refused(kv_stats(s, nullptr, 3, &count, nullptr));
+      refused(kv_session_stats_json(s, nullptr, 3, &count, nullptr));
       break;
     case 10:
       refused(kv_save(s, nullptr, nullptr, nullptr));
@@ -312,10 +330,13 @@ void Play::look() {
   if (!on.session) return;
   char json[30000];
   std::size_t size = 0;
-  require(kv_stats(on.session, json, sizeof json, &size, nullptr) == KV_OK, "statistics");
-  require(std::strstr(json, ("\"tokens\":" + std::to_string(on.tokens.size()) + ",").c_str()) !=
-              nullptr,
-          "they tell of this sequence");
+  require(kv_session_stats_json(on.session, json, sizeof json, &size, nullptr) == KV_OK,
+          "statistics");
+  kv_session_stats stats;
+  kv_init(&stats, sizeof stats);
+  require(kv_session_get_stats(on.session, &stats, nullptr) == KV_OK &&
+              stats.tokens == on.tokens.size(),
+          "they are of this sequence");
   const std::size_t capacity = recipe_.byte();
   std::vector<int32_t> some(capacity, -7);
   const kv_status status = kv_session_tokens(on.session, some.data(), capacity, &size, nullptr);
@@ -356,10 +377,10 @@ void Play::use_files() {
   const std::size_t from = recipe_.byte() % (files + 1), to = recipe_.byte() % files;
   const uint8_t what = recipe_.byte() % 4;
   const bool there = from == files || files_[from].exists;
-  const kv_call_options o = call_options();
+  const kv_control o = control();
   Line like;
   like.damaged = from != files && files_[from].may_be_damaged();
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   const auto refuse = [&](kv_status status) {
     require(there ? status != KV_NOT_FOUND : status != KV_OK, "a file that is there is found");
@@ -377,17 +398,13 @@ void Play::use_files() {
       require(info.tokens == files_[from].tokens.size(), "a file says how many tokens it has");
   } else if (from != files) {
     const std::string packed = stage_.folder.file("packed");
-    kv_pack_options p;
-    kv_pack_options_init(&p, sizeof p);
-    p.cancel = o.cancel, p.progress = o.progress, p.progress_user = o.progress_user;
     kv_status status = guarded("kv_pack", &like, {KV_NOT_FOUND}, [&](kv_error* e) {
-      return kv_pack(path(from).c_str(), packed.c_str(), &p, e);
+      return kv_pack(path(from).c_str(), packed.c_str(), 0, &o, e);
     });
     refuse(status);
     require(std::filesystem::exists(packed) == (status == KV_OK), "a packed document or an error");
     if (status == KV_OK) {
-      p.cancel = nullptr, p.progress = nullptr;
-      require(kv_unpack(packed.c_str(), path(to).c_str(), &p, nullptr) == KV_OK,
+      require(kv_unpack(packed.c_str(), path(to).c_str(), nullptr, nullptr) == KV_OK,
               "what was packed is restored");
       files_[to] = File(files_[from]);
       require(read_file(path(from)) == read_file(path(to)), "bit for bit");
@@ -416,7 +433,7 @@ void Play::use_library() {
   const uint8_t what = recipe_.byte();
   if (!library_) {
     kv_library_options o;
-    kv_library_options_init(&o, sizeof o);
+    kv_init(&o, sizeof o);
     o.max_bytes = what / 8 % 4 == 3 ? 600'000 : 0;
     (void)guarded("kv_library_open", nullptr, {}, [&](kv_error* e) {
       return kv_library_open(stage_.library_path.c_str(), &o, &library_, e);
@@ -431,10 +448,9 @@ void Play::use_library() {
     like.options =
         options_of(choices[recipe_.byte() % std::size(choices)], context, 0, stage_.spill.c_str());
     kv_library_session_options o;
-    kv_library_session_options_init(&o, sizeof o);
+    kv_init(&o, sizeof o);
     o.session = &like.options, o.name = name;
-    o.cancel = armed_.fired ? stage_.fired : nullptr;
-    o.progress = on_progress, o.progress_user = this;
+    const kv_control c = control();
     std::string read = text();
     for (int i = what / 32; i > 0 && read.size() < 300; --i) read += read;
     kv_session* session = nullptr;
@@ -442,8 +458,8 @@ void Play::use_library() {
     result.struct_size = sizeof result;
     const kv_status status = guarded(
         "kv_library_session", nullptr, {KV_BAD_ARGUMENT, KV_CONTEXT_FULL}, [&](kv_error* e) {
-          return kv_library_session(library_, stage_.model, read.data(), read.size(), &o, &session,
-                                    &result, e);
+          return kv_library_session(library_, stage_.model, read.data(), read.size(), &o, &c,
+                                    &session, &result, e);
         });
     require((status == KV_OK) == (session != nullptr), "a session or an error");
     if (!session) return;

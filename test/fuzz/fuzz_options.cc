@@ -4,10 +4,12 @@
 // An input is one byte, which call, and then bytes that are laid over the default options
 // (exclusive or, so that zeros are the defaults), how long the struct says it is, and which of the
 // target's own strings and functions its pointers lead to.
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 
+#include "../strategies.h"
 #include "../temp_folder.h"
 #include "tiny_model.h"
 
@@ -28,7 +30,7 @@ class Struct {
  public:
   T value;
 
-  Struct(Recipe* recipe, void (*init)(T*, std::size_t)) {
+  explicit Struct(Recipe* recipe, void (*init)(void*, std::size_t) = kv_init) {
     init(&value, sizeof value);
     const std::string_view over = recipe->text();
     auto* bytes = reinterpret_cast<unsigned char*>(&value);
@@ -78,17 +80,18 @@ struct Stage {
 
   Stage() {
     write_tiny_model(model_path);
-    require(kv_open(model_path.c_str(), nullptr, &model, nullptr) == KV_OK, "the tiny model");
+    require(kv_open(model_path.c_str(), nullptr, nullptr, &model, nullptr) == KV_OK,
+            "the tiny model");
     for (int i = 0; i < 150; ++i) tokens.push_back(i * 7 % 256);
     kv_session_options o;
-    kv_session_options_init(&o, sizeof o);
-    o.threads = 1, o.context = 200, o.window = 8;
+    kv_init(&o, sizeof o);
+    o.threads = 1, o.context_tokens = 200, o.window_tokens = 8;
     require(kv_session_open(model, &o, &session, nullptr) == KV_OK, "a session");
     require(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, nullptr) ==
                 KV_OK,
             "a sequence");
     require(kv_save(session, saved.c_str(), nullptr, nullptr) == KV_OK &&
-                kv_pack(saved.c_str(), packed.c_str(), nullptr, nullptr) == KV_OK,
+                kv_pack(saved.c_str(), packed.c_str(), 0, nullptr, nullptr) == KV_OK,
             "files");
     require(
         kv_cancel_create(&quiet, nullptr) == KV_OK && kv_cancel_create(&fired, nullptr) == KV_OK,
@@ -101,6 +104,41 @@ struct Stage {
     kv_cancel_release(quiet), kv_cancel_release(fired);
   }
   // A string, or none, for the pointer of an option.
+  // A strategy, or none, with any parameters. One that is refused changes nothing.
+  strategies::Owned strategy(Recipe* recipe, std::size_t slot) {
+    static constexpr double values[] = {0, 1, 0.5, 16, 64, 1e-300, 1e18, -1, HUGE_VAL, NAN};
+    const char* const chosen = name(recipe, slot);
+    kv_strategy* made = nullptr;
+    kv_error error{};
+    if (!chosen) return nullptr;
+    const kv_status status = check_status(
+        "kv_strategy_create", kv_strategy_create(chosen, &made, &error), error, {KV_BAD_ARGUMENT});
+    require((status == KV_OK) == (made != nullptr), "a strategy or an error");
+    if (!made) return nullptr;
+    for (int n = recipe->byte() % 4; n > 0; --n) {
+      const uint8_t which = recipe->byte(), how = recipe->byte();
+      const uint32_t param = which < 128 ? which : 1000u + which % 8;
+      double value = how < std::size(values) ? values[how] : 0, before = 7, after = 7;
+      if (how >= std::size(values)) {
+        const uint64_t bits = recipe->number(8);
+        std::memcpy(&value, &bits, sizeof value);
+      }
+      const bool known = kv_strategy_get(made, param, &before, nullptr) == KV_OK;
+      const kv_status set = check_status(
+          "kv_strategy_set", kv_strategy_set(made, param, value, &error), error, {KV_BAD_ARGUMENT});
+      require(known || set == KV_BAD_ARGUMENT, "a strategy has its parameters");
+      require((kv_strategy_get(made, param, &after, nullptr) == KV_OK) == known, "and keeps them");
+      require(set == KV_OK ? after == after : std::memcmp(&before, &after, sizeof before) == 0,
+              "a value that is refused changes nothing, and NaN is refused");
+    }
+    if (const uint8_t layers = recipe->byte(); layers > 0) {
+      const uint32_t list[] = {layers % 4u, layers / 4 % 8u, layers / 32u};
+      check_status("kv_strategy_set_layers",
+                   kv_strategy_set_layers(made, list, 1 + layers % 3u, &error), error,
+                   {KV_BAD_ARGUMENT});
+    }
+    return strategies::Owned(made);
+  }
   const char* name(Recipe* recipe, std::size_t slot) {
     static constexpr const char* names[] = {
         nullptr,   "auto", "full", "window",     "quest", "flat",          "dipr",
@@ -130,53 +168,64 @@ void few_threads(T* options) {
   if (options->threads > max_threads && options->threads < 256) options->threads = max_threads;
 }
 
-// What the options of calls and of packing have alike.
-template <class T>
-void set_call(const Stage& stage, Recipe* recipe, T* options) {
+void set_call(const Stage& stage, Recipe* recipe, kv_control* options) {
   const uint8_t pointers = recipe->byte();
   options->cancel = stage.cancel(pointers);
   options->progress = stage.progress(pointers / 3);
 }
 
-void set_pointers(Stage* stage, Recipe* recipe, kv_session_options* o) {
+// Strategies live until the session is opened, which copies them.
+struct Strategies {
+  strategies::Owned decode, prefill;
+};
+
+Strategies set_pointers(Stage* stage, Recipe* recipe, kv_session_options* o) {
   few_threads(o);
-  o->strategy = stage->name(recipe, 0);
-  o->filter_layers = stage->name(recipe, 1);
-  o->prefill_strategy = stage->name(recipe, 2);
+  Strategies made{stage->strategy(recipe, 0), stage->strategy(recipe, 1)};
+  o->decode = made.decode.get();
+  o->prefill = made.prefill.get();
+  o->instructions = stage->name(recipe, 2);
   const uint8_t rest = recipe->byte();
-  o->spill_folder = rest % 4 == 1 ? "/nowhere" : stage->folder.path().c_str();
+  o->spill_directory = rest % 4 == 1 ? "/nowhere" : stage->folder.path().c_str();
   o->log = rest % 8 > 4 ? take_log : nullptr;
+  return made;
 }
 
 // What a session that was opened does with them.
-void use(Stage* stage, kv_session* session) {
+void use(Stage* stage, kv_session* session, bool instructed) {
   kv_error error{};
   uint64_t done = 0;
   kv_status status = kv_prefill_tokens(session, stage->tokens.data(), stage->tokens.size(), nullptr,
                                        &done, &error);
-  check_status("kv_prefill_tokens", status, error, {KV_CONTEXT_FULL, KV_LIMIT});
+  check_status("kv_prefill_tokens", status, error, {KV_CONTEXT_FULL, KV_LIMIT, KV_BAD_STATE});
+  require(status != KV_BAD_STATE || instructed, "tokens do not begin a session with instructions");
   require(status != KV_CONTEXT_FULL || done == 0, "what does not fit is not begun");
   const std::size_t count = count_of(session);
   int32_t token = -1, end = -1;
-  status = check_status("kv_next", kv_next(session, nullptr, &token, &end, &error), error,
+  status = check_status("kv_session_next",
+                        kv_session_next(session, nullptr, nullptr, &token, &end, &error), error,
                         {KV_CONTEXT_FULL, KV_LIMIT, KV_BAD_STATE});
   require(count_of(session) == count + (status == KV_OK), "one token more");
   kv_generate_options ask;
-  kv_generate_options_init(&ask, sizeof ask);
+  kv_init(&ask, sizeof ask);
   ask.max_tokens = 2;
-  status = kv_generate(session, "a", 1, &ask, take_text, nullptr, nullptr, &error);
+  status = kv_generate(session, "a", 1, &ask, nullptr, take_text, nullptr, nullptr, &error);
   check_status("kv_generate", status, error, {KV_CONTEXT_FULL, KV_LIMIT});
   require(count_of(session) == count + (token >= 0), "the sequence is back where it was");
-  check_status("kv_prepare", kv_prepare(session, nullptr, &error), error, {KV_LIMIT});
+  check_status("kv_session_prepare", kv_session_prepare(session, nullptr, &error), error,
+               {KV_LIMIT});
   char json[20000];
   std::size_t size = 0;
-  check_status("kv_stats", kv_stats(session, json, sizeof json, &size, &error), error, {});
+  check_status("kv_session_stats_json",
+               kv_session_stats_json(session, json, sizeof json, &size, &error), error, {});
   require(size <= sizeof json && std::strlen(json) == size - 1, "all of the statistics");
 }
 
 void open_session(Stage* stage, Recipe* recipe, bool load) {
-  Struct<kv_session_options> options(recipe, kv_session_options_init);
-  set_pointers(stage, recipe, &options.value);
+  Struct<kv_session_options> options(recipe);
+  Strategies made = set_pointers(stage, recipe, &options.value);
+  const bool instructed = options.has(offsetof(kv_session_options, instructions) + sizeof(void*)) &&
+                          options.value.instructions && *options.value.instructions;
   const kv_session_options* given = options.given();
   const auto tokens = load ? recipe->number(1) : 0;
   kv_error error{};
@@ -185,60 +234,63 @@ void open_session(Stage* stage, Recipe* recipe, bool load) {
                                                  nullptr, &session, &error)
                                 : kv_session_open(stage->model, given, &session, &error);
   check_status(load ? "kv_load_prefix" : "kv_session_open", status, error,
-               {KV_BAD_ARGUMENT, KV_LIMIT, KV_NOT_FOUND, KV_CONTEXT_FULL});
+               {KV_BAD_ARGUMENT, KV_LIMIT, KV_NOT_FOUND, KV_CONTEXT_FULL, KV_MODEL_MISMATCH});
+  require(status != KV_MODEL_MISMATCH || (load && instructed), "the file has no instructions");
+  made = {};
   require((status == KV_OK) == (session != nullptr), "a session or an error");
   if (!session) return;
   require(!load || count_of(session) == (tokens ? tokens : stage->tokens.size()),
           "the tokens that were asked for");
-  use(stage, session);
+  use(stage, session, instructed);
   kv_session_close(session);
 }
 
 void set_strategy(Stage* stage, Recipe* recipe) {
-  const char* strategy = stage->name(recipe, 0);
-  const uint64_t budget = recipe->number(8), bits = recipe->number(8);
-  double fraction = 0;
-  std::memcpy(&fraction, &bits, sizeof fraction);
+  strategies::Owned decode = stage->strategy(recipe, 0);
   kv_session* session = nullptr;
-  require(kv_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
+  require(kv_session_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
   kv_error error{};
-  check_status("kv_session_set_strategy",
-               kv_session_set_strategy(session, strategy, budget, fraction, &error), error,
+  check_status("kv_session_set_strategy", kv_session_set_strategy(session, decode.get(), &error),
+               error, {KV_BAD_ARGUMENT});
+  decode.reset();
+  check_status("kv_session_measure", kv_session_measure(session, recipe->byte(), &error), error,
                {KV_BAD_ARGUMENT});
   int32_t token = -1;
-  require(kv_next(session, nullptr, &token, nullptr, nullptr) == KV_OK,
+  require(kv_session_next(session, nullptr, nullptr, &token, nullptr, nullptr) == KV_OK,
           "a strategy that was accepted works, and a refused one changed nothing");
   kv_session_close(session);
 }
 
 void generate(Stage* stage, Recipe* recipe, bool next) {
-  Struct<kv_generate_options> options(recipe, kv_generate_options_init);
+  Struct<kv_generate_options> options(recipe);
   const uint8_t pointers = recipe->byte();
   const char* stops[] = {stage->name(recipe, 0), stage->name(recipe, 1)};
   options.value.stop = pointers / 27 % 2 ? stops : nullptr;
   if (options.value.stop_count > 2 && options.value.stop) options.value.stop_count %= 3;
-  options.value.cancel = stage->cancel(pointers);
-  options.value.progress = stage->progress(pointers / 3);
+  Struct<kv_control> control(recipe);
+  control.value.cancel = stage->cancel(pointers);
+  control.value.progress = stage->progress(pointers / 3);
+  const kv_control* const controlled = control.given();
   const std::string question(recipe->text());
   kv_session* session = nullptr;
-  require(kv_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
+  require(kv_session_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
   const std::size_t before = count_of(session);
   const kv_generate_options* given = options.given();
   kv_error error{};
   if (next) {
     int32_t token = -1;
-    const kv_status status = kv_next(session, given, &token, nullptr, &error);
-    check_status("kv_next", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
+    const kv_status status = kv_session_next(session, given, controlled, &token, nullptr, &error);
+    check_status("kv_session_next", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
     require((status == KV_OK) == (token >= 0) && count_of(session) == before + (status == KV_OK),
             "a token or an error");
   } else {
     kv_answer answer{};
     answer.struct_size = sizeof answer;
     const kv_status status = kv_generate(session, question.data(), question.size(), given,
-                                         take_text, nullptr, &answer, &error);
+                                         controlled, take_text, nullptr, &answer, &error);
     check_status("kv_generate", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED, KV_CONTEXT_FULL});
-    const bool keeps =
-        options.has(offsetof(kv_generate_options, keep) + 4) && options.value.keep == 1;
+    const bool keeps = options.has(offsetof(kv_generate_options, flags) + 4) &&
+                       (options.value.flags & KV_KEEP_TURN);
     require(keeps || count_of(session) == before, "the sequence is back where it was");
     require(count_of(session) >= before && count_of(session) <= 200,
             "the sequence only grows, up to its context");
@@ -249,21 +301,22 @@ void generate(Stage* stage, Recipe* recipe, bool next) {
 }
 
 void call(Stage* stage, Recipe* recipe) {
-  Struct<kv_call_options> options(recipe, kv_call_options_init);
+  Struct<kv_control> options(recipe);
   set_call(*stage, recipe, &options.value);
-  const kv_call_options* given = options.given();
+  const kv_control* given = options.given();
   kv_session *session = nullptr, *loaded = nullptr;
-  require(kv_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
+  require(kv_session_fork(stage->session, &session, nullptr) == KV_OK, "a fork");
   kv_error error{};
   uint64_t done = 99;
   check_status("kv_prefill", kv_prefill(session, "ab ab", 5, given, &done, nullptr, &error), error,
                {KV_BAD_ARGUMENT, KV_CANCELLED});
   require(count_of(session) == 150 + done, "tokens_done is what was added");
-  check_status("kv_prepare", kv_prepare(session, given, &error), error,
+  check_status("kv_session_prepare", kv_session_prepare(session, given, &error), error,
                {KV_BAD_ARGUMENT, KV_CANCELLED});
   float logarithms[2];
-  check_status("kv_score", kv_score(session, stage->tokens.data(), 2, logarithms, given, &error),
-               error, {KV_BAD_ARGUMENT, KV_CANCELLED});
+  check_status("kv_session_score",
+               kv_session_score(session, stage->tokens.data(), 2, logarithms, given, &error), error,
+               {KV_BAD_ARGUMENT, KV_CANCELLED});
   const kv_status saved = kv_save(session, stage->other.c_str(), given, &error);
   check_status("kv_save", saved, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
   require(std::filesystem::exists(stage->other) == (saved == KV_OK), "a file or an error");
@@ -278,14 +331,15 @@ void call(Stage* stage, Recipe* recipe) {
 }
 
 void packing(Stage* stage, Recipe* recipe) {
-  Struct<kv_pack_options> options(recipe, kv_pack_options_init);
+  const uint32_t level = recipe->word();
+  Struct<kv_control> options(recipe);
   set_call(*stage, recipe, &options.value);
-  const kv_pack_options* given = options.given();
+  const kv_control* given = options.given();
   kv_error error{};
   for (const bool back : {false, true}) {
     const kv_status status =
         back ? kv_unpack(stage->packed.c_str(), stage->other.c_str(), given, &error)
-             : kv_pack(stage->saved.c_str(), stage->other.c_str(), given, &error);
+             : kv_pack(stage->saved.c_str(), stage->other.c_str(), level, given, &error);
     check_status(back ? "kv_unpack" : "kv_pack", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
     require(std::filesystem::exists(stage->other) == (status == KV_OK), "a file or an error");
     std::filesystem::remove(stage->other);
@@ -293,20 +347,24 @@ void packing(Stage* stage, Recipe* recipe) {
 }
 
 void open_model(Stage* stage, Recipe* recipe) {
-  Struct<kv_model_options> options(recipe, kv_model_options_init);
+  Struct<kv_model_options> options(recipe);
   options.value.chat_format = stage->name(recipe, 0);
   options.value.log = recipe->byte() % 2 ? take_log : nullptr;
   options.value.device = nullptr;
+  options.value.hash_directory = nullptr;
+  Struct<kv_control> control(recipe);
+  set_call(*stage, recipe, &control.value);
   kv_model* model = nullptr;
   kv_error error{};
-  const kv_status status = kv_open(stage->model_path.c_str(), options.given(), &model, &error);
-  check_status("kv_open", status, error, {KV_BAD_ARGUMENT});
+  const kv_status status =
+      kv_open(stage->model_path.c_str(), options.given(), control.given(), &model, &error);
+  check_status("kv_open", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED});
   require((status == KV_OK) == (model != nullptr), "a model or an error");
   kv_close(model);
 }
 
 void library(Stage* stage, Recipe* recipe) {
-  Struct<kv_library_options> options(recipe, kv_library_options_init);
+  Struct<kv_library_options> options(recipe);
   options.value.log = recipe->byte() % 2 ? take_log : nullptr;
   kv_library* opened = nullptr;
   kv_error error{};
@@ -314,19 +372,20 @@ void library(Stage* stage, Recipe* recipe) {
   check_status("kv_library_open", status, error, {KV_BAD_ARGUMENT});
   require((status == KV_OK) == (opened != nullptr), "a library or an error");
   if (!opened) return;
-  Struct<kv_library_session_options> asked(recipe, kv_library_session_options_init);
-  Struct<kv_session_options> inner(recipe, kv_session_options_init);
-  set_pointers(stage, recipe, &inner.value);
+  Struct<kv_library_session_options> asked(recipe);
+  Struct<kv_session_options> inner(recipe);
+  const Strategies made = set_pointers(stage, recipe, &inner.value);
   const uint8_t pointers = recipe->byte();
   asked.value.session = pointers / 9 % 2 ? inner.given() : nullptr;
-  asked.value.cancel = stage->cancel(pointers);
-  asked.value.progress = stage->progress(pointers / 3);
+  Struct<kv_control> control(recipe);
+  control.value.cancel = stage->cancel(pointers);
+  control.value.progress = stage->progress(pointers / 3);
   asked.value.name = stage->name(recipe, 3);
   kv_session* session = nullptr;
   kv_library_result result{};
   result.struct_size = sizeof result;
-  status = kv_library_session(opened, stage->model, "ab abc", 6, asked.given(), &session, &result,
-                              &error);
+  status = kv_library_session(opened, stage->model, "ab abc", 6, asked.given(), control.given(),
+                              &session, &result, &error);
   check_status("kv_library_session", status, error,
                {KV_BAD_ARGUMENT, KV_CANCELLED, KV_CONTEXT_FULL, KV_LIMIT, KV_NOT_FOUND});
   require((status == KV_OK) == (session != nullptr), "a session or an error");
@@ -336,9 +395,11 @@ void library(Stage* stage, Recipe* recipe) {
 }
 
 void use_cache(Recipe* recipe, const kv_cache_shape& shape, kv_cache* cache, Stage* stage) {
-  Struct<kv_cache_attention_options> options(recipe, kv_cache_attention_options_init);
-  options.value.cancel = stage->cancel(recipe->byte());
+  Struct<kv_cache_attention_options> options(recipe);
+  Struct<kv_control> control(recipe);
+  set_call(*stage, recipe, &control.value);
   const kv_cache_attention_options* given = options.given();
+  const kv_control* controlled = control.given();
   const uint32_t tokens = 1 + recipe->byte() % 40, type = recipe->byte() % 3;
   const std::size_t number = type == KV_F32 ? 4 : 2,
                     kv = std::size_t{tokens} * shape.kv_heads * shape.head_dim,
@@ -356,33 +417,33 @@ void use_cache(Recipe* recipe, const kv_cache_shape& shape, kv_cache* cache, Sta
       check_status("kv_cache_update", status, error,
                    {KV_BAD_ARGUMENT, KV_CONTEXT_FULL, KV_BAD_STATE, KV_LIMIT, KV_NO_SPACE, KV_IO});
       if (status != KV_OK) return;
-      status =
-          kv_cache_attention(cache, layer, type, queries.data(), out.data(), tokens, given, &error);
+      status = kv_cache_attention(cache, layer, type, queries.data(), out.data(), tokens, given,
+                                  controlled, &error);
       check_status("kv_cache_attention", status, error,
                    {KV_BAD_ARGUMENT, KV_CANCELLED, KV_BAD_STATE});
     }
   }
   char json[2000];
   std::size_t size = 0;
-  require(kv_cache_stats(cache, json, sizeof json, &size, nullptr) == KV_OK, "statistics");
+  require(kv_cache_stats_json(cache, json, sizeof json, &size, nullptr) == KV_OK, "statistics");
   check_status("kv_cache_truncate", kv_cache_truncate(cache, recipe->byte(), &error), error,
                {KV_BAD_ARGUMENT});
 }
 
 void cache(Stage* stage, Recipe* recipe) {
-  const auto init = [](kv_cache_shape* s, std::size_t) {
-    *s = {};
-    s->struct_size = sizeof *s;
+  const auto init = [](void* shape, std::size_t size) {
+    auto* const s = static_cast<kv_cache_shape*>(shape);
+    kv_init(s, size);
     s->layers = 2, s->heads = 4, s->kv_heads = 2, s->head_dim = 8, s->max_tokens = 300;
   };
   Struct<kv_cache_shape> shape(recipe, init);
-  Struct<kv_cache_options> options(recipe, kv_cache_options_init);
+  Struct<kv_cache_options> options(recipe);
   few_threads(&options.value);
-  options.value.strategy = stage->name(recipe, 0);
-  options.value.filter_layers = stage->name(recipe, 1);
+  const strategies::Owned decode = stage->strategy(recipe, 0);
+  options.value.decode = decode.get();
   // the input's bytes: no byte more says which folder
-  const auto over = reinterpret_cast<std::uintptr_t>(options.value.spill_folder);
-  options.value.spill_folder = over % 4 == 1 ? "/nowhere" : stage->folder.path().c_str();
+  const auto over = reinterpret_cast<std::uintptr_t>(options.value.spill_directory);
+  options.value.spill_directory = over % 4 == 1 ? "/nowhere" : stage->folder.path().c_str();
   kv_cache* opened = nullptr;
   kv_error error{};
   const kv_status status = kv_cache_open(shape.given(), options.given(), &opened, &error);
@@ -400,45 +461,48 @@ void cache(Stage* stage, Recipe* recipe) {
 // Result structs are written as far as they say, and no byte more.
 template <class T, class Call>
 void result(Recipe* recipe, const char* name, std::initializer_list<kv_status> allowed, Call ask) {
-  Struct<T> asked(recipe, [](T* r, std::size_t size) {
-    *r = {}, r->struct_size = static_cast<uint32_t>(size);
-  });
+  Struct<T> asked(recipe);
   T* given = const_cast<T*>(asked.given());
   kv_error error{};
   check_status(name, ask(given, &error), error, allowed);
 }
 
 void results(Stage* stage, Recipe* recipe) {
-  switch (recipe->byte() % 6) {
+  switch (recipe->byte() % 7) {
     case 0:
-      result<kv_model_information>(
-          recipe, "kv_model_info", {KV_BAD_ARGUMENT},
-          [&](auto* i, auto* e) { return kv_model_info(stage->model, i, e); });
+      result<kv_model_info>(recipe, "kv_model_get_info", {KV_BAD_ARGUMENT}, [&](auto* i, auto* e) {
+        return kv_model_get_info(stage->model, i, e);
+      });
       break;
     case 1:
-      result<kv_strategy_information>(
-          recipe, "kv_strategy_info", {KV_BAD_ARGUMENT, KV_NOT_FOUND},
-          [&](auto* i, auto* e) { return kv_strategy_info(recipe->byte(), i, e); });
+      result<kv_strategy_info>(
+          recipe, "kv_strategy_list", {KV_BAD_ARGUMENT, KV_NOT_FOUND},
+          [&](auto* i, auto* e) { return kv_strategy_list(recipe->byte(), i, e); });
       break;
     case 2:
-      result<kv_file_information>(
-          recipe, "kv_file_inspect", {KV_BAD_ARGUMENT},
-          [&](auto* i, auto* e) { return kv_file_inspect(stage->saved.c_str(), i, e); });
+      result<kv_file_info>(recipe, "kv_file_inspect", {KV_BAD_ARGUMENT}, [&](auto* i, auto* e) {
+        return kv_file_inspect(stage->saved.c_str(), i, e);
+      });
       break;
     case 3:
-      result<kv_packed_information>(
-          recipe, "kv_packed_inspect", {KV_BAD_ARGUMENT},
-          [&](auto* i, auto* e) { return kv_packed_inspect(stage->packed.c_str(), i, e); });
+      result<kv_packed_info>(recipe, "kv_packed_inspect", {KV_BAD_ARGUMENT}, [&](auto* i, auto* e) {
+        return kv_packed_inspect(stage->packed.c_str(), i, e);
+      });
       break;
     case 4:
       result<kv_answer>(recipe, "kv_generate", {KV_BAD_ARGUMENT}, [&](auto* a, auto* e) {
-        return kv_generate(stage->session, "a", 1, nullptr, nullptr, nullptr, a, e);
+        return kv_generate(stage->session, "a", 1, nullptr, nullptr, nullptr, nullptr, a, e);
       });
       break;
     case 5:
-      result<kv_model_information>(
-          recipe, "kv_model_inspect", {KV_BAD_ARGUMENT},
-          [&](auto* i, auto* e) { return kv_model_inspect(stage->model_path.c_str(), i, e); });
+      result<kv_model_info>(recipe, "kv_model_inspect", {KV_BAD_ARGUMENT}, [&](auto* i, auto* e) {
+        return kv_model_inspect(stage->model_path.c_str(), i, e);
+      });
+      break;
+    case 6:
+      result<kv_session_stats>(
+          recipe, "kv_session_get_stats", {KV_BAD_ARGUMENT},
+          [&](auto* s, auto* e) { return kv_session_get_stats(stage->session, s, e); });
       break;
   }
 }

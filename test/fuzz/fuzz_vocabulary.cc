@@ -233,7 +233,7 @@ void check_text(const kv_model* loaded, const Changed& c, const std::string& tex
 
 void read(kv_model* loaded, const std::string& text) {
   kv_session_options options;
-  kv_session_options_init(&options, sizeof options);
+  kv_init(&options, sizeof options);
   options.threads = 1;
   kv_error error{};
   kv_session* session = nullptr;
@@ -243,12 +243,12 @@ void read(kv_model* loaded, const std::string& text) {
                kv_prefill(session, text.data(), text.size(), nullptr, &done, nullptr, &error),
                error, {KV_UNSUPPORTED, KV_CONTEXT_FULL, KV_CORRUPT});
   kv_generate_options ask;
-  kv_generate_options_init(&ask, sizeof ask);
+  kv_init(&ask, sizeof ask);
   ask.max_tokens = 3;
-  check_status(
-      "kv_generate",
-      kv_generate(session, text.data(), text.size(), &ask, nullptr, nullptr, nullptr, &error),
-      error, {KV_UNSUPPORTED, KV_CONTEXT_FULL, KV_BAD_STATE, KV_CORRUPT});
+  check_status("kv_generate",
+               kv_generate(session, text.data(), text.size(), &ask, nullptr, nullptr, nullptr,
+                           nullptr, &error),
+               error, {KV_UNSUPPORTED, KV_CONTEXT_FULL, KV_BAD_STATE, KV_CORRUPT});
   std::size_t count = 0;
   kv_session_tokens(session, nullptr, 0, &count, nullptr);
   require(count == done, "what was read is in the sequence");
@@ -270,8 +270,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   kv_status status = KV_OK;
   {
     Allocations allocations;
-    status = check_status("kv_open", kv_open(path.c_str(), nullptr, &loaded, &error), error,
-                          {KV_CORRUPT, KV_UNSUPPORTED, KV_LIMIT});
+    status = check_status("kv_open", kv_open(path.c_str(), nullptr, nullptr, &loaded, &error),
+                          error, {KV_CORRUPT, KV_UNSUPPORTED, KV_LIMIT});
     // A byte of a special token's text takes a node of 16 bytes, in an array that doubles.
     require(allocations.largest() <= 32 * std::filesystem::file_size(path) + 65536,
             "memory is bounded by the file's size");
@@ -282,11 +282,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
             "a refused file names itself");
     return 0;
   }
-  kv_model_information info{};
+  kv_model_info info{};
   info.struct_size = sizeof info;
-  require(
-      kv_model_info(loaded, &info, nullptr) == KV_OK && info.vocabulary == c.words.tokens.size(),
-      "all tokens");
+  require(kv_model_get_info(loaded, &info, nullptr) == KV_OK &&
+              info.vocabulary == c.words.tokens.size(),
+          "all tokens");
   for (const std::string& text : c.texts) check_text(loaded, c, text);
   read(loaded, c.texts.back());
   kv_close(loaded);

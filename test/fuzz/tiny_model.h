@@ -13,6 +13,7 @@
 #include "../text/test_vocabulary.h"
 #include "base/memory.h"
 #include "kvasir.h"
+#include "kvasir_experimental.h"
 #include "replay.h"
 
 namespace kvasir::test {

@@ -162,7 +162,7 @@ void add_tensors(GgufBuilder* b, uint32_t layers, uint64_t width, uint64_t vocab
 
 kv_status open_and_close(const std::string& path, kv_error* error = nullptr) {
   kv_model* model = nullptr;
-  const kv_status status = kv_open(path.c_str(), nullptr, &model, error);
+  const kv_status status = kv_open(path.c_str(), nullptr, nullptr, &model, error);
   kv_close(model);
   return status;
 }
@@ -173,7 +173,7 @@ void check_opens(const std::string& what, const std::string& path) {
 }
 
 kv_status inspect(const std::string& path) {
-  kv_model_information info{};
+  kv_model_info info{};
   info.struct_size = sizeof info;
   return kv_model_inspect(path.c_str(), &info, nullptr);
 }

@@ -25,31 +25,30 @@ void check(kv_status status) {
 int main(int count, char** values) {
   if (count != 3) return 2;
   kv_model* model = nullptr;
-  check(kv_open(values[1], nullptr, &model, &error));
+  check(kv_open(values[1], nullptr, nullptr, &model, &error));
   kv_session* session = nullptr;
   const kv_session_options options = golden::options("quest");
   check(kv_session_open(model, &options, &session, &error));
   const std::vector<int32_t> tokens = golden::tokens();
   check(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, &error));
   // what it needs lies in the file as well
-  check(kv_session_set_strategy(session, "bounded", 0, 0, &error));
-  check(kv_prepare(session, nullptr, &error));
-  check(kv_session_set_strategy(session, "quest", golden::budget_tokens, 0, &error));
+  check(kv_session_set_strategy(session, strategies::strategy("bounded"), &error));
+  check(kv_session_prepare(session, nullptr, &error));
+  check(kv_session_set_strategy(session, strategies::budgeted("quest", golden::budget_tokens),
+                                &error));
   const std::string plain = values[2] + std::string("/golden.kv");
   check(kv_save(session, plain.c_str(), nullptr, &error));
-  kv_file_information info{};
+  kv_file_info info{};
   info.struct_size = sizeof info;
   check(kv_file_inspect(plain.c_str(), &info, &error));
   const std::string packed =
       values[2] + std::string("/format-") + std::to_string(info.format_version) + ".kvz";
-  kv_pack_options pack;
-  kv_pack_options_init(&pack, sizeof pack);
-  pack.level = 19;
-  check(kv_pack(plain.c_str(), packed.c_str(), &pack, &error));
+  check(kv_pack(plain.c_str(), packed.c_str(), 19, nullptr, &error));
   std::remove(plain.c_str());
   const std::vector<int32_t> next = golden::tokens(golden::continued_tokens, 12);
   std::vector<float> log_probabilities(next.size());
-  check(kv_score(session, next.data(), next.size(), log_probabilities.data(), nullptr, &error));
+  check(kv_session_score(session, next.data(), next.size(), log_probabilities.data(), nullptr,
+                         &error));
   std::printf("    {\"format-%u.kvz\", %u, {", info.format_version, info.format_version);
   for (std::size_t i = 0; i < next.size(); ++i)
     std::printf("%s%.4ff", i > 0 ? ", " : "", static_cast<double>(log_probabilities[i]));

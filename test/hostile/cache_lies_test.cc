@@ -157,7 +157,7 @@ bool is_answer(kv_status s) {
 // What was taken is saved as a file that can be loaded, or not at all.
 void use(kv_session* session, const std::string& folder) {
   (void)ask(session, "q", 1);
-  (void)kv_rewind(session, sequence(session).size() / 2, nullptr);
+  (void)kv_session_rewind(session, sequence(session).size() / 2, nullptr);
   const std::string again = folder + "/again.kv";
   if (kv_save(session, again.c_str(), nullptr, nullptr) != KV_OK) return;
   const kv_session_options o = small_options();
@@ -185,24 +185,20 @@ class Readers {
                     status);
     };
     cheap("kv_file_inspect", [&] {
-      kv_file_information info{};
+      kv_file_info info{};
       info.struct_size = sizeof info;
       return kv_file_inspect(path_.c_str(), &info, nullptr);
     });
     const Cancel cancel = make_cancel();
     Stop stop{cancel.get()};
-    kv_call_options call;
-    kv_call_options_init(&call, sizeof call);
-    if (is_large)
-      call.cancel = cancel.get(), call.progress = Stop::report, call.progress_user = &stop;
+    kv_control call;
+    kv_init(&call, sizeof call);
+    if (is_large) call.cancel = cancel.get(), call.progress = Stop::report, call.user = &stop;
     cheap("kv_file_verify", [&] { return kv_file_verify(path_.c_str(), &call, nullptr); });
-    kv_pack_options pack;
-    kv_pack_options_init(&pack, sizeof pack);
-    pack.cancel = call.cancel, pack.progress = call.progress,
-    pack.progress_user = call.progress_user;
     if (is_large)
-      cheap("kv_pack",
-            [&] { return kv_pack(path_.c_str(), (folder_ + "/a.kvz").c_str(), &pack, nullptr); });
+      cheap("kv_pack", [&] {
+        return kv_pack(path_.c_str(), (folder_ + "/a.kvz").c_str(), 0, &call, nullptr);
+      });
     cheap("peek", [&] {
       kvasir::CachePeek peek;
       kvasir::TokenChain chain;
@@ -214,7 +210,7 @@ class Readers {
       return both ? KV_OK : KV_CORRUPT;
     });
     kv_cancel_reset(cancel.get());
-    for (const uint32_t flags : {uint32_t{KV_LOAD_VERIFY}, 0u}) {
+    for (const uint32_t flags : {uint32_t{KV_VERIFY}, 0u}) {
       call.flags = flags;
       if (!flags) call.cancel = nullptr;
       cheap(flags ? "load, verifying" : "load",
@@ -225,14 +221,14 @@ class Readers {
   }
 
  private:
-  kv_status load_session(const kv_call_options* call) {
+  kv_status load_session(const kv_control* call) {
     const kv_session_options o = small_options();
     kv_session* out = nullptr;
     const kv_status s = kv_load(tiny_model(), path_.c_str(), &o, call, &out, nullptr);
     session_.reset(out);
     return s;
   }
-  kv_status load_cache(const kv_call_options* call) {
+  kv_status load_cache(const kv_control* call) {
     const kv_cache_options o = options_of("quest", 64);
     kv_cache* out = nullptr;
     const kv_status s = kv_cache_load(&small, path_.c_str(), &o, call, &out, nullptr);
@@ -278,7 +274,7 @@ void try_lies(const std::vector<uint8_t>& file, bool has_model) {
 std::vector<uint8_t> saved(std::size_t tokens, const char* strategy, uint32_t answer) {
   TempFolder folder;
   kv_session_options o = small_options();
-  o.strategy = strategy;
+  o.decode = budgeted(strategy, 64);
   const Session session = tiny_session(tokens, o);
   if (answer > 0) REQUIRE(ask(session.get(), "q", answer).status == KV_OK);
   save(session.get(), folder.file("a.kv"));

@@ -79,32 +79,36 @@ int main() {
 
   require_json(kv_build_info(), "kv_build_info");
   kv_model* const model = host::open_model();
-  const std::string point = "\"last_decode_ms\":";
-  for (const std::string& strategy : host::strategies()) {
+  const std::string point = "\"last_decode_ns\":";
+  for (const std::string& strategy : host::strategy_names()) {
     kv_session_options o = host::session_options(strategy.c_str());
-    o.compare = strategy == "quest" || strategy == "ood" ? 2 : 0;
-    o.certify = strategy == "flat";
-    if (strategy == "filter-layers") o.filter_layers = "0";
+    if (strategy == "filter-layers") o.decode = strategies::filter_layers({0});
     kv_session* const session = host::open_session(model, o);
+    uint32_t measures = strategy == "flat" ? KV_MEASURE_CERTIFY : 0;
+    if (strategy == "quest" || strategy == "ood") measures = KV_MEASURE_LAYERS;
+    kv_error failed{};
+    host::require_ok(kv_session_measure(session, measures, &failed), failed, "kv_session_measure");
     host::read(session, 2200);
     (void)host::ask(session);
     const std::string text = host::stats(session);
     require_json(text, strategy.c_str());
-    host::require(text.find(point) != std::string::npos, "an answer's time is in kv_stats");
+    host::require(text.find(point) != std::string::npos,
+                  "an answer's time is in kv_session_stats_json");
     kv_session_close(session);
   }
 
   kv_error error{};
   kv_session* session = nullptr;
-  kv_session_options o = host::session_options();
-  o.budget_fraction = 1.5;
-  require_message(kv_session_open(model, &o, &session, &error), error, "1.5");
+  kv_strategy* quest = nullptr;
+  host::require_ok(kv_strategy_create("quest", &quest, &error), error, "kv_strategy_create");
+  require_message(kv_strategy_set(quest, KV_PARAM_BUDGET_FRACTION, 1.5, &error), error, "1.5");
+  kv_strategy_destroy(quest);
   session = host::open_session(model);
   host::read(session, 100);
   kv_generate_options g = host::generate_options();
   g.top_p = 1.25f;
-  require_message(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, &error), error,
-                  "1.25");
+  require_message(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, nullptr, &error),
+                  error, "1.25");
   const kv_status missing = kv_save(session, "/nowhere/a.kv", nullptr, &error);
   host::require(missing == KV_NOT_FOUND && std::strstr(error.message, "No such file or directory"),
                 "the system's reason is in English");
@@ -119,10 +123,10 @@ int main() {
   host::require_ok(kv_cache_open(&shape, nullptr, &cache, &error), error, "kv_cache_open");
   std::string text(4096, '\0');
   std::size_t size = 0;
-  host::require_ok(kv_cache_stats(cache, text.data(), text.size(), &size, &error), error,
-                   "kv_cache_stats");
+  host::require_ok(kv_cache_stats_json(cache, text.data(), text.size(), &size, &error), error,
+                   "kv_cache_stats_json");
   text.resize(size - 1);
-  require_json(text, "kv_cache_stats");
+  require_json(text, "kv_cache_stats_json");
   kv_cache_close(cache);
   kv_close(model);
   return 0;

@@ -63,11 +63,11 @@ bool run_and_end(End end, useconds_t after, std::function<void(Work*)> run) {
   return work.returned;
 }
 
-kv_call_options reporting(Work* work) {
-  kv_call_options o;
-  kv_call_options_init(&o, sizeof o);
+kv_control reporting(Work* work) {
+  kv_control o;
+  kv_init(&o, sizeof o);
   o.progress = on_progress;
-  o.progress_user = work;
+  o.user = work;
   return o;
 }
 
@@ -93,7 +93,7 @@ void end_calls(kv_model* model, End end, useconds_t after, const std::string& fo
   const std::vector<int32_t> tokens = host::some_tokens(600);
   kv_session* session = host::open_session(model);
   run_and_end(end, after, [&](Work* work) {
-    const kv_call_options o = reporting(work);
+    const kv_control o = reporting(work);
     (void)kv_prefill_tokens(session, tokens.data(), tokens.size(), &o, nullptr, nullptr);
   });
   go_on(session);
@@ -101,38 +101,35 @@ void end_calls(kv_model* model, End end, useconds_t after, const std::string& fo
 
   session = host::open_session(model);
   host::read(session, 600);
-  for (const uint32_t keep : {0u, 1u}) {
+  for (const uint32_t flags : {0u, KV_KEEP_TURN}) {
     kv_session* fork = nullptr;
-    host::require(kv_fork(session, &fork, nullptr) == KV_OK, "kv_fork");
+    host::require(kv_session_fork(session, &fork, nullptr) == KV_OK, "kv_session_fork");
     run_and_end(end, after, [&](Work* work) {
       kv_generate_options g = host::generate_options(100);
-      g.keep = keep;
-      (void)kv_generate(fork, "a question", 10, &g, on_text, work, nullptr, nullptr);
+      g.flags = flags;
+      (void)kv_generate(fork, "a question", 10, &g, nullptr, on_text, work, nullptr, nullptr);
     });
-    if (keep == 0) go_on(fork);
+    if (flags == 0) go_on(fork);
     (void)host::ask(fork);
     kv_session_close(fork);
   }
   const std::string path = folder + "/a.kv";
   run_and_end(end, after, [&](Work* work) {
-    const kv_call_options o = reporting(work);
+    const kv_control o = reporting(work);
     (void)kv_save(session, path.c_str(), &o, nullptr);
   });
   kv_error error{};
   host::require_ok(kv_save(session, path.c_str(), nullptr, &error), error, "kv_save");
   run_and_end(end, after, [&](Work* work) {
-    kv_call_options o = reporting(work);
-    o.flags = KV_LOAD_VERIFY;
+    kv_control o = reporting(work);
+    o.flags = KV_VERIFY;
     kv_session* loaded = nullptr;
     if (kv_load(model, path.c_str(), nullptr, &o, &loaded, nullptr) == KV_OK)
       kv_session_close(loaded);
   });
   run_and_end(end, after, [&](Work* work) {
-    kv_pack_options p;
-    kv_pack_options_init(&p, sizeof p);
-    p.progress = on_progress;
-    p.progress_user = work;
-    (void)kv_pack(path.c_str(), (path + "z").c_str(), &p, nullptr);
+    const kv_control o = reporting(work);
+    (void)kv_pack(path.c_str(), (path + "z").c_str(), 0, &o, nullptr);
   });
   go_on(session);
   kv_session_close(session);
@@ -146,7 +143,7 @@ void end_calls(kv_model* model, End end, useconds_t after, const std::string& fo
   host::read(session, 600);
   in_log.end = end;
   run_and_end(end, after, [&](Work*) {
-    (void)kv_generate(session, "a", 1, nullptr, nullptr, nullptr, nullptr, nullptr);
+    (void)kv_generate(session, "a", 1, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr);
   });
   in_log.end = End::cancel_at_once;
   go_on(session);
@@ -194,15 +191,17 @@ void throw_out(kv_model* model, const std::string& folder) {
   kv_error error{};
   kv_answer answer{};
   answer.struct_size = sizeof answer;
-  require_stop(kv_generate(session, "a", 1, nullptr, throw_text, &thrower, &answer, &error), error,
-               "the text callback threw an exception: the window is gone");
+  require_stop(
+      kv_generate(session, "a", 1, nullptr, nullptr, throw_text, &thrower, &answer, &error), error,
+      "the text callback threw an exception: the window is gone");
   host::require(answer.stop_reason == KV_STOP_CANCELLED, "the answer says that it was stopped");
-  require_stop(kv_generate(session, "a", 1, nullptr, throw_text, &thrower, nullptr, &error), error,
-               "the text callback threw an exception: one that is");
-  kv_call_options c;
-  kv_call_options_init(&c, sizeof c);
+  require_stop(
+      kv_generate(session, "a", 1, nullptr, nullptr, throw_text, &thrower, nullptr, &error), error,
+      "the text callback threw an exception: one that is");
+  kv_control c;
+  kv_init(&c, sizeof c);
   c.progress = throw_progress;
-  c.progress_user = &thrower;
+  c.user = &thrower;
   const std::vector<int32_t> tokens = host::some_tokens(600);
   require_stop(kv_prefill_tokens(session, tokens.data(), 300, &c, nullptr, &error), error,
                "the progress callback threw an exception: the window is gone");

@@ -68,39 +68,32 @@ int main(int argc, char** argv) {
                     spill = folder.path();
   kv_error error{};
   Forks forks;
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
+  kv_control call;
+  kv_init(&call, sizeof call);
   call.progress = on_progress;
-  call.progress_user = &forks;
+  call.user = &forks;
   kv_model* const model = host::open_model();
   kv_session_options o = host::session_options();
-  o.spill_folder = spill.c_str();
-  o.memory_budget = 4 << 20;
+  o.spill_directory = spill.c_str();
+  o.memory_limit = 4 << 20;
   kv_session *session = host::open_session(model, o), *loaded = nullptr;
   host::read(session, 700, &call);
   const std::string expected = host::ask(session);
   kv_generate_options g = host::generate_options();
-  host::require_ok(kv_generate(session, "a", 1, &g, on_text, &forks, nullptr, &error), error,
-                   "kv_generate");
+  host::require_ok(kv_generate(session, "a", 1, &g, nullptr, on_text, &forks, nullptr, &error),
+                   error, "kv_generate");
   host::require_ok(kv_save(session, path.c_str(), &call, &error), error, "kv_save");
-  call.flags = KV_LOAD_VERIFY;
+  call.flags = KV_VERIFY;
   host::require_ok(kv_load(model, path.c_str(), nullptr, &call, &loaded, &error), error, "kv_load");
-  kv_pack_options p;
-  kv_pack_options_init(&p, sizeof p);
-  p.progress = on_progress;
-  p.progress_user = &forks;
-  host::require_ok(kv_pack(path.c_str(), packed.c_str(), &p, &error), error, "kv_pack");
-  host::require_ok(kv_unpack(packed.c_str(), path.c_str(), &p, &error), error, "kv_unpack");
+  call.flags = 0;
+  host::require_ok(kv_pack(path.c_str(), packed.c_str(), 0, &call, &error), error, "kv_pack");
+  host::require_ok(kv_unpack(packed.c_str(), path.c_str(), &call, &error), error, "kv_unpack");
   kv_library* library = nullptr;
   host::require_ok(kv_library_open(folder.file("library").c_str(), nullptr, &library, &error),
                    error, "kv_library_open");
-  kv_library_session_options lo;
-  kv_library_session_options_init(&lo, sizeof lo);
-  lo.progress = on_progress;
-  lo.progress_user = &forks;
   kv_session* of_library = nullptr;
-  host::require_ok(kv_library_session(library, model, "a text of some words", 20, &lo, &of_library,
-                                      nullptr, &error),
+  host::require_ok(kv_library_session(library, model, "a text of some words", 20, nullptr, &call,
+                                      &of_library, nullptr, &error),
                    error, "kv_library_session");
   in_child(true), in_child(false);
   host::require(forks.calls > 8, "children were made in the middle of calls");

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "kvasir.h"
+#include "kvasir_experimental.h"
+#include "strategies.h"
 
 namespace host {
 
@@ -31,7 +33,7 @@ inline void require_ok(kv_status status, const kv_error& error, const char* what
 inline kv_model* open_model(const char* path = tiny_path) {
   kv_model* model = nullptr;
   kv_error error{};
-  require_ok(kv_open(path, nullptr, &model, &error), error, "kv_open");
+  require_ok(kv_open(path, nullptr, nullptr, &model, &error), error, "kv_open");
   return model;
 }
 
@@ -39,12 +41,10 @@ inline kv_model* open_model(const char* path = tiny_path) {
 // window all take part.
 inline kv_session_options session_options(const char* strategy = "quest") {
   kv_session_options o;
-  kv_session_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.threads = 2;
   o.prefill_chunk = 64;
-  o.strategy = strategy;
-  o.budget_tokens = 64;
-  o.dense_layers = 0;
+  o.decode = strategies::budgeted(strategy, 64);
   return o;
 }
 
@@ -65,7 +65,7 @@ inline std::vector<int32_t> some_tokens(std::size_t n) {
   return tokens;
 }
 
-inline void read(kv_session* session, std::size_t n, const kv_call_options* options = nullptr) {
+inline void read(kv_session* session, std::size_t n, const kv_control* options = nullptr) {
   const std::vector<int32_t> tokens = some_tokens(n);
   kv_error error{};
   require_ok(kv_prefill_tokens(session, tokens.data(), tokens.size(), options, nullptr, &error),
@@ -74,7 +74,7 @@ inline void read(kv_session* session, std::size_t n, const kv_call_options* opti
 
 inline kv_generate_options generate_options(uint32_t max_tokens = 8) {
   kv_generate_options o;
-  kv_generate_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.max_tokens = max_tokens;
   return o;
 }
@@ -87,18 +87,19 @@ inline std::string ask(kv_session* session, const char* question = "a question",
   };
   std::string answer;
   kv_error error{};
-  require_ok(
-      kv_generate(session, question, std::strlen(question), &o, add, &answer, nullptr, &error),
-      error, "kv_generate");
+  require_ok(kv_generate(session, question, std::strlen(question), &o, nullptr, add, &answer,
+                         nullptr, &error),
+             error, "kv_generate");
   return answer;
 }
 
 inline std::string stats(kv_session* session) {
   std::size_t size = 0;
-  (void)kv_stats(session, nullptr, 0, &size, nullptr);
+  (void)kv_session_stats_json(session, nullptr, 0, &size, nullptr);
   std::string text(size, '\0');
   kv_error error{};
-  require_ok(kv_stats(session, text.data(), text.size(), &size, &error), error, "kv_stats");
+  require_ok(kv_session_stats_json(session, text.data(), text.size(), &size, &error), error,
+             "kv_session_stats_json");
   text.resize(size - 1);
   return text;
 }
@@ -110,11 +111,11 @@ inline std::size_t count_tokens(kv_session* session) {
 }
 
 // The names of all strategies.
-inline std::vector<std::string> strategies() {
+inline std::vector<std::string> strategy_names() {
   std::vector<std::string> names;
-  kv_strategy_information info{};
+  kv_strategy_info info{};
   info.struct_size = sizeof info;
-  for (uint32_t i = 0; kv_strategy_info(i, &info, nullptr) == KV_OK; ++i)
+  for (uint32_t i = 0; kv_strategy_list(i, &info, nullptr) == KV_OK; ++i)
     names.emplace_back(info.name);
   return names;
 }

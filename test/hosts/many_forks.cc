@@ -33,7 +33,8 @@ int main(int argc, char** argv) {
   std::vector<kv_session*> forks(n);
   kv_error error{};
   for (std::size_t i = 0; i < n; ++i)
-    host::require_ok(kv_fork(i % 2 ? forks[i / 2] : session, &forks[i], &error), error, "kv_fork");
+    host::require_ok(kv_session_fork(i % 2 ? forks[i / 2] : session, &forks[i], &error), error,
+                     "kv_session_fork");
   std::printf("%d threads with one session, %d with %zu forks\n", before, count_threads(), n);
   host::require(count_threads() == before, "forks bring no threads");
   std::atomic<std::size_t> next{0}, wrong{0};

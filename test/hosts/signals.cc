@@ -79,18 +79,18 @@ Result work(kv_model* model, const TempFolder& folder) {
   result.answer = host::ask(session);
   require_blocked();
   host::require_ok(kv_save(session, path.c_str(), nullptr, &error), error, "kv_save");
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
-  call.flags = KV_LOAD_VERIFY;
+  kv_control call;
+  kv_init(&call, sizeof call);
+  call.flags = KV_VERIFY;
   host::require_ok(kv_load(model, path.c_str(), nullptr, &call, &loaded, &error), error, "kv_load");
   result.loaded = host::ask(loaded);
-  host::require_ok(kv_pack(path.c_str(), packed.c_str(), nullptr, &error), error, "kv_pack");
+  host::require_ok(kv_pack(path.c_str(), packed.c_str(), 0, nullptr, &error), error, "kv_pack");
   host::require_ok(kv_unpack(packed.c_str(), again.c_str(), nullptr, &error), error, "kv_unpack");
   kv_library* library = nullptr;
   kv_session* of_library = nullptr;
   host::require_ok(kv_library_open(folder.file("library").c_str(), nullptr, &library, &error),
                    error, "kv_library_open");
-  host::require_ok(kv_library_session(library, model, "a text of some words", 20, nullptr,
+  host::require_ok(kv_library_session(library, model, "a text of some words", 20, nullptr, nullptr,
                                       &of_library, nullptr, &error),
                    error, "kv_library_session");
   kv_session_close(of_library), kv_library_close(library), kv_session_close(loaded),

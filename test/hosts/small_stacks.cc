@@ -66,7 +66,7 @@ void check(kv_status status, const char* what) { host::require_ok(status, error,
 
 void use_model(const char* path) {
   kv_model* model = nullptr;
-  call("kv_open", [&] { check(kv_open(path, nullptr, &model, &error), path); });
+  call("kv_open", [&] { check(kv_open(path, nullptr, nullptr, &model, &error), path); });
   call("kv_tokenize", [&] {
     const char* const text = "Some words, 1,234 of them - and a \xF0\x9F\x8C\x8D. \xFF";
     std::size_t count = 0;
@@ -76,10 +76,10 @@ void use_model(const char* path) {
     (void)kv_detokenize(model, tokens, count < 64 ? count : 64, 0, back, sizeof back, &count,
                         &error);
   });
-  call("kv_model_info", [&] {
-    kv_model_information info{};
+  call("kv_model_get_info", [&] {
+    kv_model_info info{};
     info.struct_size = sizeof info;
-    check(kv_model_info(model, &info, &error), "kv_model_info");
+    check(kv_model_get_info(model, &info, &error), "kv_model_get_info");
     check(kv_model_inspect(path, &info, &error), "kv_model_inspect");
   });
   call("kv_close", [&] { kv_close(model); });
@@ -89,7 +89,7 @@ void use_session(kv_model* model, const std::string& strategy, uint32_t threads,
                  const std::string& path) {
   kv_session_options o = host::session_options(strategy.c_str());
   o.threads = threads;
-  if (strategy == "filter-layers") o.filter_layers = "0";
+  if (strategy == "filter-layers") o.decode = strategies::filter_layers({0});
   kv_session *session = nullptr, *other = nullptr;
   call(("kv_session_open, " + strategy).c_str(),
        [&] { check(kv_session_open(model, &o, &session, &error), "kv_session_open"); });
@@ -97,45 +97,61 @@ void use_session(kv_model* model, const std::string& strategy, uint32_t threads,
     check(kv_prefill(session, "a text", 6, nullptr, nullptr, nullptr, &error), "kv_prefill");
   });
   call("kv_prefill_tokens", [&] { host::read(session, 2200); });
-  call("kv_prepare", [&] { check(kv_prepare(session, nullptr, &error), "kv_prepare"); });
+  call("kv_session_prepare",
+       [&] { check(kv_session_prepare(session, nullptr, &error), "kv_session_prepare"); });
   call("kv_generate", [&] {
     kv_generate_options g = host::generate_options(4);
-    g.trace = 1;
-    check(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, &error), "kv_generate");
+    g.flags = KV_TRACE_PASSAGES;
+    check(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, nullptr, &error),
+          "kv_generate");
   });
-  call("kv_trace", [&] {
-    kv_span spans[4];
+  call("kv_session_passages", [&] {
+    kv_passage spans[4];
     std::size_t count = 0;
-    (void)kv_trace(session, spans, 4, &count, &error);
+    (void)kv_session_passages(session, spans, 4, &count, &error);
   });
   call("kv_generate, sampled", [&] {
     kv_generate_options g = host::generate_options(4);
     g.temperature = 1;
     g.top_k = 40;
     g.top_p = 0.9f;
-    g.keep = 1;
-    check(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, &error), "kv_generate");
+    g.flags = KV_KEEP_TURN;
+    check(kv_generate(session, "a", 1, &g, nullptr, nullptr, nullptr, nullptr, &error),
+          "kv_generate");
   });
-  call("kv_next", [&] {
+  call("kv_session_next", [&] {
     int32_t token = 0;
-    check(kv_next(session, nullptr, &token, nullptr, &error), "kv_next");
+    check(kv_session_next(session, nullptr, nullptr, &token, nullptr, &error), "kv_session_next");
   });
-  call("kv_score", [&] {
+  call("kv_session_score", [&] {
     const std::vector<int32_t> tokens = host::some_tokens(4);
     std::vector<float> scores(4);
-    check(kv_score(session, tokens.data(), 4, scores.data(), nullptr, &error), "kv_score");
+    check(kv_session_score(session, tokens.data(), 4, scores.data(), nullptr, &error),
+          "kv_session_score");
   });
-  call("kv_stats", [&] { (void)host::stats(session); });
+  call("kv_session_get_stats", [&] {
+    kv_session_stats stats;
+    kv_init(&stats, sizeof stats);
+    check(kv_session_get_stats(session, &stats, &error), "kv_session_get_stats");
+  });
+  call("kv_session_measure", [&] {
+    const uint32_t all = KV_MEASURE_COMPARE | KV_MEASURE_LAYERS | KV_MEASURE_CERTIFY;
+    check(kv_session_measure(session, all, &error), "kv_session_measure");
+    (void)host::ask(session, "a", 2);
+    check(kv_session_measure(session, 0, &error), "kv_session_measure");
+  });
+  call("kv_session_stats_json", [&] { (void)host::stats(session); });
   call("kv_save", [&] { check(kv_save(session, path.c_str(), nullptr, &error), "kv_save"); });
-  call("kv_fork", [&] { check(kv_fork(session, &other, &error), "kv_fork"); });
-  call("kv_rewind", [&] { check(kv_rewind(other, 1000, &error), "kv_rewind"); });
-  call("kv_session_set_strategy", [&] {
-    check(kv_session_set_strategy(other, "full", 0, 0, &error), "kv_session_set_strategy");
-  });
+  call("kv_session_fork",
+       [&] { check(kv_session_fork(session, &other, &error), "kv_session_fork"); });
+  call("kv_session_rewind",
+       [&] { check(kv_session_rewind(other, 1000, &error), "kv_session_rewind"); });
+  call("kv_session_set_strategy",
+       [&] { check(kv_session_set_strategy(other, nullptr, &error), "kv_session_set_strategy"); });
   call("kv_session_close", [&] { kv_session_close(other), kv_session_close(session); });
-  kv_call_options c;
-  kv_call_options_init(&c, sizeof c);
-  c.flags = KV_LOAD_VERIFY;
+  kv_control c;
+  kv_init(&c, sizeof c);
+  c.flags = KV_VERIFY;
   call("kv_load",
        [&] { check(kv_load(model, path.c_str(), &o, &c, &session, &error), "kv_load"); });
   call("kv_generate, loaded", [&] { (void)host::ask(session); });
@@ -148,20 +164,17 @@ void use_session(kv_model* model, const std::string& strategy, uint32_t threads,
 }
 
 void use_files(const std::string& path, const std::string& packed) {
-  kv_file_information file{};
+  kv_file_info file{};
   file.struct_size = sizeof file;
   call("kv_file_inspect",
        [&] { check(kv_file_inspect(path.c_str(), &file, &error), "kv_file_inspect"); });
   call("kv_file_verify",
        [&] { check(kv_file_verify(path.c_str(), nullptr, &error), "kv_file_verify"); });
   for (const uint32_t level : {1u, 3u, 9u, 19u}) {
-    kv_pack_options p;
-    kv_pack_options_init(&p, sizeof p);
-    p.level = level;
     call(("kv_pack, level " + std::to_string(level)).c_str(),
-         [&] { check(kv_pack(path.c_str(), packed.c_str(), &p, &error), "kv_pack"); });
+         [&] { check(kv_pack(path.c_str(), packed.c_str(), level, nullptr, &error), "kv_pack"); });
   }
-  kv_packed_information info{};
+  kv_packed_info info{};
   info.struct_size = sizeof info;
   call("kv_packed_inspect",
        [&] { check(kv_packed_inspect(packed.c_str(), &info, &error), "kv_packed_inspect"); });
@@ -173,7 +186,7 @@ void use_library(kv_model* model, const std::string& folder) {
   kv_library* library = nullptr;
   kv_session_options o = host::session_options();
   kv_library_session_options lo;
-  kv_library_session_options_init(&lo, sizeof lo);
+  kv_init(&lo, sizeof lo);
   lo.session = &o;
   lo.name = "a";
   std::string text;
@@ -184,8 +197,8 @@ void use_library(kv_model* model, const std::string& folder) {
   for (int i = 0; i < 2; ++i) {  // read, then found
     kv_session* session = nullptr;
     call("kv_library_session", [&] {
-      check(kv_library_session(library, model, text.data(), text.size(), &lo, &session, nullptr,
-                               &error),
+      check(kv_library_session(library, model, text.data(), text.size(), &lo, nullptr, &session,
+                               nullptr, &error),
             "kv_library_session");
     });
     kv_session_close(session);
@@ -210,11 +223,9 @@ void use_cache(uint32_t head_dim, const char* strategy, const std::string& path)
   shape.layers = 1, shape.heads = 8, shape.kv_heads = 1, shape.head_dim = head_dim,
   shape.max_tokens = 4096;
   kv_cache_options o;
-  kv_cache_options_init(&o, sizeof o);
+  kv_init(&o, sizeof o);
   o.threads = 1;
-  o.strategy = strategy;
-  o.budget_tokens = 64;
-  o.dense_layers = 0;
+  o.decode = strategies::budgeted(strategy, 64);
   kv_cache* cache = nullptr;
   std::printf("a cache, heads of %u, %s\n", head_dim, strategy);
   call("kv_cache_open", [&] { check(kv_cache_open(&shape, &o, &cache, &error), "kv_cache_open"); });
@@ -229,7 +240,7 @@ void use_cache(uint32_t head_dim, const char* strategy, const std::string& path)
     });
     call("kv_cache_attention", [&] {
       std::vector<float> out(q.size());
-      check(kv_cache_attention(cache, 0, KV_F32, q.data(), out.data(), n, nullptr, &error),
+      check(kv_cache_attention(cache, 0, KV_F32, q.data(), out.data(), n, nullptr, nullptr, &error),
             "kv_cache_attention");
     });
   }
@@ -245,10 +256,16 @@ void use_cache(uint32_t head_dim, const char* strategy, const std::string& path)
   call("kv_cache_load", [&] {
     check(kv_cache_load(&shape, path.c_str(), &o, nullptr, &cache, &error), "kv_cache_load");
   });
-  call("kv_cache_stats", [&] {
+  call("kv_cache_get_stats", [&] {
+    kv_cache_stats stats;
+    kv_init(&stats, sizeof stats);
+    check(kv_cache_get_stats(cache, &stats, &error), "kv_cache_get_stats");
+  });
+  call("kv_cache_stats_json", [&] {
     std::string text(4096, '\0');
     std::size_t size = 0;
-    check(kv_cache_stats(cache, text.data(), text.size(), &size, &error), "kv_cache_stats");
+    check(kv_cache_stats_json(cache, text.data(), text.size(), &size, &error),
+          "kv_cache_stats_json");
   });
   kv_cache_close(cache);
 }
@@ -268,18 +285,19 @@ int main() {
     kv_model* model = nullptr;
     call(path, [&] {
       (void)kv_open((std::string(FIXTURES "/tokenizers/") + path + ".gguf").c_str(), nullptr,
-                    &model, &error);
+                    nullptr, &model, &error);
     });
     kv_close(model);
   }
   call("kv_open of a file that is none", [&] {
     kv_model* model = nullptr;
-    host::require(kv_open("/dev/null", nullptr, &model, &error) != KV_OK, "a device is no model");
+    host::require(kv_open("/dev/null", nullptr, nullptr, &model, &error) != KV_OK,
+                  "a device is no model");
   });
   for (const char* path : {"llama-q8_0", "llama-q6_k", "llama-hd128"}) {
     kv_model* const model =
         host::open_model((std::string(FIXTURES "/models/") + path + ".gguf").c_str());
-    for (const std::string& strategy : host::strategies()) {
+    for (const std::string& strategy : host::strategy_names()) {
       if (std::strcmp(path, "llama-q8_0") != 0 && strategy != "bounded") continue;
       use_session(model, strategy, strategy == "quest" ? 2 : 1, folder.file("a.kv"));
     }
@@ -290,6 +308,16 @@ int main() {
   for (const uint32_t head_dim : {32u, 128u, 256u})
     for (const char* strategy : {"quest", "bounded", "full"})
       use_cache(head_dim, strategy, folder.file("c.kv"));
+  call("kv_strategy_create", [] {
+    kv_strategy* strategy = nullptr;
+    double value = 0;
+    const uint32_t layers[] = {0, 2};
+    check(kv_strategy_create("filter-layers", &strategy, &error), "kv_strategy_create");
+    check(kv_strategy_set(strategy, KV_PARAM_BUDGET_TOKENS, 9, &error), "kv_strategy_set");
+    check(kv_strategy_get(strategy, KV_PARAM_BUDGET_TOKENS, &value, &error), "kv_strategy_get");
+    check(kv_strategy_set_layers(strategy, layers, 2, &error), "kv_strategy_set_layers");
+    kv_strategy_destroy(strategy);
+  });
   call("kv_cancel_create", [] {
     kv_cancel* cancel = nullptr;
     check(kv_cancel_create(&cancel, &error), "kv_cancel_create");

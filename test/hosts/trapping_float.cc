@@ -76,10 +76,10 @@ std::vector<unsigned char> results(const std::string& path, int64_t tokens, cons
   kv_error error{};
   kv_model* const model = host::open_model();
   Seen seen{control()};
-  kv_call_options call;
-  kv_call_options_init(&call, sizeof call);
+  kv_control call;
+  kv_init(&call, sizeof call);
   call.progress = on_progress;
-  call.progress_user = &seen;
+  call.user = &seen;
   kv_session* session = host::open_session(model, host::session_options(strategy));
   const std::vector<int32_t> ids = host::some_tokens(static_cast<std::size_t>(tokens));
   std::vector<float> logits(std::size_t{32} * 259);
@@ -93,19 +93,21 @@ std::vector<unsigned char> results(const std::string& path, int64_t tokens, cons
   kv_session_close(session);
   host::require_ok(kv_load(model, path.c_str(), nullptr, nullptr, &session, &error), error,
                    "kv_load");
-  host::require_ok(kv_session_set_strategy(session, strategy, 64, 0, &error), error,
-                   "kv_session_set_strategy");
+  host::require_ok(kv_session_set_strategy(session, strategies::budgeted(strategy, 64), &error),
+                   error, "kv_session_set_strategy");
   kv_generate_options g = host::generate_options(12);
-  host::require_ok(kv_generate(session, "why", 3, &g, on_text, &seen, nullptr, &error), error,
-                   "kv_generate");
+  host::require_ok(kv_generate(session, "why", 3, &g, nullptr, on_text, &seen, nullptr, &error),
+                   error, "kv_generate");
   float scores[16];
-  host::require_ok(kv_score(session, ids.data(), 16, scores, nullptr, &error), error, "kv_score");
+  host::require_ok(kv_session_score(session, ids.data(), 16, scores, nullptr, &error), error,
+                   "kv_session_score");
   add(&bytes, scores, sizeof scores);
   (void)host::stats(session);
   int32_t token = 0;
-  kv_generate_options_init(&g, sizeof g);
+  kv_init(&g, sizeof g);
   for (int i = 0; i < 4; ++i) {
-    host::require_ok(kv_next(session, &g, &token, nullptr, &error), error, "kv_next");
+    host::require_ok(kv_session_next(session, &g, nullptr, &token, nullptr, &error), error,
+                     "kv_session_next");
     add(&bytes, &token, sizeof token);
   }
   kv_session_close(session);

@@ -44,21 +44,21 @@ static void* live(void* unused) {
   FUNCTION(kv_open)
   FUNCTION(kv_close)
   FUNCTION(kv_session_open)
-  FUNCTION(kv_session_options_init)
+  FUNCTION(kv_init)
   FUNCTION(kv_session_close)
   FUNCTION(kv_prefill)
-  FUNCTION(kv_fork)
+  FUNCTION(kv_session_fork)
   FUNCTION(kv_generate)
-  FUNCTION(kv_generate_options_init)
-  kv_session_options_init_(&how, sizeof how);
+  kv_init_(&how, sizeof how);
   how.threads = 3;
-  kv_generate_options_init_(&options, sizeof options);
+  kv_init_(&options, sizeof options);
   options.max_tokens = 4;
-  require(kv_open_(model_path, NULL, &model, &error) == KV_OK, "kv_open");
+  require(kv_open_(model_path, NULL, NULL, &model, &error) == KV_OK, "kv_open");
   require(kv_session_open_(model, &how, &session, &error) == KV_OK, "kv_session_open");
   require(kv_prefill_(session, "hello world", 11, NULL, NULL, NULL, &error) == KV_OK, "kv_prefill");
-  require(kv_fork_(session, &fork, &error) == KV_OK, "kv_fork");
-  require(kv_generate_(fork, "a", 1, &options, NULL, NULL, NULL, &error) == KV_OK, "kv_generate");
+  require(kv_session_fork_(session, &fork, &error) == KV_OK, "kv_session_fork");
+  require(kv_generate_(fork, "a", 1, &options, NULL, NULL, NULL, NULL, &error) == KV_OK,
+          "kv_generate");
   kv_session_close_(session);
   kv_session_close_(fork);
   kv_close_(model);

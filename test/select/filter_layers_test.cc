@@ -10,7 +10,7 @@ namespace {
 struct Case {
   PageStore store;
   RecentQueries recent;
-  uint64_t position;             // of the step's first token
+  uint64_t position;          // of the step's first token
   std::vector<float> q, lse;  // of all tokens: RecentQueries' first, then the step's
   uint32_t before, tokens;
 
@@ -93,7 +93,8 @@ struct Case {
 
 TEST_CASE(
     "filter layers choose the tokens with the largest share of attention that any head gives, over "
-    "each window, for each token of a step") {
+    "each window, for each token of a step" *
+    doctest::test_suite("slow")) {
   for (uint32_t head_dim : {40u, 128u, 256u})
     for (uint32_t before : {0u, 5u, 40u}) {
       const Case c(head_dim, 70, before, 19);  // two batches

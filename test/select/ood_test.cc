@@ -245,8 +245,8 @@ Lists lists_of(const TokenIndex::Head& head) {
 
 }  // namespace
 
-TEST_CASE(
-    "ood: the graph is RoarGraph's, from the queries of a whole group or of each query head") {
+TEST_CASE("ood: the graph is RoarGraph's, from the queries of a whole group or of each query head" *
+          doctest::test_suite("slow")) {
   for (uint32_t head_dim : {48u, 64u}) {
     // no two distances differ by a rounding to float
     const PageStore store = random_store(head_dim, 24, 2, head_dim + 2);

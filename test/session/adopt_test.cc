@@ -92,7 +92,8 @@ Status adopt(ExternalStore& cache, std::span<const Token> tokens, std::unique_pt
 
 TEST_CASE(
     "what another engine has read is asked, saved, loaded and read on like what the model has "
-    "read") {
+    "read" *
+    doctest::test_suite("slow")) {
   const std::vector<Token> tokens = document_tokens();
   const Rows rows(tokens);
   auto plain = open_session(mini_model(), options());
@@ -150,7 +151,8 @@ TEST_CASE("a document shorter than a window, and one of a token, are taken over 
 
 TEST_CASE(
     "keys and values that were made up are taken over where that is said, and answered from and "
-    "saved like others") {
+    "saved like others" *
+    doctest::test_suite("slow")) {
   const std::vector<Token> tokens = document_tokens();
   const std::span<const Token> some = std::span<const Token>(tokens).first(5000);
   Rows rows(some);

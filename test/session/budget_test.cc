@@ -83,7 +83,8 @@ int full_disk(const char* operation, const char* path) {
 
 TEST_CASE(
     "a budget: a text that was spilled while it was read answers as one in memory, by every way of "
-    "reading it") {
+    "reading it" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("full", tight_budget(), &folder));
   read(session.get(), {document().data(), long_text});
@@ -107,7 +108,8 @@ TEST_CASE(
   CHECK(continue_with(session.get(), 15) == expected("quest", 15));
 }
 
-TEST_CASE("a budget: representatives are found while the text is spilled") {
+TEST_CASE("a budget: representatives are found while the text is spilled" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   const auto empty = open_session(mini_model(), asked("infllm", 0));
   const uint64_t budget = empty->store().min_bytes(long_text + 500) + (1 << 20);
@@ -118,7 +120,8 @@ TEST_CASE("a budget: representatives are found while the text is spilled") {
   CHECK(session->store().private_bytes() <= budget);
 }
 
-TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under a budget") {
+TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under a budget" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("bounded", tight_budget(), &folder));
   read(session.get(), {document().data(), long_text});
@@ -144,8 +147,8 @@ TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under
   CHECK(continue_with(mapped.get(), 15) == continue_with(fork.get(), 15));
 }
 
-TEST_CASE(
-    "a budget: forks of what was spilled go back and on with other texts, beside each other") {
+TEST_CASE("a budget: forks of what was spilled go back and on with other texts, beside each other" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
   read(session.get(), {document().data(), long_text});
@@ -223,7 +226,8 @@ TEST_CASE("a budget that cannot be kept is refused before anything is read") {
 
 TEST_CASE(
     "a budget: a full disk stops the reading, keeps what was read, and goes on when there is "
-    "room") {
+    "room" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   for (int writes : {0, 1, 4}) {
     CAPTURE(writes);
@@ -245,7 +249,8 @@ TEST_CASE(
 
 TEST_CASE(
     "a budget: what is spilled of a text that takes another one's place is read through the cache "
-    "as well") {
+    "as well" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
   read(session.get(), {document().data() + 300, long_text});
@@ -259,7 +264,8 @@ TEST_CASE(
   CHECK(session->store().private_bytes() <= tight_budget());
 }
 
-TEST_CASE("a budget of the least that is asked for is kept, whatever is read together") {
+TEST_CASE("a budget of the least that is asked for is kept, whatever is read together" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   const auto text = more_text(7000);
   for (uint32_t chunk : {128u, 4096u}) {
@@ -323,7 +329,8 @@ TEST_CASE(
 
 TEST_CASE(
     "a budget without room for an index: a document is saved without it, and what is not in one "
-    "stays out") {
+    "stays out" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   std::vector<std::string> told;
   SessionOptions o = asked("ood", tight_budget(), &folder);
@@ -371,7 +378,8 @@ TEST_CASE(
   CHECK(session->store().indexes().of(IndexKind::ood).valid == session->store().sealed_tokens());
 }
 
-TEST_CASE("a budget: what an answer takes the room of is spilled once, before it") {
+TEST_CASE("a budget: what an answer takes the room of is spilled once, before it" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   constexpr std::size_t length = 350;  // an extent gets full
   std::unique_ptr<Session> plain;

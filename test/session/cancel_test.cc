@@ -65,7 +65,8 @@ std::vector<float> some_numbers(std::size_t n, uint32_t seed) {
 
 TEST_CASE(
     "a cancel while the sketch of a text is found keeps all of the text, and the sketch that "
-    "follows is the same") {
+    "follows is the same" *
+    doctest::test_suite("slow")) {
   const auto model = test::mini_model();
   const auto tokens = test::book_tokens(2100);
   const auto text = std::span<const Token>(tokens).first(2000),

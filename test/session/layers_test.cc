@@ -27,7 +27,8 @@ constexpr FilterWindow windows[] = {FilterWindow::last, FilterWindow::exponentia
 
 }  // namespace
 
-TEST_CASE("filter layers: one thread and several give the same bits") {
+TEST_CASE("filter layers: one thread and several give the same bits" *
+          doctest::test_suite("slow")) {
   const auto tokens = book_tokens(1500);
   for (FilterWindow window : windows) {
     SessionOptions one = filtering(window), three = one;

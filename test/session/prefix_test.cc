@@ -86,7 +86,8 @@ TEST_CASE("what follows a prefix has no influence on it, bit for bit") {
   }
 }
 
-TEST_CASE("strategies whose structures know more than the prefix choose within it, and as well") {
+TEST_CASE("strategies whose structures know more than the prefix choose within it, and as well" *
+          doctest::test_suite("slow")) {
   TempFolder folder;
   const char* const strategies[] = {"bounded", "infllm", "hnsw", "ood", "ivf"};
   auto whole = load(saved(false), 0, choosing("full"));

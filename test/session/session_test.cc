@@ -65,7 +65,7 @@ std::unique_ptr<Session> with_document(std::size_t bytes, const SessionOptions& 
 
 }  // namespace
 
-TEST_CASE("one thread and several give the same bits") {
+TEST_CASE("one thread and several give the same bits" * doctest::test_suite("slow")) {
   const auto tokens = book_tokens(1500);
   for (const SessionOptions& base : {with("full"), with("quest", 256), with("quest", 256, 0),
                                      with("bounded", 128), with("flat", 64), with("dipr")}) {

@@ -82,7 +82,8 @@ TEST_CASE(
 
 TEST_CASE(
     "sparse prefill: one thread and several give the same bits, and saving says what was read "
-    "sparsely") {
+    "sparsely" *
+    doctest::test_suite("slow")) {
   for (const char* strategy : {"quest", "filter-layers", "bounded"}) {
     auto one = read_by(reading(strategy, 0.1, 1)), three = read_by(reading(strategy, 0.1, 3));
     TempFolder folder;

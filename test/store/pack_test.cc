@@ -224,7 +224,8 @@ TEST_CASE("a flipped bit of a packed header is found, also with its checksum mad
 
 TEST_CASE(
     "a flipped bit of a packed body is found at its chunk, also with the chunk's checksum made to "
-    "match") {
+    "match" *
+    doctest::test_suite("slow")) {
   Specimen specimen(document(9));
   const std::vector<uint64_t> chunks = chunks_of(specimen.packed);
   REQUIRE(chunks.size() > 2);

@@ -28,7 +28,8 @@ const std::string& book() {
 size_t count_tokens(std::string_view text) {
   static kv_model* const model = [] {
     kv_model* opened = nullptr;
-    REQUIRE(kv_open(EXAMPLES "/mini-reader-q8_0.gguf", nullptr, &opened, nullptr) == KV_OK);
+    REQUIRE(kv_open(EXAMPLES "/mini-reader-q8_0.gguf", nullptr, nullptr, &opened, nullptr) ==
+            KV_OK);
     return opened;
   }();
   size_t count = 0;
