@@ -232,9 +232,9 @@ class Model(Handle):
         cancel: a Cancel; fire() stops the call
         progress: function of phase, done and total
 
-        Raises BadArgumentError (another number of tokens), BadStateError (the step is incomplete),
-        ModelMismatchError, ContextFullError, Cancelled, LimitError, CorruptError, NoMemoryError,
-        BusyError.
+        Raises BadArgumentError (another number of tokens; instructions), BadStateError (the step is
+        incomplete), ModelMismatchError, ContextFullError, Cancelled, LimitError, CorruptError,
+        NoMemoryError, BusyError.
         """
         owner, session, watch, ids = self._live(), self._session(), Watch(), as_tokens(tokens)
         filled = fill(_abi.kv_session_options, SessionOptions, options)

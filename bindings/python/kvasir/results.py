@@ -53,7 +53,7 @@ class Token:
 class SessionStats:
     """State of a session and its last decode (ask, next or score)."""
 
-    threads: int
+    threads: int  # including the caller's
     tokens: int  # of the sequence
     context_tokens: int  # maximum
     sealed_tokens: int  # in pages
@@ -61,29 +61,29 @@ class SessionStats:
     sink_tokens: int  # first tokens, always attended
     window_tokens: int  # newest tokens, not sealed
     prefill_chunk: int  # tokens per prefill step
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # with scales and page summaries
     private_bytes: int  # of the KV cache and what is stored with it, in host memory
     mapped_bytes: int  # in the loaded file
     spilled_bytes: int  # in the spill file
     memory_limit: int  # bytes; 0: none
     prefill_tokens: int  # appended by prefill in this session
-    prefill_seconds: float
+    prefill_seconds: float  # of these prefills
     sparse_tokens: int  # tokens up to the last one of a sparse prefill; 0: all are exact
     load_seconds: float  # of Model.load; 0: not loaded
     budget_tokens: int  # mean per layer and head
     index_tokens: int  # in the strategy's index; 0: none
-    index_bytes: int
+    index_bytes: int  # of that index
     index_seconds: float  # of the last build in this session
     last_steps: int  # tokens decoded by the last decode
-    last_decode_seconds: float
+    last_decode_seconds: float  # without prefill and first token
     last_tokens_read: int  # as Answer.tokens_read
-    last_tokens_present: int
-    last_pages_touched: int
+    last_tokens_present: int  # as Answer.tokens_present
+    last_pages_touched: int  # pages read: sum over steps, layers, KV heads
     last_mass_read: float  # estimated share of attention that was read and not sampled, 0 to 1;
     # -1: the strategy does not estimate it
     gpu_layers: int  # layers on GPUs
     gpu_flags: GpuUse
-    gpu_weight_bytes: int
+    gpu_weight_bytes: int  # of weights on GPUs
     gpu_bytes: int  # in use, weights included, sum of all GPUs
     gpu_memory_limit: int  # bytes that they may use
     decode_strategy: str  # chosen for the next token; "auto" is resolved
@@ -95,20 +95,20 @@ class SessionStats:
 class CacheStats:
     """State of a cache. The counts of attention are sums over all calls so far."""
 
-    threads: int
+    threads: int  # including the caller's
     tokens: int  # of complete steps
-    max_tokens: int
+    max_tokens: int  # of the shape
     sealed_tokens: int  # in pages
     page_tokens: int  # tokens per page
     sink_tokens: int  # first tokens, always attended
     window_tokens: int  # newest tokens, not sealed
     step_tokens: int  # of the current step
     private_bytes: int  # as in SessionStats
-    mapped_bytes: int
-    spilled_bytes: int
-    memory_limit: int
+    mapped_bytes: int  # in the loaded file
+    spilled_bytes: int  # in the spill file
+    memory_limit: int  # bytes; 0: none
     budget_tokens: int  # mean per layer and head
     tokens_read: int  # as in Answer
-    tokens_present: int
-    pages_touched: int
+    tokens_present: int  # the same sum for full attention
+    pages_touched: int  # pages read
     decode_strategy: str  # chosen for the next token; "auto" is resolved

@@ -99,7 +99,11 @@ class Strategy:
         return owner
 
     def parameters(self) -> Dict[str, float]:
-        """Returns all parameters that the strategy has, except layers, with their values."""
+        """Returns all parameters that the strategy has, except layers, with their values.
+
+        A value is 0 where the default depends on the model or on another parameter. It is also 0
+        for that of budget_tokens and budget_fraction which does not count.
+        """
         owner, value, found = self._owner(), c_double(), {}
         for name, param in self._params.items():
             try:
