@@ -15,13 +15,14 @@ from support import FACT, MODEL, QUESTION, Case, long_text
 import kvasir
 from kvasir import Status
 
-STORY = {"question": "Tell me a very long story.", "max_tokens": 100_000}
+# A flat distribution: the answer has thousands of tokens before it happens to end.
+STORY = {"question": "Tell me a story.", "max_tokens": 100_000, "temperature": 4, "seed": 1}
 
 
 LEFT = """
 import sys, kvasir
 session = kvasir.Model(sys.argv[1]).load(sys.argv[2])
-stream = session.stream("Tell me a very long story.", max_tokens=100_000)
+stream = session.stream("Tell me a story.", max_tokens=100_000, temperature=4, seed=1)
 next(stream)
 """
 
