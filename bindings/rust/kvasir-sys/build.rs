@@ -41,8 +41,8 @@ fn main() {
     } else {
         find(is_static).or_else(|why| {
             println!(
-                "cargo:warning=libkvasir is built from source and linked statically, because no \
-                 installed one was found. PKG_CONFIG_PATH names the folder of kvasir.pc. ({why})"
+                "cargo:warning=builds libkvasir from source, because no installed one was found \
+                 ({why}). If there is one, set PKG_CONFIG_PATH to the folder of kvasir.pc."
             );
             build().map_err(|failure| format!("no installed libkvasir ({why}), and {failure}"))
         })
@@ -81,7 +81,7 @@ fn find(is_static: bool) -> Result<(), String> {
     command.env("PKG_CONFIG_ALLOW_SYSTEM_LIBS", "1");
     let output = command.output().map_err(|e| format!("pkg-config: {e}"))?;
     if !output.status.success() {
-        return Err(one_line(&output.stderr));
+        return Err(first_line(&output.stderr));
     }
     let flags = String::from_utf8(output.stdout).map_err(|e| format!("pkg-config: {e}"))?;
     let flags = format!(" {flags}");
@@ -92,17 +92,19 @@ fn find(is_static: bool) -> Result<(), String> {
     Ok(())
 }
 
-fn one_line(text: &[u8]) -> String {
-    String::from_utf8_lossy(text).split_whitespace().collect::<Vec<_>>().join(" ")
+/// The first line, such as "Package kvasir was not found in the pkg-config search path."
+fn first_line(text: &[u8]) -> String {
+    String::from_utf8_lossy(text).trim().lines().next().unwrap_or("pkg-config failed").to_string()
 }
 
 /// The folder with meson.build.
 fn source() -> Result<PathBuf, String> {
     if let Some(folder) = env::var_os("KVASIR_SOURCE") {
         let folder = PathBuf::from(folder);
-        return match folder.join("include/kvasir.h").is_file() {
-            true => Ok(folder),
-            false => Err(format!("KVASIR_SOURCE: {} is not Kvasir's source", folder.display())),
+        return if folder.join("include/kvasir.h").is_file() {
+            Ok(folder)
+        } else {
+            Err(format!("KVASIR_SOURCE: {} is not Kvasir's source", folder.display()))
         };
     }
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
