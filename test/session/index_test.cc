@@ -72,7 +72,8 @@ std::unique_ptr<Session> load(const std::string& path, const SessionOptions& opt
 
 TEST_CASE(
     "an index: saved, mapped and shared by forks, every sequence goes on the same, on one thread "
-    "and two") {
+    "and two" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   for (const char* strategy : {"hnsw", "ood", "dipr-graph", "ivf"}) {
     CAPTURE(strategy);
@@ -118,7 +119,8 @@ TEST_CASE(
 
 TEST_CASE(
     "an index: a sequence that made it goes on as one that mapped it, and one thread makes the "
-    "same as two") {
+    "same as two" *
+    doctest::test_suite("slow")) {
   auto session = open_session(mini_model(), searching("ood", 1));
   read(session.get(), book_tokens(long_enough));
   REQUIRE(session->prepare(nullptr, {}).ok());
@@ -157,7 +159,8 @@ TEST_CASE(
 
 TEST_CASE(
     "an index: it is made again when a quarter more has been sealed than it knows, and not "
-    "before") {
+    "before" *
+    doctest::test_suite("slow")) {
   const auto tokens = book_tokens(long_enough * 2);
   auto session = load(saved(IndexKind::ivf), searching("ivf"));
   const double first = number(*session, "index_tokens");
@@ -204,7 +207,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "an index: a graph for each query head is saved, mapped and kept apart from a shared one") {
+    "an index: a graph for each query head is saved, mapped and kept apart from a shared one" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   SessionOptions o = searching("ood");
   o.select.head_graphs = true;
