@@ -143,7 +143,7 @@ TEST_CASE(
   CHECK_FALSE(attends(*second));
   CHECK(says(
       *second,
-      "\"device_attends_because\":\"cuda:1: the GPU has no room for what its attention needs\""));
+      "\"gpu_attends_because\":\"cuda:1: the GPU has no room for what its attention needs\""));
   CHECK(says(*second, "\"attends\":true"));
   CHECK(says(*second, "\"attends\":false"));
   CHECK(score(first.get(), tokens) == expected);

@@ -61,7 +61,7 @@ TEST_CASE(
       CHECK(attends(*handed));
       CHECK_FALSE(reads_pages(*handed));
       CHECK(handed->stats_json().find(cannot_read) != std::string::npos);
-      CHECK(stat_of(*handed, "last_tokens_in_device") > 0);
+      CHECK(stat_of(*handed, "last_tokens_on_gpu") > 0);
       CHECK(stat_of(*handed, "last_tokens_read") == stat_of(*reading, "last_tokens_read"));
       CHECK(emulated::machine().shared == before);
     }

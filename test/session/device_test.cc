@@ -258,7 +258,7 @@ TEST_CASE(
     CHECK(attends(*mapped));
     CHECK(attends(*memory));
     for (const Session* session : {mapped.get(), memory.get()})
-      CHECK(stat_of(*session, "last_tokens_in_device") > 0);
+      CHECK(stat_of(*session, "last_tokens_on_gpu") > 0);
     CHECK_FALSE(attends(*expected));
     // What the rounding of weights' inputs does, as above, where the CPU attends everything for
     // both.
@@ -503,12 +503,12 @@ TEST_CASE(
   auto session = load(device_model(), read_file(), bounded_options(64));
   const uint64_t sealed = stat_of(*session, "sealed_tokens");
   continue_with(session.get(), 1);
-  CHECK(stat_of(*session, "last_tokens_in_device") == 0);
+  CHECK(stat_of(*session, "last_tokens_on_gpu") == 0);
   const auto go_on = [&](int tokens) {
     for (int i = 0; i < tokens; ++i) {
       continue_with(session.get(), 1);
       REQUIRE(attends(*session));
-      CHECK(stat_of(*session, "last_tokens_in_device") > 0);
+      CHECK(stat_of(*session, "last_tokens_on_gpu") > 0);
     }
   };
   go_on(70);
@@ -544,7 +544,7 @@ TEST_CASE("quads that stay in a device's memory take no fork's place there") {
     REQUIRE(others.allocate(device, device->left() - room, "others").ok());
     auto session = load(model, read_file(), bounded_options(200));
     if (!attended(session.get())) continue;
-    stays = stat_of(*session, "last_tokens_in_device") > 0;
+    stays = stat_of(*session, "last_tokens_on_gpu") > 0;
     std::unique_ptr<Session> fork;
     REQUIRE(session->fork(&fork).ok());
     const bool too = attended(fork.get());

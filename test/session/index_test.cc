@@ -83,7 +83,7 @@ TEST_CASE(
     REQUIRE(session->fork(&fork).ok());
     const auto next = continue_with(session.get(), 40);
     CHECK(number(*session, "last_keys_scanned") > 0);
-    CHECK(number(*session, "index_ms") == 0);  // the file's was used
+    CHECK(number(*session, "index_ns") == 0);  // the file's was used
     CHECK(continue_with(one.get(), 40) == next);
     CHECK(continue_with(fork.get(), 40) == next);
     REQUIRE(one->save(folder.file("b.kv"), nullptr, {}).ok());
@@ -126,7 +126,7 @@ TEST_CASE(
   REQUIRE(session->prepare(nullptr, {}).ok());
   auto mapped = load(saved(IndexKind::ood), searching("ood", 2));
   CHECK(continue_with(session.get(), 30) == continue_with(mapped.get(), 30));
-  CHECK(number(*session, "index_ms") > 0);
+  CHECK(number(*session, "index_ns") > 0);
 }
 
 TEST_CASE(
@@ -228,7 +228,7 @@ TEST_CASE(
   auto mapped = load(folder.file("a.kv"), o);
   CHECK(number(*mapped, "index_graphs") == group);
   CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
-  CHECK(number(*mapped, "index_ms") == 0);
+  CHECK(number(*mapped, "index_ns") == 0);
   auto shared = load(folder.file("a.kv"), searching("ood"));
   REQUIRE(shared->prepare(nullptr, {}).ok());
   continue_with(shared.get(), 2);
