@@ -106,7 +106,7 @@ def main():
             problems.append(f"{path}: the last line has no end")
         for number, line in enumerate(lines, 1):
             problems += [f"{path}:{number}: {why}" for rule, why in rules if rule.search(line) and not (tabs and "tab" in why)]
-        if str(path).startswith(("src/", "kernels/")) and len(lines) > MOST_LINES:
+        if str(path).startswith(("src/", "kernels/", "test/")) and len(lines) > MOST_LINES:
             problems.append(f"{path}: {len(lines)} lines, more than {MOST_LINES}")
     for path in prose_files():
         problems += prose_problems(path)

@@ -141,9 +141,9 @@ TEST_CASE(
   auto second = load(model, read_file(), bounded_options(200));
   CHECK(mean_difference(score(second.get(), tokens), expected) < 0.2);
   CHECK_FALSE(attends(*second));
-  CHECK(says(
-      *second,
-      "\"device_attends_because\":\"cuda:1: the GPU has no room for what its attention needs\""));
+  CHECK(
+      says(*second,
+           "\"gpu_attends_because\":\"cuda:1: the GPU has no room for what its attention needs\""));
   CHECK(says(*second, "\"attends\":true"));
   CHECK(says(*second, "\"attends\":false"));
   CHECK(score(first.get(), tokens) == expected);

@@ -28,7 +28,7 @@ struct Machine {
   std::atomic<uint64_t> bytes[most] = {};                 // that are taken
   std::atomic<uint64_t> opened[most] = {};                // contexts that are open
   std::atomic<int> shared{0};                             // pieces of host memory
-  std::atomic<uint64_t> registration_bytes{UINT64_MAX};       // of devices that are opened from now on
+  std::atomic<uint64_t> registration_bytes{UINT64_MAX};   // of devices that are opened from now on
   std::atomic<int> refuses_sharing{0};                    // by this error, all of it
   std::atomic<uint64_t> block_bytes{uint64_t{32} << 20};  // so too
   // bytes that came to a device by streams that compute, which wait for them,

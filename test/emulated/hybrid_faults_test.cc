@@ -42,7 +42,7 @@ TEST_CASE("two devices attend beside the CPU what one does, to the bit") {
     if (strategy == std::string("quest")) CHECK(of_one == of_two);
     CHECK(mean_difference(of_one, of_two) < 0.15);
     for (const Session* s : {one.get(), two.get()}) {
-      CHECK(says(*s, "\"co_execution\":true"));
+      CHECK(says(*s, "\"gpu_coexecutes\":true"));
       CHECK(reads_pages(*s));
     }
     CHECK(stat_of(*one, "last_tokens_read") == stat_of(*two, "last_tokens_read"));
@@ -78,11 +78,11 @@ TEST_CASE(
     REQUIRE(session->prepare_devices(nullptr, {}).ok());
     CHECK(mean_difference(score(session.get(), next),
                           score(load(mini_model(), read_file(), o).get(), next)) < 0.2);
-    CHECK(says(*session, "\"co_execution\":true"));
+    CHECK(says(*session, "\"gpu_coexecutes\":true"));
     CHECK_FALSE(reads_pages(*session));
     CHECK(says(*session, "0 sixteenths"));
     CHECK(says(*session, "the GPU cannot read host memory"));
-    CHECK(stat_of(*session, "last_tokens_in_device") == 0);
+    CHECK(stat_of(*session, "last_tokens_on_gpu") == 0);
   }
 }
 
@@ -124,7 +124,7 @@ TEST_CASE(
       cancelled += !s.ok();
       REQUIRE(session->rewind(3000).ok());
       CHECK(mean_difference(score(session.get(), asked.first(20)), expected) < 0.15);
-      CHECK(says(*session, "\"co_execution\":true"));
+      CHECK(says(*session, "\"gpu_coexecutes\":true"));
     }
     CHECK(cancelled > 10);
   }

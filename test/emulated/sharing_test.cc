@@ -296,13 +296,13 @@ TEST_CASE(
     certified.select.strategy = "quest", certified.select.certify = true;
     REQUIRE(session->set_select(certified.select).ok());
     continue_with(session.get(), 1);  // by the CPU: the GPU has no more than the workspace
-    CHECK_FALSE((attends(*session) || says(*session, "\"co_execution\":true")));
+    CHECK_FALSE((attends(*session) || says(*session, "\"gpu_coexecutes\":true")));
     const std::shared_ptr<Device>& device = model->device_weights()[0].device();
     const uint64_t unit = uint64_t{2} << 20;
     DeviceBuffer<std::byte> others;
     REQUIRE(others.allocate(device, device->left() / unit * unit, "others").ok());
     REQUIRE(session->set_select(options.select).ok());
     continue_with(session.get(), 2);
-    CHECK((attends(*session) || says(*session, "\"co_execution\":true")));
+    CHECK((attends(*session) || says(*session, "\"gpu_coexecutes\":true")));
   }
 }

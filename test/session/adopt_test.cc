@@ -113,7 +113,7 @@ TEST_CASE(
           (full_precision ? 0 : plain->store().sealed_tokens()));
     if (!full_precision) {
       CHECK(session->store().sketch().built_pages() == session->store().pages().pages());
-      CHECK(session->stats_json().find("\"strategy_planned\":\"bounded\"") != std::string::npos);
+      CHECK(session->stats_json().find("\"decode_strategy\":\"bounded\"") != std::string::npos);
     }
     CHECK(ask(session.get(), question).find("4821907") != std::string::npos);
     CHECK(session->tokens().size() == tokens.size());

@@ -194,7 +194,7 @@ TEST_CASE("a budget that cannot be kept is refused before anything is read") {
   const Status s =
       session->prefill_tokens({document().data(), long_text}, nullptr, nullptr, {}, &done);
   CHECK(s.code() == Code::limit);
-  CHECK(std::string(s.message()).find("memory_budget") != std::string::npos);
+  CHECK(std::string(s.message()).find("memory_limit") != std::string::npos);
   CHECK(done == 0);
   CHECK(session->tokens().empty());
   std::unique_ptr<Session> none;
@@ -345,7 +345,7 @@ TEST_CASE(
   CHECK(steps == 0);  // known before the work
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
   REQUIRE(told.size() == 1);
-  CHECK(told[0].find("memory_budget") != std::string::npos);
+  CHECK(told[0].find("memory_limit") != std::string::npos);
   REQUIRE(unbounded()->save(folder.file("b.kv"), nullptr, {}).ok());
   CHECK(read_file(folder.file("a.kv")) == read_file(folder.file("b.kv")));
 

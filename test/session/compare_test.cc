@@ -300,7 +300,8 @@ bool all(const std::vector<double>& values, const std::function<bool(double)>& g
 
 TEST_CASE(
     "compare: full attention is exact, sinks and window alone are not, and the best tokens are all "
-    "there is to find") {
+    "there is to find" *
+    doctest::test_suite("slow")) {
   const auto tokens = book_tokens(1500);
   const std::string full = compared_of(comparing("full", 0), tokens),
                     window = compared_of(comparing("window", 0), tokens);
@@ -325,7 +326,8 @@ TEST_CASE(
 
 TEST_CASE(
     "compare: the estimate of what bounded has read is beside the truth, for any number of threads "
-    "the same") {
+    "the same" *
+    doctest::test_suite("slow")) {
   const auto tokens = book_tokens(2500);
   SessionOptions one = comparing("bounded", 64, CompareLevel::layers), three = one;
   one.threads = 1;

@@ -131,10 +131,10 @@ inline uint64_t stat_of(const Session& session, const std::string& name) {
 }
 
 inline bool reads_pages(const Session& session) {
-  return session.stats_json().find("\"device_reads_pages\":true") != std::string::npos;
+  return session.stats_json().find("\"gpu_reads_pages\":true") != std::string::npos;
 }
 inline bool attends(const Session& session) {
-  return session.stats_json().find("\"device_attends\":true") != std::string::npos;
+  return session.stats_json().find("\"gpu_attends\":true") != std::string::npos;
 }
 
 }  // namespace kvasir::test

@@ -76,7 +76,7 @@ Course run(const std::shared_ptr<const Model>& model, const std::shared_ptr<cons
   c.next = score(session.get(), {tokens.data() + 1200, 40});      // as a question
   CHECK(attends(*session));
   c.answer = continue_with(session.get(), 20);
-  CHECK(stat_of(*session, "last_tokens_in_device") > 0);
+  CHECK(stat_of(*session, "last_tokens_on_gpu") > 0);
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
   auto loaded = load(loads, folder.file("a.kv"), o);
   std::unique_ptr<Session> fork;
@@ -156,7 +156,7 @@ TEST_CASE(
   } else {
     CHECK(model->device_weights().empty());
     CHECK(says(*session, "\"device\":\"cpu\",\"device_because\":\"device 'auto': "));
-    CHECK_FALSE(says(*session, "device_layers"));
+    CHECK_FALSE(says(*session, "gpu_layers"));
   }
   read(session.get(), book_tokens(40));
   CHECK(continue_with(session.get(), 3).size() == 3);
@@ -192,9 +192,9 @@ TEST_CASE(
   CHECK(two.question == one.question);
   auto session = open_session(split_model(), bounded_options(256));
   CHECK(says(*session, "\"device\":\"" + both() + "\""));
-  CHECK(stat_of(*session, "device_layers") == layers());
-  CHECK(stat_of(*session, "device_output") == 1);
-  CHECK(stat_of(*session, "device_weight_bytes") == devices[0].bytes() + devices[1].bytes());
+  CHECK(stat_of(*session, "gpu_layers") == layers());
+  CHECK(says(*session, "\"gpu_output\":true"));
+  CHECK(stat_of(*session, "gpu_weight_bytes") == devices[0].bytes() + devices[1].bytes());
   CHECK(says(*session, "{\"device\":\"" + second() +
                            "\",\"first_layer\":" + std::to_string(devices[1].first_layer()) + ","));
 }

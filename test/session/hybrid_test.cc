@@ -19,7 +19,7 @@ void set_rates(const Model& model, double processor, double device) {
 }
 
 bool co_execution(const Session& session) {
-  return session.stats_json().find("\"co_execution\":true") != std::string::npos;
+  return session.stats_json().find("\"gpu_coexecutes\":true") != std::string::npos;
 }
 bool says(const Session& session, const std::string& text) {
   return session.stats_json().find(text) != std::string::npos;
@@ -86,8 +86,8 @@ TEST_CASE(
   const std::vector<float> scores = score(beside.get(), next);
   CHECK(mean_difference(scores, score(alone.get(), next)) < 0.2);
   CHECK(says(*beside, "in one go"));
-  CHECK(stat_of(*beside, "last_tokens_in_device") > 0);
-  CHECK(stat_of(*beside, "last_tokens_in_device") < stat_of(*beside, "last_tokens_read"));
+  CHECK(stat_of(*beside, "last_tokens_on_gpu") > 0);
+  CHECK(stat_of(*beside, "last_tokens_on_gpu") < stat_of(*beside, "last_tokens_read"));
   // Again, when some of it is there from other texts, and when nothing is.
   continue_with(beside.get(), 60);
   std::unique_ptr<Session> fork;

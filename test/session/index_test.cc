@@ -72,7 +72,8 @@ std::unique_ptr<Session> load(const std::string& path, const SessionOptions& opt
 
 TEST_CASE(
     "an index: saved, mapped and shared by forks, every sequence goes on the same, on one thread "
-    "and two") {
+    "and two" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   for (const char* strategy : {"hnsw", "ood", "dipr-graph", "ivf"}) {
     CAPTURE(strategy);
@@ -82,7 +83,7 @@ TEST_CASE(
     REQUIRE(session->fork(&fork).ok());
     const auto next = continue_with(session.get(), 40);
     CHECK(number(*session, "last_keys_scanned") > 0);
-    CHECK(number(*session, "index_ms") == 0);  // the file's was used
+    CHECK(number(*session, "index_ns") == 0);  // the file's was used
     CHECK(continue_with(one.get(), 40) == next);
     CHECK(continue_with(fork.get(), 40) == next);
     REQUIRE(one->save(folder.file("b.kv"), nullptr, {}).ok());
@@ -118,13 +119,14 @@ TEST_CASE(
 
 TEST_CASE(
     "an index: a sequence that made it goes on as one that mapped it, and one thread makes the "
-    "same as two") {
+    "same as two" *
+    doctest::test_suite("slow")) {
   auto session = open_session(mini_model(), searching("ood", 1));
   read(session.get(), book_tokens(long_enough));
   REQUIRE(session->prepare(nullptr, {}).ok());
   auto mapped = load(saved(IndexKind::ood), searching("ood", 2));
   CHECK(continue_with(session.get(), 30) == continue_with(mapped.get(), 30));
-  CHECK(number(*session, "index_ms") > 0);
+  CHECK(number(*session, "index_ns") > 0);
 }
 
 TEST_CASE(
@@ -157,7 +159,8 @@ TEST_CASE(
 
 TEST_CASE(
     "an index: it is made again when a quarter more has been sealed than it knows, and not "
-    "before") {
+    "before" *
+    doctest::test_suite("slow")) {
   const auto tokens = book_tokens(long_enough * 2);
   auto session = load(saved(IndexKind::ivf), searching("ivf"));
   const double first = number(*session, "index_tokens");
@@ -204,7 +207,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "an index: a graph for each query head is saved, mapped and kept apart from a shared one") {
+    "an index: a graph for each query head is saved, mapped and kept apart from a shared one" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   SessionOptions o = searching("ood");
   o.select.head_graphs = true;
@@ -224,7 +228,7 @@ TEST_CASE(
   auto mapped = load(folder.file("a.kv"), o);
   CHECK(number(*mapped, "index_graphs") == group);
   CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
-  CHECK(number(*mapped, "index_ms") == 0);
+  CHECK(number(*mapped, "index_ns") == 0);
   auto shared = load(folder.file("a.kv"), searching("ood"));
   REQUIRE(shared->prepare(nullptr, {}).ok());
   continue_with(shared.get(), 2);

@@ -46,7 +46,8 @@ TEST_CASE("filter layers: one thread and several give the same bits" *
   }
 }
 
-TEST_CASE("filter layers: saving and loading at any moment is continuing, also into a fork") {
+TEST_CASE("filter layers: saving and loading at any moment is continuing, also into a fork" *
+          doctest::test_suite("slow")) {
   const auto tokens = book_tokens(1200);
   TempFolder folder;
   for (FilterWindow window : windows)

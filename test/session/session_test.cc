@@ -96,7 +96,7 @@ TEST_CASE("how tokens are cut into chunks changes no bit in full precision") {
   }
 }
 
-TEST_CASE("saving and loading at any moment is continuing") {
+TEST_CASE("saving and loading at any moment is continuing" * doctest::test_suite("slow")) {
   const auto tokens = book_tokens(1200);
   for (const SessionOptions& o : {with("full"), with("quest", 128, 0), with("window"),
                                   with("bounded", 128), with("flat", 64), with("dipr")}) {
@@ -132,7 +132,7 @@ TEST_CASE("a question leaves the sequence exactly as it was") {
   CHECK(continue_with(session.get(), 40) == continue_with(untouched.get(), 40));
 }
 
-TEST_CASE("every strategy that should find the fact finds it") {
+TEST_CASE("every strategy that should find the fact finds it" * doctest::test_suite("slow")) {
   auto session = with_document(40000, with("full"));
   for (const char* strategy : {"auto", "full", "quest", "flat", "dipr", "bounded"}) {
     CAPTURE(strategy);
@@ -178,7 +178,7 @@ TEST_CASE("a kept answer stays and the next question follows it") {
   CHECK(ask(session.get(), question) == fact_answer);
 }
 
-TEST_CASE("a budget of everything is full attention") {
+TEST_CASE("a budget of everything is full attention" * doctest::test_suite("slow")) {
   const auto tokens = book_tokens(1500);
   for (const char* strategy : {"quest", "flat", "bounded", "infllm", "snapkv"}) {
     auto full = open_session(mini_model(), with("full")),
@@ -222,7 +222,8 @@ TEST_CASE(
   CHECK(some == told);
 }
 
-TEST_CASE("query heads that choose alone and together both find the fact, and read what they may") {
+TEST_CASE("query heads that choose alone and together both find the fact, and read what they may" *
+          doctest::test_suite("slow")) {
   for (bool share : {true, false}) {
     SessionOptions o = with("quest", 512, 0);
     o.select.share_heads = share;
@@ -287,7 +288,7 @@ TEST_CASE("a fork and its origin do not see each other's tail") {
   continue_with(b.get(), 10);
 }
 
-TEST_CASE("a cancelled document keeps whole chunks and can go on") {
+TEST_CASE("a cancelled document keeps whole chunks and can go on" * doctest::test_suite("slow")) {
   const std::string text = document(16000);
   SessionOptions o = with("full");
   o.prefill_chunk = 128;

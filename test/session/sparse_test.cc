@@ -59,7 +59,8 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST_CASE(
     "sparse prefill: a budget of everything is exact prefill, bit for bit; a small one is close, "
-    "and closer than none") {
+    "and closer than none" *
+    doctest::test_suite("slow")) {
   auto exact = read_by(reading("full"));
   CHECK(sparse_tokens(*exact) == 0);
   const auto expected = logits_after(exact.get(), 1);
@@ -82,8 +83,7 @@ TEST_CASE(
 
 TEST_CASE(
     "sparse prefill: one thread and several give the same bits, and saving says what was read "
-    "sparsely" *
-    doctest::test_suite("slow")) {
+    "sparsely") {
   for (const char* strategy : {"quest", "filter-layers", "bounded"}) {
     auto one = read_by(reading(strategy, 0.1, 1)), three = read_by(reading(strategy, 0.1, 3));
     TempFolder folder;

@@ -85,7 +85,7 @@ TEST_CASE("every strategy: one thread, two and eight give the same bits") {
 TEST_CASE(
     "every strategy: saving and loading, in the middle of an answer too, is continuing, and so is "
     "a fork" *
-    doctest::skip(!replaces_files_in_use())) {
+    doctest::skip(!replaces_files_in_use()) * doctest::test_suite("slow")) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   for (const StrategyInfo& strategy : all_strategies())
@@ -239,7 +239,7 @@ TEST_CASE(
 }
 
 TEST_CASE("bounded chooses by a file's sketch, and makes one of another version again" *
-          doctest::skip(!replaces_files_in_use())) {
+          doctest::skip(!replaces_files_in_use()) * doctest::test_suite("slow")) {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   const auto session = reader("bounded", 2);
