@@ -158,7 +158,7 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
 Status Session::load(std::shared_ptr<const Model> model, const std::string& path,
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report report, std::unique_ptr<Session>* out, uint64_t tokens_wanted,
-                     Progress::Report reading) {
+                     Progress::Report prefill_progress) {
   const uint64_t begin = os::now_ns();
   RETURN_IF_ERROR(resolve(*model, &options));
   CachePeek peek;
@@ -235,7 +235,8 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
         section.kind == SectionKind::queries)
       file->advise(section, os::Mapping::Advice::dont_need);
   RETURN_IF_ERROR(session->start());
-  if (tokens_wanted) RETURN_IF_ERROR(session->shorten(tokens_wanted, cancel, std::move(reading)));
+  if (tokens_wanted)
+    RETURN_IF_ERROR(session->shorten(tokens_wanted, cancel, std::move(prefill_progress)));
   session->load_ns_ = os::now_ns() - begin;
   *out = std::move(session);
   return {};
