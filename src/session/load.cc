@@ -155,51 +155,62 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
   return load_count(file, SectionKind::read, facts, &sequence_.prefilled_tokens);
 }
 
-Status Session::load(std::shared_ptr<const Model> model, const std::string& path,
-                     SessionOptions options, bool verify, const Cancel* cancel,
-                     Progress::Report report, std::unique_ptr<Session>* out, uint64_t tokens_wanted,
-                     Progress::Report reading) {
-  const uint64_t begin = os::now_ns();
-  RETURN_IF_ERROR(resolve(*model, &options));
-  CachePeek peek;
-  RETURN_IF_ERROR(CachePeek::open(path, &peek));
-  const format::Identity& id = peek.identity();
-  const ModelConfig& config = model->config();
+// Whether the file was saved with these weights.
+static Status check_model(const format::Identity& id, const std::string& path, const Model& model) {
   if (id.vocabulary == 0)
     return Status::error(Code::model_mismatch,
                          "%s is a cache of no model: kv_cache_load loads it; nothing was loaded",
                          path.c_str());
-  if (!model->is_of(id))
+  if (!model.is_of(id))
     return Status::error(
         Code::model_mismatch,
         "%s was saved with another model ('%s'): read the document again; nothing was loaded",
         path.c_str(), id.model_name);
-  if (id.vocabulary != config.vocabulary)
+  if (id.vocabulary != model.config().vocabulary)
     return Status::error(
         Code::corrupt,
         "%s: the header's shape is not the model's though the fingerprint is; nothing was loaded",
         path.c_str());
+  return {};
+}
+
+// saved: tokens of the file; trained: tokens of the model; context: tokens of the session.
+static Status check_length(const std::string& path, uint64_t saved, uint64_t wanted_tokens,
+                           uint64_t trained, uint64_t context) {
+  if (saved > trained)
+    return Status::error(Code::corrupt,
+                         "%s holds %" PRIu64 " tokens: its model was trained for %" PRIu64
+                         "; nothing was loaded",
+                         path.c_str(), saved, trained);
+  if (wanted_tokens > saved)
+    return Status::error(Code::bad_argument,
+                         "%s holds %" PRIu64 " tokens: %" PRIu64
+                         " were asked for; nothing was loaded",
+                         path.c_str(), saved, wanted_tokens);
+  if (const uint64_t wanted = wanted_tokens ? wanted_tokens : saved; wanted > context)
+    return Status::error(Code::context_full,
+                         "%s: %" PRIu64 " tokens do not fit: the session's context is %" PRIu64
+                         "; nothing was loaded",
+                         path.c_str(), wanted, context);
+  return {};
+}
+
+Status Session::load(std::shared_ptr<const Model> model, const std::string& path,
+                     SessionOptions options, bool verify, const Cancel* cancel,
+                     Progress::Report report, std::unique_ptr<Session>* out, uint64_t tokens_wanted,
+                     Progress::Report prefill_progress) {
+  const uint64_t begin = os::now_ns();
+  RETURN_IF_ERROR(resolve(*model, &options));
+  CachePeek peek;
+  RETURN_IF_ERROR(CachePeek::open(path, &peek));
+  RETURN_IF_ERROR(check_model(peek.identity(), path, *model));
+  const ModelConfig& config = model->config();
   SavedSequence state;
   RETURN_IF_ERROR(read_saved(peek, &state));
   ChatRecord chat;
   RETURN_IF_ERROR(read_chat(peek, &chat));
   RETURN_IF_ERROR(check_saved(peek, model->store_shape(), config.group(), state));
-  if (state.tokens > config.context)
-    return Status::error(Code::corrupt,
-                         "%s holds %" PRIu64 " tokens: its model was trained for %" PRIu64
-                         "; nothing was loaded",
-                         path.c_str(), state.tokens, config.context);
-  if (tokens_wanted > state.tokens)
-    return Status::error(Code::bad_argument,
-                         "%s holds %" PRIu64 " tokens: %" PRIu64
-                         " were asked for; nothing was loaded",
-                         path.c_str(), state.tokens, tokens_wanted);
-  if (const uint64_t wanted = tokens_wanted ? tokens_wanted : state.tokens;
-      wanted > options.context)
-    return Status::error(Code::context_full,
-                         "%s: %" PRIu64 " tokens do not fit: the session's context is %" PRIu64
-                         "; nothing was loaded",
-                         path.c_str(), wanted, options.context);
+  RETURN_IF_ERROR(check_length(path, state.tokens, tokens_wanted, config.context, options.context));
   if (verify) {
     Progress progress(std::move(report));
     RETURN_IF_ERROR(peek.verify(&progress, cancel));
@@ -235,7 +246,8 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
         section.kind == SectionKind::queries)
       file->advise(section, os::Mapping::Advice::dont_need);
   RETURN_IF_ERROR(session->start());
-  if (tokens_wanted) RETURN_IF_ERROR(session->shorten(tokens_wanted, cancel, std::move(reading)));
+  if (tokens_wanted)
+    RETURN_IF_ERROR(session->shorten(tokens_wanted, cancel, std::move(prefill_progress)));
   session->load_ns_ = os::now_ns() - begin;
   *out = std::move(session);
   return {};

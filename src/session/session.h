@@ -3,10 +3,10 @@
 // Every operation either completes or leaves the sequence as it was, except that a prefill keeps
 // whole chunks. Not thread-safe; src/api serialises calls.
 //
-//   session.cc   open, fork, options          answer.cc       questions and answers
-//   steps.cc     chunks of tokens, their plans  score.cc        likelihood of given tokens
-//   prefill.cc   documents; going back        save.cc, load.cc
-//   prepare.cc   sketch, index, choices       stats.cc
+//   session.cc   open, fork, options             answer.cc   questions and answers
+//   steps.cc     chunks of tokens, their plans   score.cc    likelihood of given tokens
+//   prefill.cc   documents; going back           save.cc, load.cc
+//   prepare.cc   sketch, index, choices          stats.cc
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class ExternalStore;
 using LogFn = std::function<void(int level, const char* message)>;  // 1 warning, 2 information
 
 struct SessionOptions {
-  uint32_t threads = 0;         // 0: processors of the process
+  uint32_t threads = 0;         // 0: CPUs of the process
   uint64_t context = 0;         // tokens; 0: the model's
   bool full_precision = false;  // nothing is sealed
   uint32_t window = 64;         // tokens
@@ -66,9 +66,8 @@ struct GenerateOptions {
   bool parse_special = false;
   std::vector<std::string> stop;
   const Cancel* cancel = nullptr;
-  Progress::Report progress;  // while the question is read
-  // while what the strategy needs is made, where the sequence does not have it
-  Progress::Report prepare_progress;
+  Progress::Report progress;          // of the question's prefill
+  Progress::Report prepare_progress;  // as Session::prepare()
 };
 
 enum class StopReason : uint32_t {
@@ -98,17 +97,17 @@ class Session {
  public:
   static Status open(std::shared_ptr<const Model> model, const SessionOptions& options,
                      std::unique_ptr<Session>* out);
-  // Checks the whole file first when verify is set. Of the first `tokens` tokens alone, 0: of all;
-  // `reading` tells of those that are read again. Codes as kv_load_prefix.
+  // Verifies the whole file first if verify is set. Loads the first `tokens` tokens; 0: all.
+  // prefill_progress: of tokens that are prefilled again. Codes as kv_load_prefix.
   static Status load(std::shared_ptr<const Model> model, const std::string& path,
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
-                     Progress::Report reading = {});
-  // Over the pages of a cache that another engine has filled with these tokens, of this model; the
-  // newest ones are read again. Codes as kv_session_from_cache.
+                     Progress::Report prefill_progress = {});
+  // A session over the pages of a cache that another engine has filled with these tokens, of this
+  // model. The newest tokens are prefilled again. Codes as kv_session_from_cache.
   struct Adopted {
-    bool document = false;  // the tokens are what encode_document() makes of a text
-    bool compared = true;   // what is read again has to be what the cache has
+    bool document = false;  // the tokens are those of encode_document()
+    bool compared = true;   // tokens that are prefilled again must equal those of the cache
   };
   static Status adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
                       std::span<const Token> tokens, SessionOptions options, Adopted how,
@@ -118,8 +117,8 @@ class Session {
 
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel,
                  Progress::Report progress, uint64_t* tokens_done, uint64_t* bytes_done);
-  // The tokens that prefill() would read into a sequence that is empty, and the bytes of marks and
-  // text that each stands for (null: not asked).
+  // The tokens that prefill() would append to an empty sequence. lengths: [tokens] bytes of marks
+  // and text of each, or null.
   static Status encode_first(const Model& model, ChatFormat chat, std::string_view text,
                              bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths, std::string_view instructions = {});
@@ -135,8 +134,8 @@ class Session {
   // The system text of the sequence; empty: none.
   std::string_view instructions() const;
   bool prefills_sparsely() const { return options_.read.strategy != "full"; }
-  // A hash of all that keys and values depend on besides the tokens: model, window and precision,
-  // and how it reads sparsely, or that it does not.
+  // A hash of all that keys and values depend on besides the tokens: model, window, precision and
+  // the prefill strategy.
   uint64_t prefill_key(bool sparsely) const;
   // logits: [tokens][vocabulary] or null.
   Status prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel,
@@ -148,26 +147,24 @@ class Session {
   Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
                Progress::Report progress, Progress::Report prepare_progress = {});
   Status rewind(uint64_t tokens);
-  // Goes back to the first `tokens` tokens and to the state in which reading them leaves a
-  // sequence: pages stay where they are, the tokens behind them are read again into the window.
-  // After a failure the session is of no use but to be closed.
+  // Goes back to the first `tokens` tokens and to the state that their prefill leaves: pages stay,
+  // and the tokens behind them are prefilled again. After a failure the session must be closed.
   Status shorten(uint64_t tokens, const Cancel* cancel, Progress::Report progress);
-  // Makes now what the strategy needs beside the pages and the sequence does not have: a sketch, an
-  // index. Afterwards no answer waits for it.
+  // Makes what the strategy needs besides the pages: a sketch, an index. Afterwards no answer waits
+  // for it.
   Status prepare(const Cancel* cancel, Progress::Report progress);
-  // And what devices need to attend, which answers otherwise make little by little.
+  // Makes what GPUs need to attend. Otherwise answers make it little by little.
   Status prepare_devices(const Cancel* cancel, Progress::Report report);
-  // Makes the strategy's index first, as prepare() does; where the budget has no room for it,
-  // without.
+  // Makes the strategy's index first, as prepare() does, if the memory budget has room for it.
   Status save(const std::string& path, const Cancel* cancel, Progress::Report progress,
               Progress::Report prepare_progress = {},
               const AtomicFile::BeforeRename& before_rename = {});
   const SelectOptions& select() const { return options_.select; }
   Status set_select(const SelectOptions& select);
 
-  // What is read to make an index of keys from its queries: passages of the sequence, evenly from
-  // all of it, each as a question with the beginning of an answer, with their marks, all of one
-  // size and together at most `count` tokens, but at least one. The sequence has 32 tokens or more.
+  // Passages whose queries make an index of keys. They come evenly from the whole sequence, each as
+  // a question with the beginning of an answer, with marks. All have one size and together at most
+  // `count` tokens; there is at least one. The sequence has 32 tokens or more.
   Status asked_passages(uint32_t count, std::vector<Array<Token>>* out) const;
 
   std::span<const Token> tokens() const { return sequence_.tokens; }
@@ -175,10 +172,10 @@ class Session {
   const KvStore& store() const { return sequence_.store; }
   SessionStats stats() const;
   std::string stats_json() const;
-  // What decode measures from now on.
+  // Sets what decode measures from now on.
   void set_measure(CompareLevel compare, bool certify);
-  // Of the last generate(), the largest share first. Code::bad_state: it was not traced, or the
-  // sequence has changed since.
+  // Passages of the last generate(), the largest share first. Code::bad_state: it was not traced,
+  // or the sequence has changed since.
   Status passages(std::vector<Passage>* out) const;
 
  private:
