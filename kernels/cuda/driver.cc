@@ -96,9 +96,9 @@ int load_kernels(DeviceContext* c) {
   }
 }
 
-int attribute(CUdevice device, CUdevice_attribute what, int* error) {
+int attribute(CUdevice device, CUdevice_attribute attribute_id, int* error) {
   int value = 0;
-  if (!*error) *error = driver().cuDeviceGetAttribute(&value, what, device);
+  if (!*error) *error = driver().cuDeviceGetAttribute(&value, attribute_id, device);
   return value;
 }
 

@@ -189,9 +189,9 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
 // matrix is read.
 int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
            bool add) {
-  const std::size_t most = x.n <= tile_inputs ? max_products : 1;
+  const std::size_t max_count = x.n <= tile_inputs ? max_products : 1;
   for (std::size_t i = 0, count; i < products.size(); i += count) {
-    for (count = 1; count < most && i + count < products.size() &&
+    for (count = 1; count < max_count && i + count < products.size() &&
                     products[i + count].w.type == products[i].w.type;)
       ++count;
     if (const int error = multiply(s, &products[i], count, x, add)) return error;
@@ -237,8 +237,8 @@ int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
 
 struct AttentionName {
   char text[32];
-  AttentionName(const char* what, uint32_t dim) {
-    std::snprintf(text, sizeof text, "attention_%s_%u", what, dim);
+  AttentionName(const char* part, uint32_t dim) {
+    std::snprintf(text, sizeof text, "attention_%s_%u", part, dim);
   }
 };
 
@@ -269,9 +269,9 @@ unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned all =
       std::min(all_score_parts,
                scan_blocks * 132 - std::min(near_rows(kv, a) * kv.kv_heads, all_score_parts));
-  const unsigned most =
+  const unsigned max_count =
       std::clamp(all / (kv.kv_heads * a.blocks), min_score_parts, unsigned{max_score_parts});
-  return std::min(blocks_for(tiles, scan_threads / 32), most);
+  return std::min(blocks_for(tiles, scan_threads / 32), max_count);
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -315,11 +315,11 @@ int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a)
 int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a,
                      const DeviceActivations& out, const DeviceCheck& check, float* lse,
                      float* mass) {
-  DeviceActivations its = out;
-  if (kv.head_dim % 32 != 0) its.q = nullptr;  // blocks of 32 inputs would span heads
+  DeviceActivations checked = out;
+  if (kv.head_dim % 32 != 0) checked.q = nullptr;  // blocks of 32 inputs would span heads
   const int error = launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a,
-                           its, check, lse, mass);
-  return error || its.q == out.q ? error : quantize(s, out, check);
+                           checked, check, lse, mass);
+  return error || checked.q == out.q ? error : quantize(s, out, check);
 }
 
 // ---- reading
@@ -398,8 +398,8 @@ int find_kernels(DeviceContext* context) {
   for (const char* name : {"attention_shares", "attention_choose"})
     if (const int error = find(name, choice)) return error;
   for (const uint32_t dim : attended_dims) {
-    for (const char* what : {"near", "chosen"})
-      if (const int error = find(AttentionName(what, dim).text, attention)) return error;
+    for (const char* part : {"near", "chosen"})
+      if (const int error = find(AttentionName(part, dim).text, attention)) return error;
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
   }
   CUmodule reading = context->modules[4];

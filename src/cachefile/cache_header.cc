@@ -30,8 +30,8 @@ std::size_t name_length(const Identity& identity) {
 
 unsigned long long printable(uint64_t value) { return value; }
 
-Status corrupt(const char* path, uint64_t offset, const char* what) {
-  return Status::error(Code::corrupt, "%s is damaged: %s", path, what).with_offset(offset);
+Status corrupt(const char* path, uint64_t offset, const char* reason) {
+  return Status::error(Code::corrupt, "%s is damaged: %s", path, reason).with_offset(offset);
 }
 
 bool starts_with(Bytes bytes, std::initializer_list<uint8_t> prefix) {
@@ -230,19 +230,19 @@ uint64_t CacheHeader::tables_offset() const {
 }
 
 bool CacheHeader::lay_out() {
-  constexpr uint64_t most = uint64_t{1} << 62;  // no sum below can wrap
+  constexpr uint64_t max_bytes = uint64_t{1} << 62;  // no sum below can wrap
   uint64_t end = header_bytes;
   for (Entry& entry : entries()) {
-    if (entry.bytes > most) return false;
+    if (entry.bytes > max_bytes) return false;
     entry.offset = round_up(end, section_align);
     end = entry.offset + entry.bytes;
-    if (end > most) return false;
+    if (end > max_bytes) return false;
   }
   end = tables_offset();
   for (Entry& entry : entries()) {
     entry.table_offset = end;
     end += entry.table_bytes();
-    if (end > most) return false;
+    if (end > max_bytes) return false;
   }
   file_size = end;
   return true;
@@ -281,14 +281,14 @@ void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
 }
 
 Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, CacheHeader* out) {
-  if (Status s = check_magic(begin, actual_size, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_magic(begin, actual_size, path));
   const uint8_t* h = begin.data();
-  if (Status s = check_version(h, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_version(h, path));
   CacheHeader header;
   header.version = load32(h + place_version);
   header.minimum_reader = load32(h + place_minimum_reader);
   header.file_size = load64(h + place_file_size);
-  if (Status s = decode_identity(h, path, &header.identity); !s.ok()) return s;
+  RETURN_IF_ERROR(decode_identity(h, path, &header.identity));
   header.section_count = load32(h + place_section_count);
   if (header.section_count > max_sections)
     return corrupt(path, place_section_count, "it has too many sections");
@@ -296,11 +296,11 @@ Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, 
     header.sections[i] = decode_entry(h + place_sections + i * entry_bytes);
   }
   if (header.version <= format::version) {
-    if (Status s = check_reserved(h, header.section_count, path); !s.ok()) return s;
+    RETURN_IF_ERROR(check_reserved(h, header.section_count, path));
   }
-  if (Status s = check_kinds(header, path); !s.ok()) return s;
-  if (Status s = check_layout(header, actual_size, path); !s.ok()) return s;
-  if (Status s = check_section_sizes(header, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_kinds(header, path));
+  RETURN_IF_ERROR(check_layout(header, actual_size, path));
+  RETURN_IF_ERROR(check_section_sizes(header, path));
   *out = header;
   return {};
 }

@@ -18,8 +18,8 @@ namespace {
 constexpr uint64_t max_bytes = uint64_t{1} << 62;  // no sum below can wrap
 constexpr uint64_t min_frame = 9;                  // the shortest zstd frame
 
-Status corrupt(const char* path, uint64_t offset, const char* what) {
-  return Status::error(Code::corrupt, "%s is damaged: %s", path, what).with_offset(offset);
+Status corrupt(const char* path, uint64_t offset, const char* reason) {
+  return Status::error(Code::corrupt, "%s is damaged: %s", path, reason).with_offset(offset);
 }
 
 unsigned long long printable(uint64_t value) { return value; }
@@ -144,7 +144,7 @@ void PackedHeader::encode(std::span<uint8_t, header_bytes> out) const {
 
 Status PackedHeader::decode(std::span<const uint8_t> begin, uint64_t file_bytes, const char* path,
                             PackedHeader* out) {
-  if (Status s = check_begin(begin, file_bytes, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_begin(begin, file_bytes, path));
   const uint8_t* h = begin.data();
   PackedHeader header;
   header.version = load32(h + place_version);
@@ -161,7 +161,7 @@ Status PackedHeader::decode(std::span<const uint8_t> begin, uint64_t file_bytes,
   header.format_version = load32(h + place_format_version);
   std::memcpy(header.identity.model_name, h + place_model_name, sizeof header.identity.model_name);
   header.content = load64(h + place_content);
-  if (Status s = check_sizes(header, file_bytes, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_sizes(header, file_bytes, path));
   *out = header;
   return {};
 }

@@ -42,7 +42,7 @@ struct Shape {
 
 constexpr uint32_t sequence_layer = 3;
 
-// One layer of a sequence as the store has it, and as the device is told of it.
+// One layer of a sequence in the layout of the store, and as the arguments of a device.
 struct Sequence {
   Sequence(const Shape& s, Random& random)
       : shape(s), page(PageShape::of(s.head_dim)), extents(s.pages / extent_pages + 2),
@@ -162,8 +162,9 @@ struct Work {
             t.shape.most + 8 * static_cast<uint32_t>(std::sqrt(t.shape.most)) + 64, stride))),
         q(rows * t.page.dim), q8(rows * t.page.dim), q_scale(rows),
         projected(rows * t.page.sketch_dim()), projected_scale(rows),
-        scores(lists * selecting_rows * stride), score_sums(lists * selecting_rows * max_score_parts * 2),
-        share_counts(lists * share_bins), share_sums(lists * share_bins), thresholds(lists),
+        scores(lists * selecting_rows * stride),
+        score_sums(lists * selecting_rows * max_score_parts * 2), share_counts(lists * share_bins),
+        share_sums(lists * share_bins), thresholds(lists),
         part_counts(lists * ((stride + choose_quads - 1) / choose_quads)), chosen(lists * most),
         biases(lists * most), counts(lists * 2),
         states(rows * attention_parts * (t.page.dim + state_sums)),
@@ -206,8 +207,8 @@ struct Work {
     return static_cast<uint32_t>(t.q.size() / t.shape.n);
   }
   int finish(const DeviceKv& kv, float limit = 1e30f) {
-    return ops().finish_attention(stream(), kv, a, made, {limit, 5, first_bad.data()},
-                                  lse.data(), mass.data());
+    return ops().finish_attention(stream(), kv, a, made, {limit, 5, first_bad.data()}, lse.data(),
+                                  mass.data());
   }
   // What was rounded is the output, as the CPU rounds it.
   void check_rounded() {

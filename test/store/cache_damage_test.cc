@@ -1,5 +1,5 @@
 // Damaged cache files: every kind of damage is found, at the latest when what it hit is used, and
-// told apart from a file that is merely of another version.
+// distinguished from a file that is merely of another version.
 #include <doctest/doctest.h>
 
 #include <functional>

@@ -307,7 +307,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a packed file of a newer or a too old version is told apart from a damaged one") {
+TEST_CASE("a packed file of a newer or a too old version is distinguished from a damaged one") {
   Specimen specimen(document(1));
   Bytes file = specimen.packed;
   samples::put(file, packed::place_version, 4, 9);
