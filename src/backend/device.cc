@@ -88,13 +88,13 @@ Status Device::find(const std::string& name, std::vector<int>* out) {
   const bool every = indices.empty();
   for (int i = 0; every && i < count; ++i) indices.push_back(i);
   if (indices.empty())
-    return Status::error(Code::not_found, "device '%s': this machine has none", text);
+    return Status::error(Code::not_found, "device '%s': this machine has no GPU", text);
   std::vector<int> found;
   Status too_old;
   for (const int index : indices) {
     if (index >= count)
       return Status::error(Code::not_found,
-                           "device '%s': cuda:%d is not there: this machine has %d", text, index,
+                           "device '%s': cuda:%d does not exist: this machine has %d", text, index,
                            count);
     int major = 0, minor = 0;
     if (const int error = kernels->capability(index, &major, &minor))

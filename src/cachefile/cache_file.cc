@@ -63,7 +63,7 @@ Status CacheFile::open(CachePeek peek, std::shared_ptr<const CacheFile>* out, Th
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   RETURN_IF_ERROR(os::Mapping::map(file, &cache->mapping_));
   if (cache->mapping_.size() != size) {
-    return Status::error(Code::corrupt, "%s changed its size while it was opened",
+    return Status::error(Code::corrupt, "%s changed its size during the open",
                          cache->path_.c_str());
   }
   cache->file_ = std::move(file);

@@ -62,7 +62,7 @@ Status check_magic(Bytes begin, uint64_t file_size, const char* path) {
     return Status::error(Code::not_a_cache, "%s is not a cache file", path).with_offset(0);
   }
   if (file_size < header_bytes) {
-    return Status::error(Code::corrupt, "%s is cut off after %llu bytes, within its header", path,
+    return Status::error(Code::corrupt, "%s is truncated after %llu bytes, within its header", path,
                          printable(file_size))
         .with_offset(file_size);
   }
@@ -78,7 +78,7 @@ Status check_version(const uint8_t* h, const char* path) {
   const uint32_t order = load32(h + place_byte_order);
   if (order == __builtin_bswap32(byte_order)) {
     return Status::error(Code::version,
-                         "%s was written in big-endian order, which this reader does not know",
+                         "%s was written in big-endian order, which this reader does not support",
                          path)
         .with_offset(place_byte_order);
   }
@@ -97,7 +97,7 @@ Status check_version(const uint8_t* h, const char* path) {
   if (written < oldest_readable) {
     return Status::error(Code::version,
                          "%s has format version %u, which was written before the first release: "
-                         "read the document again",
+                         "prefill the document again",
                          path, written)
         .with_offset(place_version);
   }
@@ -172,8 +172,8 @@ Status check_kinds(const CacheHeader& header, const char* path) {
       seen |= uint64_t{1} << kind;
     } else if (!(entry.flags & optional_section)) {
       return Status::error(Code::version,
-                           "%s has a section of kind %u, which this reader must know and does not",
-                           path, kind)
+                           "%s has a section of kind %u, which is unknown and not optional", path,
+                           kind)
           .with_offset(place);
     }
   }
@@ -204,11 +204,11 @@ Status check_layout(const CacheHeader& header, uint64_t actual_size, const char*
 
 Status check_file_size(const char* path, uint64_t is, uint64_t must) {
   if (is < must)
-    return Status::error(Code::corrupt, "%s is cut off: it has %llu of its %llu bytes", path,
+    return Status::error(Code::corrupt, "%s is truncated: it has %llu of its %llu bytes", path,
                          printable(is), printable(must))
         .with_offset(is);
   if (is > must)
-    return Status::error(Code::corrupt, "%s has %llu bytes that are not its own at its end", path,
+    return Status::error(Code::corrupt, "%s has %llu extra bytes at its end", path,
                          printable(is - must))
         .with_offset(must);
   return {};

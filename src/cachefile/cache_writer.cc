@@ -68,7 +68,7 @@ Status CacheWriter::begin() {
   if (begun_) return misuse(path_, "begun twice");
   if (!header_.lay_out()) return Status::error(Code::internal, "%s has no layout", path_.c_str());
   if (Status s = check_section_sizes(header_, path_.c_str()); !s.ok())
-    return misuse(path_, "a section is larger than a reader takes");
+    return misuse(path_, "a section is larger than a reader accepts");
   checksums_.reserve((header_.file_size - header_.tables_offset()) / sizeof(uint64_t));
   begun_ = true;
   enter_section();

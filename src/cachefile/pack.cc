@@ -37,12 +37,12 @@ struct FreeZstd {
 };
 
 Status same_file(const std::string& path) {
-  return Status::error(Code::bad_argument, "%s cannot take its own place: name another file",
+  return Status::error(Code::bad_argument, "%s is source and destination: name another file",
                        path.c_str());
 }
 
 Status no_memory(const std::string& path) {
-  return Status::error(Code::no_memory, "out of memory; %s is as it was", path.c_str());
+  return Status::error(Code::no_memory, "out of memory; %s is unchanged", path.c_str());
 }
 
 // The operation and the file that a failure leaves unchanged.
@@ -53,14 +53,14 @@ struct Work {
   const Cancel* cancel;
 
   Status stopped() const {
-    return Status::error(Code::cancelled, "stopped; %s is as it was", to.c_str());
+    return Status::error(Code::cancelled, "stopped; %s is unchanged", to.c_str());
   }
   Status advance(uint64_t done, uint64_t total) const {
     return is_cancelled(cancel) || (progress && !progress->update(done, total)) ? stopped()
                                                                                 : Status();
   }
   Status damaged(uint64_t offset, const char* reason) const {
-    return Status::error(Code::corrupt, "%s is damaged at byte %llu: %s; %s is as it was",
+    return Status::error(Code::corrupt, "%s is damaged at byte %llu: %s; %s is unchanged",
                          from.c_str(), static_cast<unsigned long long>(offset), reason, to.c_str())
         .with_offset(offset);
   }
@@ -175,7 +175,7 @@ class Packer {
       // Its only failure with valid parameters.
       if (ZSTD_isError(left)) return no_memory(work_.to);
       if (left != 0 || from.pos != part)
-        return Status::error(Code::internal, "zstd needed more room than it says");
+        return Status::error(Code::internal, "zstd exceeded its own size bound");
     }
     *packed_size = to.pos;
     return {};

@@ -42,7 +42,7 @@ Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const ch
     return Status::error(Code::not_a_cache, "%s is not a packed document", path).with_offset(0);
   }
   if (file_bytes < header_bytes) {
-    return Status::error(Code::corrupt, "%s is cut off after %llu bytes, within its header", path,
+    return Status::error(Code::corrupt, "%s is truncated after %llu bytes, within its header", path,
                          printable(file_bytes))
         .with_offset(file_bytes);
   }
@@ -64,7 +64,7 @@ Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const ch
   if (written < oldest_readable) {
     return Status::error(Code::version,
                          "%s is packed in version %u, which was written before the first release: "
-                         "read the document again",
+                         "prefill the document again",
                          path, written)
         .with_offset(place_version);
   }

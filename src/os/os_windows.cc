@@ -227,7 +227,7 @@ Status File::lock(Lock kind, bool* got) const {
 Status File::create_nameless(const std::string& folder, File* out) {
   wchar_t temporary[MAX_PATH + 2] = L"";
   if (folder.empty() && GetTempPathW(MAX_PATH + 1, temporary) == 0)
-    return Status::error(Code::io, "Windows names no folder for temporary files");
+    return Status::error(Code::io, "Windows has no folder for temporary files");
   const std::string where = folder.empty() ? narrow(temporary) : folder;
   File file;
   for (int attempt = 0; file.fd_ < 0 && attempt < 16; ++attempt) {

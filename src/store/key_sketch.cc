@@ -198,7 +198,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   });
   if (!intact) return pages.damaged();
   if (latch.fired())
-    return Status::error(Code::cancelled, "cancelled; the sketch of the keys is as it was");
+    return Status::error(Code::cancelled, "cancelled; the sketch of the keys is unchanged");
   bases_ = std::move(bases);
   basis_stamp_ = new_stamp();
   extents_ = std::move(extents);

@@ -94,7 +94,7 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
   run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
     if (!latch.fired()) std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim);
   });
-  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
   window_ = std::move(own);
   capacity_ = capacity;
   first_row_ = 0;

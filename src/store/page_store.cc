@@ -242,7 +242,7 @@ Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::Fil
   for (uint32_t e = 0; e < pages_ / extent_pages && left > keep; ++e) {
     if (!slabs_[e].is_private()) continue;
     if (is_cancelled(cancel))
-      return Status::error(Code::cancelled, "cancelled; what was spilled stays spilled");
+      return Status::error(Code::cancelled, "cancelled; spilled pages stay spilled");
     const Slab& from = *slabs_[e];
     SlabRef to = new_slab(SlabKind::summaries);
     for (SectionKind kind : {SectionKind::scales, SectionKind::bounds})
@@ -326,7 +326,7 @@ Status PageStore::damaged() const {
 
 Status PageStore::not_finite() const {
   const bool mapped = !slabs_.empty() && slabs_[0]->file;
-  return Status::error(Code::corrupt, "%s: section 'scales' gives numbers that are not finite",
+  return Status::error(Code::corrupt, "%s: section 'scales' has scales that are not finite",
                        mapped ? slabs_[0]->file->path().c_str() : "the sequence");
 }
 
@@ -381,7 +381,7 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel
   slabs_.reserve(wanted);
   while (slabs_.size() < wanted) {  // slabs made before a failure stay, cleared
     if (is_cancelled(cancel))
-      return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
+      return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
     SlabRef slab = new_slab(SlabKind::whole);
     auto* memory = static_cast<std::byte*>(slab->memory);
     parallel_chunks(shape_.slab_bytes(), pool,

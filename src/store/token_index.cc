@@ -211,7 +211,7 @@ bool TokenIndex::intact(std::size_t head) const {
 // them may wait for another.
 Status TokenIndex::check(const Cancel* cancel) {
   const auto stopped = [] {
-    return Status::error(Code::cancelled, "cancelled; the index is as it was");
+    return Status::error(Code::cancelled, "cancelled; the index is unchanged");
   };
   std::unique_lock lock(checking_, std::defer_lock);
   while (!lock.try_lock_for(std::chrono::milliseconds(10)))
@@ -222,7 +222,7 @@ Status TokenIndex::check(const Cancel* cancel) {
     if (is_cancelled(cancel)) return stopped();
     if (!intact(i)) return file_->failure();
     if (!view(mapped_[i], &views[i]))
-      return Status::error(Code::corrupt, "%s: section '%s' names what is not there",
+      return Status::error(Code::corrupt, "%s: section '%s' names an item that does not exist",
                            file_->path().c_str(), name_of(kind_));
   }
   views_ = std::move(views);

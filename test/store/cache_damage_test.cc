@@ -326,9 +326,7 @@ TEST_CASE(
     CHECK(specimen.opened(bytes).code() == Code::corrupt);
     samples::repair_header(bytes);
     count_faults("facts that lie behind sound checksums");
-    const Status s = specimen.opened(bytes);
-    CHECK(s.code() == Code::version);
-    CHECK(std::string(s.message()).find("read the document again") != std::string::npos);
+    CHECK(specimen.opened(bytes).code() == Code::version);
   }
 }
 

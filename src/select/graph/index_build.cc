@@ -225,7 +225,9 @@ Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* 
     out->reset();
     return Status::error(Code::cancelled, "cancelled; no index was made");
   }
-  if (!*out) return Status::error(Code::internal, "an index was made that names what is not there");
+  if (!*out)
+    return Status::error(Code::internal,
+                         "an index was made that names an item that does not exist");
   return {};
 }
 
