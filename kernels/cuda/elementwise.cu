@@ -81,7 +81,8 @@ __device__ inline void norm_row(const float* x, const float* weight, float epsil
     const uint32_t at = from + first;
     Four v = from == 0 ? first_numbers : load(x, at, cols);
     const Four w = from == 0 ? first_weights : load(weight, at, cols);
-    for (unsigned i = 0; i < elementwise_each; ++i) v.values[i] = v.values[i] * factor * w.values[i];
+    for (unsigned i = 0; i < elementwise_each; ++i)
+      v.values[i] = v.values[i] * factor * w.values[i];
     if constexpr (add) {
       const Four sum_so_far = load(out.f32 + begin, at, cols);
       for (unsigned i = 0; i < elementwise_each; ++i) v.values[i] += sum_so_far.values[i];

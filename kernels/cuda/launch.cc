@@ -161,12 +161,12 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
                  inputs = wide ? wide_inputs : tile_inputs;
   Products products{};
   unsigned blocks = 0;
-  for (Product& p : products.of) p.begin = UINT32_MAX;
+  for (Product& p : products.list) p.begin = UINT32_MAX;
   for (std::size_t i = 0; i < count; ++i) {
     const auto& [w, bias, y] = given[i];
     const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr,
                         nullptr, nullptr};
-    products.of[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y};
+    products.list[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y};
     blocks += blocks_for(w.rows, rows);
   }
   products.add = add;
