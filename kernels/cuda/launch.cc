@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "backend/device_operations.h"
 #include "driver.h"
 #include "layout.h"
 
@@ -428,25 +429,10 @@ int find_kernels(DeviceContext* context) {
 }
 
 void fill_operations(DeviceKernels* k) {
-  k->matrix_bytes = matrix_bytes;
-  k->lay_out = lay_out;
-  k->matmul = matmul;
-  k->quantize = quantize;
-  k->rms_norm = rms_norm;
-  k->add_rms_norm = add_rms_norm;
-  k->swiglu = swiglu;
-  k->rotate = rotate;
-  k->begin_attention = begin_attention;
-  k->attend_sinks_and_window = attend_sinks_and_window;
-  k->score_sketch = score_sketch;
-  k->choose = choose;
-  k->gather_chosen = gather_chosen;
-  k->gather_group = gather_group;
-  k->attend_chosen = attend_chosen;
-  k->finish_attention = finish_attention;
-  k->prepare_prefill = prepare_prefill;
-  k->attend_prefill = attend_prefill;
-  k->find_nearest = find_nearest;
+#define KVASIR_FILL(name) k->name = name;
+  KVASIR_DEVICE_PRODUCTS(KVASIR_FILL)
+  KVASIR_DEVICE_ATTENTION(KVASIR_FILL)
+#undef KVASIR_FILL
 }
 
 }  // namespace kvasir::cuda

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "alignment.h"
+#include "backend/device_operations.h"
 #include "select/sampling.h"
 #include "state.h"
 #include "work.h"
@@ -264,17 +265,17 @@ float from_bf16(const uint8_t* bytes) {
 
 int gather_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
   if (const int error = check_gathered(with)) return error;
-  return for_each_list(
-      s, of, with,
-      [](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a, uint32_t head,
-         uint32_t block) {
-        const std::size_t at = std::size_t{head} * a.blocks + block;
-        for (uint32_t i = 0; i < a.list_counts[2 * at]; ++i)
-          if (const int error = find_quad(context, kv, head, a.lists[at * a.max_quads + i], nullptr,
-                                          a.gathered + (at * a.max_quads + i) * quad_bytes_of(kv.dim)))
-            return error;
-        return 0;
-      });
+  return for_each_list(s, of, with,
+                       [](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a,
+                          uint32_t head, uint32_t block) {
+                         const std::size_t at = std::size_t{head} * a.blocks + block;
+                         for (uint32_t i = 0; i < a.list_counts[2 * at]; ++i)
+                           if (const int error = find_quad(
+                                   context, kv, head, a.lists[at * a.max_quads + i], nullptr,
+                                   a.gathered + (at * a.max_quads + i) * quad_bytes_of(kv.dim)))
+                             return error;
+                         return 0;
+                       });
 }
 
 int gather_group(DeviceStream* s, const DeviceKv& of, const DeviceGroup& with) {
@@ -315,7 +316,8 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
         };
         std::vector<uint8_t> quads(count * quad_bytes);
         for (uint32_t i = 0; i < count; ++i) {
-          const uint32_t found = a.hot.room ? a.hot.list_places[std::size_t{head} * a.max_quads + i] : 0;
+          const uint32_t found =
+              a.hot.room ? a.hot.list_places[std::size_t{head} * a.max_quads + i] : 0;
           uint8_t* place =
               found ? a.hot.quads + (std::size_t{head} * a.hot.room + (found & ~hot_present) - 1) *
                                         a.hot.quad_bytes
@@ -323,7 +325,8 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
           const uint8_t* hot = found & hot_present ? place : nullptr;
           const uint8_t* there =
               hot || !a.gathered ? hot : a.gathered + (at * a.max_quads + i) * quad_bytes;
-          const uint32_t quad = a.lists ? a.lists[at * a.max_quads + i] : a.list_counts[2 * at + 1] + i;
+          const uint32_t quad =
+              a.lists ? a.lists[at * a.max_quads + i] : a.list_counts[2 * at + 1] + i;
           if (const int error =
                   find_quad(context, kv, head, quad, there, quads.data() + i * quad_bytes))
             return error;
@@ -381,7 +384,7 @@ int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention&
             parts.push_back(state_at(kv, a, head, token, part, r));
           if (a.cpu_states)
             parts.push_back(a.cpu_states + ((std::size_t{head} * a.n + token) * kv.group + r) *
-                                           (kv.dim + state_sums));
+                                               (kv.dim + state_sums));
           for (const float* state : parts) most = std::max(most, state[kv.dim]);
           std::vector<float> o(kv.dim);
           for (const float* state : parts) {
@@ -401,14 +404,9 @@ int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention&
 }  // namespace
 
 void fill_attention(DeviceKernels* k) {
-  k->begin_attention = begin_attention;
-  k->attend_sinks_and_window = attend_sinks_and_window;
-  k->score_sketch = score_sketch;
-  k->choose = choose;
-  k->gather_chosen = gather_chosen;
-  k->gather_group = gather_group;
-  k->attend_chosen = attend_chosen;
-  k->finish_attention = finish_attention;
+#define KVASIR_FILL(name) k->name = name;
+  KVASIR_DEVICE_ATTENTION(KVASIR_FILL)
+#undef KVASIR_FILL
 }
 
 }  // namespace kvasir::emulated

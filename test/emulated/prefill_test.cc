@@ -74,7 +74,8 @@ TEST_CASE(
             model->device_weights()[d].layers().size() * uint64_t{model->config().kv_heads};
         // and a mark
         const uint64_t inputs =
-            chunk * (model->config().width + uint64_t{2 * model->config().angles()}) * sizeof(float) +
+            chunk * (model->config().width + uint64_t{2 * model->config().angles()}) *
+                sizeof(float) +
             sizeof(uint32_t);
         const uint64_t window =
             heads * 2 * round_up(o.window + page.page_tokens, 16) * page.dim * sizeof(float);
