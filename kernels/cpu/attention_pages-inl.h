@@ -54,8 +54,8 @@ constexpr uint32_t quads_a_step = 4;
 
 // The quads of a list of pages, tile by tile.
 struct Quads {
-  Quads(const PageRef* list, uint32_t n, uint32_t its_dim)
-      : pages(list), end(list + n), dim(its_dim), page_tokens(page_bytes / 2 / its_dim),
+  Quads(const PageRef* list, uint32_t n, uint32_t head_size)
+      : pages(list), end(list + n), dim(head_size), page_tokens(page_bytes / 2 / head_size),
         whole(~uint64_t{0} >> (64 - page_tokens)) {
     begin_page();
   }
@@ -226,9 +226,9 @@ void score_tile(const QuadQueries<Isa>& queries, uint32_t first, uint32_t dim, c
       for (uint32_t c = 0; c < C; ++c) k[c] = Isa::keys(keys[c] + d * quad_tokens);
 #pragma GCC unroll 8
       for (uint32_t r = 0; r < R; ++r) {
-        const auto its = Isa::bytes(q + r * std::size_t{queries.row_bytes} + d * Q::tokens);
+        const auto query = Isa::bytes(q + r * std::size_t{queries.row_bytes} + d * Q::tokens);
 #pragma GCC unroll 4
-        for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], its);
+        for (uint32_t c = 0; c < C; ++c) acc[r][c] = Isa::dot_keys(acc[r][c], k[c], query);
       }
     }
 #pragma GCC unroll 8

@@ -137,10 +137,10 @@ void attend_row_block(const float* q, const float* v, const uint32_t* seen, uint
   constexpr uint32_t C = smaller(Isa::row_columns, rows_tile_tokens / Isa::lanes);
   constexpr uint32_t narrow = smaller(Isa::row_columns, 32 / Isa::lanes),
                      wide = smaller(Isa::row_columns, 64 / Isa::lanes);
-  uint32_t most = 0;
-  for (uint32_t r = 0; r < R; ++r) most = larger(most, seen[r]);
-  if (most == 0) return;
-  const auto tokens = static_cast<uint32_t>(round_up(most, Isa::lanes));
+  uint32_t max_seen = 0;
+  for (uint32_t r = 0; r < R; ++r) max_seen = larger(max_seen, seen[r]);
+  if (max_seen == 0) return;
+  const auto tokens = static_cast<uint32_t>(round_up(max_seen, Isa::lanes));
   for (uint32_t t = 0; t < tokens; t += C * Isa::lanes)
     score_columns<Isa, R, C>(q, dim, t / Isa::lanes, tile);
   for (uint32_t r = 0; r < R; ++r) find_maximum<Isa>(r, seen[r], tokens, m[r], tile);
@@ -148,10 +148,10 @@ void attend_row_block(const float* q, const float* v, const uint32_t* seen, uint
   for (uint32_t r = 0; r < R; ++r) weigh_row<Isa>(r, tokens, tile, m + r, l + r);
   if (dim == 32) {
     for (uint32_t d = 0; d < dim; d += narrow * Isa::lanes)
-      add_row_values<Isa, R, narrow>(v, most, dim, d, tile, o);
+      add_row_values<Isa, R, narrow>(v, max_seen, dim, d, tile, o);
   } else {
     for (uint32_t d = 0; d < dim; d += wide * Isa::lanes)
-      add_row_values<Isa, R, wide>(v, most, dim, d, tile, o);
+      add_row_values<Isa, R, wide>(v, max_seen, dim, d, tile, o);
   }
 }
 

@@ -286,11 +286,11 @@ void rest_of_tiles(uint32_t first, uint32_t left, F&& f) {
   }
 }
 
-template <std::size_t most, class F>
+template <std::size_t max_tokens, class F>
 void for_tiles(uint32_t n, F&& f) {
   uint32_t i = 0;
-  for (; i + most <= n; i += most) f.template operator()<most>(i);
-  rest_of_tiles<most - 1>(i, n - i, f);
+  for (; i + max_tokens <= n; i += max_tokens) f.template operator()<max_tokens>(i);
+  rest_of_tiles<max_tokens - 1>(i, n - i, f);
 }
 
 template <class Isa, class Format>

@@ -37,11 +37,11 @@ ShareSums sum_shares(const float* shares, uint32_t n, float threshold) {
 template <class Isa>
 uint32_t sample(const float* shares, uint32_t n, uint32_t first, uint32_t seed, float threshold,
                 uint32_t* out) {
-  constexpr uint32_t together = 64;
-  float above[together];  // a quad's share less the threshold times its random number
+  constexpr uint32_t pass_quads = 64;
+  float above[pass_quads];  // a quad's share less the threshold times its random number
   uint32_t found = 0;
-  for (uint32_t begin = 0; begin < n; begin += together) {
-    const uint32_t count = smaller(together, n - begin);
+  for (uint32_t begin = 0; begin < n; begin += pass_quads) {
+    const uint32_t count = smaller(pass_quads, n - begin);
     for (uint32_t i = 0; i < count; ++i) {  // for the compiler to vectorise
       uint32_t x = (first + begin + i) * 0x9e3779b1u + seed;
       x = (x ^ x >> 16) * 0x85ebca6bu;
@@ -51,8 +51,8 @@ uint32_t sample(const float* shares, uint32_t n, uint32_t first, uint32_t seed, 
       const float u = (static_cast<float>(static_cast<int32_t>(x >> 8)) + 0.5f) * 0x1p-24f;
       above[i] = shares[begin + i] - threshold * u;
     }
-    for (uint32_t i = count; i < together; ++i) above[i] = -1;
-    for (uint32_t i = 0; i < together; i += Isa::lanes)
+    for (uint32_t i = count; i < pass_quads; ++i) above[i] = -1;
+    for (uint32_t i = 0; i < pass_quads; i += Isa::lanes)
       for (uint32_t some = Isa::at_least(above + i, 0); some; some &= some - 1)
         out[found++] = begin + i + static_cast<uint32_t>(__builtin_ctz(some));
   }

@@ -80,20 +80,20 @@ float exponentials(float* scores, uint32_t n, float m, float l) {
   const uint32_t whole = n / Isa::lanes * Isa::lanes;
   auto best = Isa::set(m);
   for (uint32_t i = 0; i < whole; i += Isa::lanes) best = Isa::max(best, Isa::load(scores + i));
-  float most = Isa::largest(best);
-  for (uint32_t i = whole; i < n; ++i) most = scores[i] > most ? scores[i] : most;
-  if (most == minus_infinity) {
+  float largest = Isa::largest(best);
+  for (uint32_t i = whole; i < n; ++i) largest = scores[i] > largest ? scores[i] : largest;
+  if (largest == minus_infinity) {
     std::memset(scores, 0, n * sizeof(float));
     return 0;
   }
   float rest[Isa::lanes];  // the last scores, padded with scores without a share
   for (uint32_t i = 0; i < Isa::lanes; ++i)
     rest[i] = whole + i < n ? scores[whole + i] : minus_infinity;
-  const auto shift = Isa::set(most);
+  const auto shift = Isa::set(largest);
   auto total = Isa::set(0);
-  const float least = most - no_share;
+  const float smallest = largest - no_share;
   for (uint32_t i = 0; i < whole; i += Isa::lanes) {
-    if (!Isa::at_least(scores + i, least)) {
+    if (!Isa::at_least(scores + i, smallest)) {
       Isa::store(scores + i, Isa::set(0));
       continue;
     }
@@ -104,7 +104,7 @@ float exponentials(float* scores, uint32_t n, float m, float l) {
   const auto last = exp_negative<Isa>(Isa::sub(Isa::load(rest), shift));
   Isa::store(rest, last);
   for (uint32_t i = whole; i < n; ++i) scores[i] = rest[i - whole];
-  const float others = l > 0 ? l * exp_negative_one<Isa>(m - most) : 0;
+  const float others = l > 0 ? l * exp_negative_one<Isa>(m - largest) : 0;
   return 1 / (Isa::sum(Isa::add(total, last)) + others);
 }
 
@@ -116,12 +116,12 @@ void attention_shares(float* scores, uint32_t rows, std::size_t stride, uint32_t
   float scale = exponentials<Isa>(scores, n, m[0], l[0]);
   for (uint32_t r = 1; r < rows; ++r, scale = 1) {
     float* row = scores + r * stride;
-    const float its_scale = exponentials<Isa>(row, n, m[r], l[r]);
-    const auto of_sum = Isa::set(scale), of_row = Isa::set(its_scale);
+    const float row_scale = exponentials<Isa>(row, n, m[r], l[r]);
+    const auto of_sum = Isa::set(scale), of_row = Isa::set(row_scale);
     for (uint32_t i = 0; i < whole; i += Isa::lanes)
       Isa::store(scores + i, Isa::add(Isa::mul(Isa::load(scores + i), of_sum),
                                       Isa::mul(Isa::load(row + i), of_row)));
-    for (uint32_t i = whole; i < n; ++i) scores[i] = scores[i] * scale + row[i] * its_scale;
+    for (uint32_t i = whole; i < n; ++i) scores[i] = scores[i] * scale + row[i] * row_scale;
   }
   if (rows > 1) return;
   for (uint32_t i = 0; i < whole; i += Isa::lanes)

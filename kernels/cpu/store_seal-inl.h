@@ -94,7 +94,7 @@ inline float bound_scale(float magnitude) {
 // returned scale. values: [tokens][dim]; out: 2 * dim.
 template <class Isa>
 float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* out) {
-  float most[max_head_dim], least[max_head_dim];
+  float maxima[max_head_dim], minima[max_head_dim];
   auto largest = Isa::set(0);
   for (uint32_t d = 0; d < dim; d += Isa::lanes) {
     auto high = Isa::load(values + d), low = Isa::sub(Isa::set(0), high);  // low: the maximum of -x
@@ -103,8 +103,8 @@ float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* ou
       high = Isa::max(high, x);
       low = Isa::max(low, Isa::sub(Isa::set(0), x));
     }
-    Isa::store(most + d, high);
-    Isa::store(least + d, low);
+    Isa::store(maxima + d, high);
+    Isa::store(minima + d, low);
     largest = Isa::max(largest, Isa::max(high, low));
   }
   const float magnitude = Isa::largest(largest);
@@ -115,8 +115,9 @@ float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* ou
   const float scale = bound_scale(magnitude);
   const auto unit = Isa::set(scale), inverse = Isa::set(1.0f / scale);
   for (uint32_t d = 0; d < dim; d += Isa::lanes) {
-    const auto low = upper_multiple<Isa>(Isa::load(least + d), unit, inverse);
-    Isa::store_bytes(out + d, Isa::to_int(upper_multiple<Isa>(Isa::load(most + d), unit, inverse)));
+    const auto low = upper_multiple<Isa>(Isa::load(minima + d), unit, inverse);
+    Isa::store_bytes(out + d,
+                     Isa::to_int(upper_multiple<Isa>(Isa::load(maxima + d), unit, inverse)));
     Isa::store_bytes(out + dim + d, Isa::to_int(Isa::sub(Isa::set(0), low)));
   }
   return scale;

@@ -24,13 +24,13 @@ void sum_products(A&& a, std::size_t row, const float* b, std::size_t b_stride, 
     for (uint32_t v = 0; v < V; ++v) sums[r][v] = Isa::set(0);
 #pragma GCC unroll 1
   for (uint32_t k = 0; k < n; ++k, b += b_stride) {
-    const float* of = a(k);
+    const float* factors = a(k);
     typename Isa::F x[V];
 #pragma GCC unroll 3
     for (uint32_t v = 0; v < V; ++v) x[v] = Isa::load(b + v * Isa::lanes);
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < R; ++r) {
-      const auto factor = Isa::set(of[r * row]);
+      const auto factor = Isa::set(factors[r * row]);
 #pragma GCC unroll 3
       for (uint32_t v = 0; v < V; ++v) sums[r][v] = Isa::fma(factor, x[v], sums[r][v]);
     }
@@ -98,14 +98,14 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
   alignas(64) float x[page_values / 2];  // [page_tokens][sketch_dim]
   project_page<Isa>(shape, basis, data, scales, x);
   for (uint32_t i = 0; i < shape.page_quads(); ++i) {
-    const float* its = x + i * quad_tokens * n;
-    const float largest = largest_magnitude<Isa>(its, quad_tokens * n);
+    const float* quad_values = x + i * quad_tokens * n;
+    const float largest = largest_magnitude<Isa>(quad_values, quad_tokens * n);
     const bool none = !(largest > tiny_magnitude && largest <= 1e30f);
     const uint16_t scale = none ? uint16_t{0} : bf16_upwards(largest / sketch_steps);
     const auto inverse = Isa::set(none ? 0 : 1 / from_bf16(scale));
     alignas(64) int8_t levels[quad_tokens * max_sketch_dim];
     for (uint32_t c = 0; c < quad_tokens * n; c += Isa::lanes)
-      Isa::store_bytes(levels + c, Isa::to_int(Isa::mul(Isa::load(its + c), inverse)));
+      Isa::store_bytes(levels + c, Isa::to_int(Isa::mul(Isa::load(quad_values + c), inverse)));
     const uint32_t quad = page * shape.page_quads() + i, tile = quad / tile_blocks,
                    lane = quad % tile_blocks;
     std::memcpy(sketch + shape.quad_tiles() * tile_bytes + quad * sizeof scale, &scale,
@@ -147,9 +147,9 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
         typename Isa::I acc[R];
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < R; ++r) acc[r] = start[r];
-        const typename Isa::I* its = q;
+        const typename Isa::I* queries = q;
         // For a large q the compiler would load all of it before the loop, onto the stack.
-        if constexpr (R * G * 2 > 48) __asm__ volatile("" : "+r"(its));
+        if constexpr (R * G * 2 > 48) __asm__ volatile("" : "+r"(queries));
 #pragma GCC unroll 12
         for (uint32_t g = 0; g < G; ++g, from += tile_blocks * 4) {
           if (lane == 0) __builtin_prefetch(ahead + (from - data), 0, 2);
@@ -157,8 +157,8 @@ void score_sketch_tiles(uint32_t tiles, const int8_t* data, const int8_t* scale,
           Isa::nibbles(from, low, high);
 #pragma GCC unroll 8
           for (uint32_t r = 0; r < R; ++r) {
-            acc[r] = Isa::dot_nibbles(acc[r], low, its[(r * G + g) * 2]);
-            acc[r] = Isa::dot_nibbles(acc[r], high, its[(r * G + g) * 2 + 1]);
+            acc[r] = Isa::dot_nibbles(acc[r], low, queries[(r * G + g) * 2]);
+            acc[r] = Isa::dot_nibbles(acc[r], high, queries[(r * G + g) * 2 + 1]);
           }
         }
 #pragma GCC unroll 8

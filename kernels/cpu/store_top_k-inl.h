@@ -87,11 +87,11 @@ uint32_t choose_candidates(const float* scores, uint32_t n, uint32_t k, float* v
   const uint32_t groups = n / (fold * Isa::lanes) * Isa::lanes;
   if (groups < 2 * k) return 0;
   for (uint32_t g = 0; g < groups; g += Isa::lanes) {
-    auto most = Isa::load(scores + g * fold);
+    auto largest = Isa::load(scores + g * fold);
 #pragma GCC unroll 8
     for (uint32_t i = 1; i < fold; ++i)
-      most = Isa::max(most, Isa::load(scores + g * fold + i * Isa::lanes));
-    Isa::store(values + g, most);
+      largest = Isa::max(largest, Isa::load(scores + g * fold + i * Isa::lanes));
+    Isa::store(values + g, largest);
   }
   const float lowest = find_threshold<Isa>(values, groups, k, k + k / 8 + 4, minus_infinity).value;
   uint32_t found = 0;

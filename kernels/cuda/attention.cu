@@ -35,11 +35,11 @@ __global__ void __launch_bounds__(begin_threads)
                  share = thread / n;
   float basis[max_each] = {};
   if (a.projected && blockIdx.x < rows && share < shares) {
-    const float* its =
+    const float* columns =
         kv.basis + (std::size_t{blockIdx.x / (a.n * kv.group)} * kv.dim + share) * n + coordinate;
 #pragma unroll
     for (uint32_t i = 0; i < max_each; ++i)
-      if (share + i * shares < kv.dim) basis[i] = __ldg(its + std::size_t{i} * shares * n);
+      if (share + i * shares < kv.dim) basis[i] = __ldg(columns + std::size_t{i} * shares * n);
   }
   after_previous();
   if (blockIdx.x >= rows) {
@@ -82,12 +82,12 @@ __global__ void __launch_bounds__(begin_threads)
   } else {
     sum = 0;
   }
-  const float most = block_largest(sum, parts);
-  const bool none = !(most > 1e-30f && most < 1e30f);
+  const float max_score = block_largest(sum, parts);
+  const bool none = !(max_score > 1e-30f && max_score < 1e30f);
   if (thread < n)
     a.projected[std::size_t{row} * n + thread] =
-        static_cast<int8_t>(none ? 0 : __float2int_rn(sum * (127 / most)));
-  if (thread == 0) a.projected_scale[row] = none ? 0 : most / 127;
+        static_cast<int8_t>(none ? 0 : __float2int_rn(sum * (127 / max_score)));
+  if (thread == 0) a.projected_scale[row] = none ? 0 : max_score / 127;
 }
 
 }  // extern "C"
@@ -122,7 +122,7 @@ struct Part {
     const uint32_t lane = threadIdx.x % warp;
 #pragma unroll
     for (uint32_t r = 0; r < rows; ++r) {
-      float x[4], most = m[r];
+      float x[4], max_score = m[r];
 #pragma unroll
       for (uint32_t t = 0; t < 4; ++t) {
         int32_t sum = s[r][t];
@@ -130,19 +130,19 @@ struct Part {
           sum += __shfl_xor_sync(all_lanes, sum, step);
         x[t] =
             present >> t & 1 ? static_cast<float>(sum) * k_scale[t] * q_scale[r] + bias : -INFINITY;
-        most = fmaxf(most, x[t]);
+        max_score = fmaxf(max_score, x[t]);
       }
-      most = warp_max(most, lanes);
-      const float keep = relative(m[r], most);
+      max_score = warp_max(max_score, lanes);
+      const float keep = relative(m[r], max_score);
       float sum = 0;
 #pragma unroll
       for (uint32_t t = 0; t < 4; ++t) {
-        x[t] = relative(x[t], most);
+        x[t] = relative(x[t], max_score);
         sum += x[t];
       }
       l[r] = l[r] * keep + warp_sum(sum, lanes);
       own[r] = own[r] * keep + warp_sum(bias == 0 ? sum : 0.0f, lanes);
-      m[r] = most;
+      m[r] = max_score;
 #pragma unroll
       for (uint32_t d = 0; d < 4; ++d) o[r][d] *= keep;
       if (lane < lanes)
@@ -175,16 +175,16 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
     if (first_row + r >= kv.group) continue;
     float* state = a.states + state_at(kv, a, head, token, near_parts + blockIdx.x, first_row + r);
     for (uint32_t d = threadIdx.x; d < dim; d += attend_warps * warp) {
-      float most = -INFINITY, sum = 0, own = 0, out = 0;
-      for (uint32_t i = 0; i < attend_warps; ++i) most = fmaxf(most, part_m[i]);
+      float max_score = -INFINITY, sum = 0, own = 0, out = 0;
+      for (uint32_t i = 0; i < attend_warps; ++i) max_score = fmaxf(max_score, part_m[i]);
       for (uint32_t i = 0; i < attend_warps; ++i) {
-        const float weight = relative(part_m[i], most);
+        const float weight = relative(part_m[i], max_score);
         sum += weight * part_l[i];
         own += weight * part_own[i];
         out += weight * part_o[i][d];
       }
       state[d] = out;
-      if (d == 0) state[dim] = most, state[dim + 1] = sum, state[dim + 2] = own;
+      if (d == 0) state[dim] = max_score, state[dim + 1] = sum, state[dim + 2] = own;
     }
   }
 }
@@ -215,8 +215,8 @@ struct Quad {
 
   __device__ Quad() {}
   // In the layout of DeviceHotQuads.
-  __device__ Quad(const uint8_t* together, uint32_t dim)
-      : keys(together), values(keys + 4 * dim), scales(keys + 8 * dim), value_scales(scales + 8) {}
+  __device__ Quad(const uint8_t* bytes, uint32_t dim)
+      : keys(bytes), values(keys + 4 * dim), scales(keys + 8 * dim), value_scales(scales + 8) {}
   // In its page.
   __device__ Quad(const DeviceKv& kv, uint32_t head, uint32_t quad, uint32_t dim) {
     const uint32_t page_tokens = page_size / 2 / dim, page_quads = page_tokens / 4,
@@ -233,14 +233,14 @@ struct Quad {
 };
 
 // Copies a quad by a warp into the layout of DeviceHotQuads; words: of 16 bytes, of its keys.
-__device__ void copy_quad(const Quad& its, uint32_t words, uint32_t lane, uint8_t* place) {
+__device__ void copy_quad(const Quad& from_quad, uint32_t words, uint32_t lane, uint8_t* place) {
   auto* const to = reinterpret_cast<uint4*>(place);
   if (lane < words)
-    to[lane] = __ldcs(reinterpret_cast<const uint4*>(its.keys) + lane),
-    to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(its.values) + lane);
+    to[lane] = __ldcs(reinterpret_cast<const uint4*>(from_quad.keys) + lane),
+    to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(from_quad.values) + lane);
   if (lane < 2)
-    reinterpret_cast<uint2*>(to + 2 * words)[lane] =
-        __ldcs(reinterpret_cast<const uint2*>(lane == 0 ? its.scales : its.value_scales));
+    reinterpret_cast<uint2*>(to + 2 * words)[lane] = __ldcs(
+        reinterpret_cast<const uint2*>(lane == 0 ? from_quad.scales : from_quad.value_scales));
 }
 
 __device__ inline uint8_t* hot_quad(const DeviceHotQuads& hot, uint32_t head, uint32_t place) {
@@ -299,19 +299,18 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     next = entry_of(i + chosen_parts * attend_warps * lanes);
     const uint32_t found = there ? entry.found : 0;
     uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_present) - 1) : nullptr;
-    Quad its;
-    if (found & hot_present) its = Quad(place, dim);
+    Quad source;
+    if (found & hot_present) source = Quad(place, dim);
     else if (there)
-      its = a.gathered ? Quad(a.gathered + (at * a.max_quads + i) * quad_bytes_of(dim), dim)
-                       : Quad(kv, head, first + entry.quad, dim);
+      source = a.gathered ? Quad(a.gathered + (at * a.max_quads + i) * quad_bytes_of(dim), dim)
+                          : Quad(kv, head, first + entry.quad, dim);
     uint8_t* const to = first_row == 0 && !(found & hot_present) ? place : nullptr;
     uint4 k[4], v[4];
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j)
-      k[j] =
-          there
-              ? __ldcs(reinterpret_cast<const uint4*>(its.keys) + j * (warp / lanes) + lane / lanes)
-              : uint4();
+      k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(source.keys) + j * (warp / lanes) +
+                            lane / lanes)
+                   : uint4();
     const auto pointer = [](const uint8_t* p, uint32_t from) {
       return reinterpret_cast<uint8_t*>(
           __shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(p), from));
@@ -319,18 +318,18 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const auto* from = reinterpret_cast<const uint4*>(
-          pointer(its.values, j * P::tokens_at_once + lane / P::lanes_across));
+          pointer(source.values, j * P::tokens_at_once + lane / P::lanes_across));
       v[j] = from ? __ldcs(from + lane % P::lanes_across) : uint4();
     }
     // Scales of keys and values are neighbours: a lane reads one of the two, so both are loaded at
     // once.
-    const uint2 its_scales = there ? __ldcs(reinterpret_cast<const uint2*>(
-                                         lane / lanes % 2 ? its.value_scales : its.scales))
-                                   : uint2();
+    const uint2 source_scales = there ? __ldcs(reinterpret_cast<const uint2*>(
+                                            lane / lanes % 2 ? source.value_scales : source.scales))
+                                      : uint2();
     const auto scales_of = [&](uint32_t kind) {
       const int from = static_cast<int>(kind * lanes + lane % lanes);
-      return uint2{__shfl_sync(all_lanes, its_scales.x, from),
-                   __shfl_sync(all_lanes, its_scales.y, from)};
+      return uint2{__shfl_sync(all_lanes, source_scales.x, from),
+                   __shfl_sync(all_lanes, source_scales.y, from)};
     };
     const uint2 k_scales = scales_of(0), v_scales = scales_of(1);
     if (a.hot.room && first_row == 0) {
@@ -399,7 +398,7 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
   float o[attention_parts + 1];  // all loads are in flight at once
 #pragma unroll
   for (uint32_t i = 0; i <= attention_parts; ++i) o[i] = part(i)[threadIdx.x];
-  const float most = warp_max(m), weight = relative(m, most), sum = warp_sum(weight * l),
+  const float max_score = warp_max(m), weight = relative(m, max_score), sum = warp_sum(weight * l),
               read = warp_sum(weight * own);
   const bool inside = threadIdx.x < kv.head_dim;  // there are kv.dim threads
   const std::size_t at = std::size_t{token} * heads * kv.head_dim +
@@ -407,8 +406,8 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
   float x[1] = {};
 #pragma unroll
   for (uint32_t i = 0; i <= attention_parts; ++i) {
-    const float its = __shfl_sync(all_lanes, weight, static_cast<int>(i));
-    x[0] += has(i) ? its * o[i] : 0.0f;
+    const float source = __shfl_sync(all_lanes, weight, static_cast<int>(i));
+    x[0] += has(i) ? source * o[i] : 0.0f;
   }
   x[0] /= sum;
   if (inside) out.f32[at] = x[0];
@@ -416,7 +415,7 @@ __global__ void attention_finish(DeviceKv kv, DeviceAttention a, DeviceActivatio
   report(!(fabsf(x[0]) < check.limit), check);
   if (out.q) round_inputs(x, at, inside, out);
   if (threadIdx.x > 0) return;
-  lse[token * heads + blockIdx.x] = most + __logf(sum);
+  lse[token * heads + blockIdx.x] = max_score + __logf(sum);
   mass[token * heads + blockIdx.x] = read / sum;
 }
 

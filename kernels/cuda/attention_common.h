@@ -45,8 +45,8 @@ __device__ inline std::size_t state_at(const DeviceKv& kv, const DeviceAttention
 }
 
 // e^(m - most), 0 for an empty part.
-__device__ inline float relative(float m, float most) {
-  return m == -INFINITY ? 0.0f : __expf(m - most);
+__device__ inline float relative(float m, float max_score) {
+  return m == -INFINITY ? 0.0f : __expf(m - max_score);
 }
 
 }  // namespace kvasir::cuda

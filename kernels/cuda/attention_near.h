@@ -17,9 +17,9 @@ __device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttentio
   constexpr uint32_t dim = each * warp;
   if (at_row % kv.group == 0 && token == 0) {
     const std::size_t values = std::size_t{kv.window_rows} * dim;
-    const float* its = kv.window + at_row / kv.group * 2 * values;
-    prefetch_all(its, values * sizeof(float));
-    prefetch_all(its + values, values * sizeof(float));
+    const float* window_rows_of_head = kv.window + at_row / kv.group * 2 * values;
+    prefetch_all(window_rows_of_head, values * sizeof(float));
+    prefetch_all(window_rows_of_head + values, values * sizeof(float));
   }
   after_previous();
   using Vector = std::conditional_t<each == 4, float4, float2>;
@@ -48,44 +48,44 @@ __device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttentio
       const float* value = from + std::size_t{is_sink ? kv.page_tokens : kv.window_rows} * dim;
       read(from, k[t]), read(value, v[t]);
     }
-    float most = m;
+    float max_score = m;
 #pragma unroll
     for (uint32_t t = 0; t < near_together; ++t) {
       float sum = 0;
       for (uint32_t d = 0; d < each; ++d) sum += q[d] * k[t][d];
       s[t] = at + t < all ? warp_sum(sum) : -INFINITY;
-      most = fmaxf(most, s[t]);
+      max_score = fmaxf(max_score, s[t]);
     }
-    const float keep = relative(m, most);
+    const float keep = relative(m, max_score);
     l *= keep;
     for (uint32_t d = 0; d < each; ++d) o[d] *= keep;
 #pragma unroll
     for (uint32_t t = 0; t < near_together; ++t) {
-      const float weight = relative(s[t], most);
+      const float weight = relative(s[t], max_score);
       l += weight;
       for (uint32_t d = 0; d < each; ++d) o[d] += weight > 0 ? weight * v[t][d] : 0.0f;
     }
-    m = most;
+    m = max_score;
   }
   if (lane == 0) part_m[w] = m, part_l[w] = l;
   for (uint32_t d = 0; d < each; ++d) part_o[w][lane * each + d] = o[d];
   __syncthreads();
   if (threadIdx.x >= dim) return;
-  float most = -INFINITY, sum = 0, out = 0;
-  for (uint32_t i = 0; i < near_warps; ++i) most = fmaxf(most, part_m[i]);
+  float max_score = -INFINITY, sum = 0, out = 0;
+  for (uint32_t i = 0; i < near_warps; ++i) max_score = fmaxf(max_score, part_m[i]);
   for (uint32_t i = 0; i < near_warps; ++i) {
-    const float weight = relative(part_m[i], most);
+    const float weight = relative(part_m[i], max_score);
     sum += weight * part_l[i];
     out += weight * part_o[i][threadIdx.x];
   }
   float* state = a.states + state_at(kv, a, head, token, 0, row);
   state[threadIdx.x] = out;
   if (threadIdx.x > 0) return;
-  state[dim] = most, state[dim + 1] = state[dim + 2] = sum;
+  state[dim] = max_score, state[dim + 1] = state[dim + 2] = sum;
   if (!a.near_sums) return;
   const std::size_t rows = std::size_t{kv.kv_heads} * a.n * kv.group,
                     at = (std::size_t{head} * a.n + token) * kv.group + row;
-  a.near_sums[at] = most, a.near_sums[rows + at] = sum;
+  a.near_sums[at] = max_score, a.near_sums[rows + at] = sum;
 }
 
 }  // namespace kvasir::cuda

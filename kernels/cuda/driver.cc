@@ -5,6 +5,8 @@
 #include <iterator>
 #include <new>
 
+#include "backend/device_operations.h"
+
 // The kernels of the .cu files, for all architectures: embed.S.
 extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[],
     kvasir_cuda_attention[], kvasir_cuda_select[], kvasir_cuda_prefill_attention[],
@@ -96,9 +98,9 @@ int load_kernels(DeviceContext* c) {
   }
 }
 
-int attribute(CUdevice device, CUdevice_attribute what, int* error) {
+int attribute(CUdevice device, CUdevice_attribute attribute_id, int* error) {
   int value = 0;
-  if (!*error) *error = driver().cuDeviceGetAttribute(&value, what, device);
+  if (!*error) *error = driver().cuDeviceGetAttribute(&value, attribute_id, device);
   return value;
 }
 
@@ -285,30 +287,9 @@ int release_graph(DeviceStream* s, DeviceGraph* graph) {
 
 DeviceKernels make_table() {
   DeviceKernels k{};
-  k.count = count;
-  k.error_text = error_text;
-  k.is_out_of_memory = is_out_of_memory;
-  k.capability = capability;
-  k.open = open;
-  k.close = close;
-  k.describe = describe;
-  k.allocate = allocate;
-  k.release = release;
-  k.allocate_host = allocate_host;
-  k.release_host = release_host;
-  k.register_host = register_host;
-  k.unregister_host = unregister_host;
-  k.map_host = map_host;
-  k.open_stream = open_stream;
-  k.close_stream = close_stream;
-  k.wait = wait;
-  k.after = after;
-  k.upload = upload;
-  k.download = download;
-  k.begin_graph = begin_graph;
-  k.end_graph = end_graph;
-  k.run_graph = run_graph;
-  k.release_graph = release_graph;
+#define KVASIR_FILL(name) k.name = name;
+  KVASIR_DEVICE_MEMORY(KVASIR_FILL)
+#undef KVASIR_FILL
   fill_operations(&k);
   return k;
 }

@@ -11,7 +11,7 @@ namespace {
 constexpr unsigned threads = elementwise_threads, all_lanes = ~0u;
 
 struct Four {
-  float of[elementwise_each];
+  float values[elementwise_each];
 };
 
 // Loads four of n numbers from `at` on, 0 beyond.
@@ -21,20 +21,20 @@ __device__ inline Four load(const float* x, std::size_t at, std::size_t n) {
     return {{v.x, v.y, v.z, v.w}};
   }
   Four v = {};
-  for (unsigned i = 0; i < elementwise_each && at + i < n; ++i) v.of[i] = x[at + i];
+  for (unsigned i = 0; i < elementwise_each && at + i < n; ++i) v.values[i] = x[at + i];
   return v;
 }
 
 __device__ inline void store(float* x, std::size_t at, std::size_t n, const Four& v) {
   if (at + elementwise_each <= n && reinterpret_cast<std::size_t>(x + at) % 16 == 0)
-    *reinterpret_cast<float4*>(x + at) = {v.of[0], v.of[1], v.of[2], v.of[3]};
+    *reinterpret_cast<float4*>(x + at) = {v.values[0], v.values[1], v.values[2], v.values[3]};
   else
-    for (unsigned i = 0; i < elementwise_each && at + i < n; ++i) x[at + i] = v.of[i];
+    for (unsigned i = 0; i < elementwise_each && at + i < n; ++i) x[at + i] = v.values[i];
 }
 
 __device__ inline bool is_bad(const Four& v, float limit) {
   bool bad = false;
-  for (const float x : v.of) bad |= !(fabsf(x) < limit);
+  for (const float x : v.values) bad |= !(fabsf(x) < limit);
   return bad;
 }
 
@@ -71,7 +71,7 @@ __device__ inline void norm_row(const float* x, const float* weight, float epsil
 #pragma unroll 1
   for (uint32_t from = 0; from < cols; from += each) {
     const Four v = from == 0 ? first_numbers : load(x, from + first, cols);
-    for (const float a : v.of) sum += a * a;
+    for (const float a : v.values) sum += a * a;
     bad |= is_bad(v, check.limit);
   }
   report(bad, check);
@@ -81,13 +81,14 @@ __device__ inline void norm_row(const float* x, const float* weight, float epsil
     const uint32_t at = from + first;
     Four v = from == 0 ? first_numbers : load(x, at, cols);
     const Four w = from == 0 ? first_weights : load(weight, at, cols);
-    for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] = v.of[i] * factor * w.of[i];
+    for (unsigned i = 0; i < elementwise_each; ++i)
+      v.values[i] = v.values[i] * factor * w.values[i];
     if constexpr (add) {
       const Four sum_so_far = load(out.f32 + begin, at, cols);
-      for (unsigned i = 0; i < elementwise_each; ++i) v.of[i] += sum_so_far.of[i];
+      for (unsigned i = 0; i < elementwise_each; ++i) v.values[i] += sum_so_far.values[i];
     }
     if (out.f32) store(out.f32 + begin, at, cols, v);
-    if (out.q) round_inputs(v.of, begin + at, at < cols, out);
+    if (out.q) round_inputs(v.values, begin + at, at < cols, out);
   }
 }
 
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(threads) quantize(DeviceActivations x, DeviceC
                     at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
   const Four v = load(x.f32, at, n);
   report(is_bad(v, check.limit), check);
-  if (x.q) round_inputs(v.of, at, at < n, x);
+  if (x.q) round_inputs(v.values, at, at < n, x);
 }
 
 __global__ void __launch_bounds__(threads)
@@ -127,10 +128,10 @@ __global__ void __launch_bounds__(threads)
   Four v = load(gate, at, n);
   const Four u = load(up, at, n);
   for (unsigned i = 0; i < elementwise_each; ++i)
-    v.of[i] = v.of[i] / (1.0f + expf(-v.of[i])) * u.of[i];
+    v.values[i] = v.values[i] / (1.0f + expf(-v.values[i])) * u.values[i];
   report(is_bad(v, check.limit), check);
   if (out.f32) store(out.f32, at, n, v);
-  if (out.q) round_inputs(v.of, at, at < n, out);
+  if (out.q) round_inputs(v.values, at, at < n, out);
 }
 
 // A warp per head of a token.

@@ -129,8 +129,8 @@ __device__ void best_of_groups(const DeviceNearest& n) {
             multiply_32(d[m][j], a[m][2 * two + 1], high);
           }
         }
-      const auto* its = reinterpret_cast<const float4*>(scales[turn] + t * 16 + h * 8);
-      const float4 s0 = its[0], s1 = its[1];
+      const auto* item_scales = reinterpret_cast<const float4*>(scales[turn] + t * 16 + h * 8);
+      const float4 s0 = item_scales[0], s1 = item_scales[1];
       float* out = n.group_best + std::size_t{first_row + g} * n.groups +
                    tile * (nearest_items / nearest_group) + t * 2;
       const float key_scale[8] = {s0.x, s0.y, s0.z, s0.w, s1.x, s1.y, s1.z, s1.w};
@@ -138,15 +138,15 @@ __device__ void best_of_groups(const DeviceNearest& n) {
       for (uint32_t m = 0; m < row_tiles; ++m)
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i, out += 8 * n.groups) {
-          float most = -INFINITY;
+          float max_rank = -INFINITY;
 #pragma unroll
           for (uint32_t j = 0; j < 8; ++j)
-            most = fmaxf(most,
-                         scaled(__int_as_float(d[m][j / 2][2 * i + j % 2]) - __int_as_float(start),
-                                key_scale[j], query_scale[m][i]));
-          if (h == 0) first_half[m][i] = most;
+            max_rank = fmaxf(
+                max_rank, scaled(__int_as_float(d[m][j / 2][2 * i + j % 2]) - __int_as_float(start),
+                                 key_scale[j], query_scale[m][i]));
+          if (h == 0) first_half[m][i] = max_rank;
           else if (first_row + m * 16 + i * 8 + g < n.rows)
-            *reinterpret_cast<float2*>(out) = make_float2(first_half[m][i], most);
+            *reinterpret_cast<float2*>(out) = make_float2(first_half[m][i], max_rank);
         }
     }
     if (threadIdx.x < nearest_items) scales[1 - turn][threadIdx.x] = next_scale;
@@ -200,11 +200,11 @@ __device__ inline Number reached_by(Number low, Number high, uint32_t k, uint32_
 // Writes the k best of more groups to c->groups in any order. *least, *most: bounds of the ranks of
 // the last and the best of them.
 __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_t k, uint32_t* turn,
-                                     uint32_t* least, uint32_t* most, Chosen* c) {
+                                     uint32_t* min_rank, uint32_t* max_rank, Chosen* c) {
   const uint32_t thread = threadIdx.x;
-  uint32_t its = 0;  // the best of this thread's groups
-  for (uint32_t i = thread; i < groups; i += threads) its = max(its, rank_of(best[i]));
-  if (const uint32_t x = __reduce_max_sync(all_lanes, its); thread % warp == 0)
+  uint32_t largest = 0;  // the best of this thread's groups
+  for (uint32_t i = thread; i < groups; i += threads) largest = max(largest, rank_of(best[i]));
+  if (const uint32_t x = __reduce_max_sync(all_lanes, largest); thread % warp == 0)
     c->turn_of_most[thread / warp] = x;
   __syncthreads();
   uint32_t highest = 0;
@@ -212,7 +212,7 @@ __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_
   for (uint32_t i = 0; i < warps; ++i) highest = max(highest, c->turn_of_most[i]);
   // At least k groups reach what the best groups of k threads reach, and not many more.
   const auto threads_with = [&](uint32_t rank) {
-    return static_cast<uint32_t>(__syncthreads_count(its >= rank));
+    return static_cast<uint32_t>(__syncthreads_count(largest >= rank));
   };
   const uint32_t low = reached_by(0u, highest + 1, k, k + k / 8, threads_with);
   for (uint32_t i = thread; i < groups; i += threads)
@@ -231,7 +231,7 @@ __device__ inline void choose_groups(const float* best, uint32_t groups, uint32_
   for (uint32_t i = thread; i < n; i += threads)
     if (const Key key = key_at(i); key >= reached)
       c->groups[atomicAdd(&c->chosen, 1u)] = number_of(key);
-  *least = static_cast<uint32_t>(reached >> 32), *most = highest;
+  *min_rank = static_cast<uint32_t>(reached >> 32), *max_rank = highest;
   __syncthreads();
 }
 
@@ -296,14 +296,14 @@ __global__ void __launch_bounds__(nearest_choose_threads, 3) nearest_choose(Devi
   __shared__ Chosen c;
   const uint32_t thread = threadIdx.x, row = blockIdx.x,
                  groups = (n.items + nearest_group - 1) / nearest_group;
-  uint32_t turn = 0, least = 0, most = ~0u - 1;
+  uint32_t turn = 0, min_rank = 0, max_rank = ~0u - 1;
   if (thread == 0) c.listed = c.chosen = c.found = 0;
   c.best[thread] = 0;
   after_previous();
   __syncthreads();
   if (groups > n.k)
-    choose_groups(n.group_best + row * std::size_t{n.groups}, groups, n.k, &turn, &least, &most,
-                  &c);
+    choose_groups(n.group_best + row * std::size_t{n.groups}, groups, n.k, &turn, &min_rank,
+                  &max_rank, &c);
   else if (thread < groups) c.groups[thread] = thread;
   __syncthreads();
   const uint32_t chosen = min(groups, n.k), k = min(n.items, n.k);
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(nearest_choose_threads, 3) nearest_choose(Devi
 #pragma unroll
   for (uint32_t i = 0; i < nearest_group; ++i)
     keys[i] = i * threads + thread < chosen * nearest_group ? c.keys[i * threads + thread] : 0;
-  const Key reached = reached_by(Key{least} << 32, Key{most + 1} << 32, k, k, [&](Key key) {
+  const Key reached = reached_by(Key{min_rank} << 32, Key{max_rank + 1} << 32, k, k, [&](Key key) {
     uint32_t count = 0;
 #pragma unroll
     for (uint32_t i = 0; i < nearest_group; ++i) count += keys[i] >= key;

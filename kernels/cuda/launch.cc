@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "backend/device_operations.h"
 #include "driver.h"
 #include "layout.h"
 
@@ -161,12 +162,12 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
                  inputs = wide ? wide_inputs : tile_inputs;
   Products products{};
   unsigned blocks = 0;
-  for (Product& p : products.of) p.begin = UINT32_MAX;
+  for (Product& p : products.list) p.begin = UINT32_MAX;
   for (std::size_t i = 0; i < count; ++i) {
     const auto& [w, bias, y] = given[i];
     const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr,
                         nullptr, nullptr};
-    products.of[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y};
+    products.list[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y};
     blocks += blocks_for(w.rows, rows);
   }
   products.add = add;
@@ -189,9 +190,9 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
 // matrix is read.
 int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
            bool add) {
-  const std::size_t most = x.n <= tile_inputs ? max_products : 1;
+  const std::size_t max_count = x.n <= tile_inputs ? max_products : 1;
   for (std::size_t i = 0, count; i < products.size(); i += count) {
-    for (count = 1; count < most && i + count < products.size() &&
+    for (count = 1; count < max_count && i + count < products.size() &&
                     products[i + count].w.type == products[i].w.type;)
       ++count;
     if (const int error = multiply(s, &products[i], count, x, add)) return error;
@@ -237,8 +238,8 @@ int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
 
 struct AttentionName {
   char text[32];
-  AttentionName(const char* what, uint32_t dim) {
-    std::snprintf(text, sizeof text, "attention_%s_%u", what, dim);
+  AttentionName(const char* part, uint32_t dim) {
+    std::snprintf(text, sizeof text, "attention_%s_%u", part, dim);
   }
 };
 
@@ -269,9 +270,9 @@ unsigned score_parts(const DeviceKv& kv, const DeviceAttention& a) {
   const unsigned all =
       std::min(all_score_parts,
                scan_blocks * 132 - std::min(near_rows(kv, a) * kv.kv_heads, all_score_parts));
-  const unsigned most =
+  const unsigned max_count =
       std::clamp(all / (kv.kv_heads * a.blocks), min_score_parts, unsigned{max_score_parts});
-  return std::min(blocks_for(tiles, scan_threads / 32), most);
+  return std::min(blocks_for(tiles, scan_threads / 32), max_count);
 }
 
 int score_sketch(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
@@ -315,11 +316,11 @@ int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a)
 int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a,
                      const DeviceActivations& out, const DeviceCheck& check, float* lse,
                      float* mass) {
-  DeviceActivations its = out;
-  if (kv.head_dim % 32 != 0) its.q = nullptr;  // blocks of 32 inputs would span heads
+  DeviceActivations checked = out;
+  if (kv.head_dim % 32 != 0) checked.q = nullptr;  // blocks of 32 inputs would span heads
   const int error = launch(s, "attention_finish", Grid{kv.kv_heads * kv.group, a.n}, kv.dim, kv, a,
-                           its, check, lse, mass);
-  return error || its.q == out.q ? error : quantize(s, out, check);
+                           checked, check, lse, mass);
+  return error || checked.q == out.q ? error : quantize(s, out, check);
 }
 
 // ---- reading
@@ -398,8 +399,8 @@ int find_kernels(DeviceContext* context) {
   for (const char* name : {"attention_shares", "attention_choose"})
     if (const int error = find(name, choice)) return error;
   for (const uint32_t dim : attended_dims) {
-    for (const char* what : {"near", "chosen"})
-      if (const int error = find(AttentionName(what, dim).text, attention)) return error;
+    for (const char* part : {"near", "chosen"})
+      if (const int error = find(AttentionName(part, dim).text, attention)) return error;
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
   }
   CUmodule reading = context->modules[4];
@@ -428,25 +429,10 @@ int find_kernels(DeviceContext* context) {
 }
 
 void fill_operations(DeviceKernels* k) {
-  k->matrix_bytes = matrix_bytes;
-  k->lay_out = lay_out;
-  k->matmul = matmul;
-  k->quantize = quantize;
-  k->rms_norm = rms_norm;
-  k->add_rms_norm = add_rms_norm;
-  k->swiglu = swiglu;
-  k->rotate = rotate;
-  k->begin_attention = begin_attention;
-  k->attend_sinks_and_window = attend_sinks_and_window;
-  k->score_sketch = score_sketch;
-  k->choose = choose;
-  k->gather_chosen = gather_chosen;
-  k->gather_group = gather_group;
-  k->attend_chosen = attend_chosen;
-  k->finish_attention = finish_attention;
-  k->prepare_prefill = prepare_prefill;
-  k->attend_prefill = attend_prefill;
-  k->find_nearest = find_nearest;
+#define KVASIR_FILL(name) k->name = name;
+  KVASIR_DEVICE_PRODUCTS(KVASIR_FILL)
+  KVASIR_DEVICE_ATTENTION(KVASIR_FILL)
+#undef KVASIR_FILL
 }
 
 }  // namespace kvasir::cuda

@@ -90,7 +90,7 @@ struct Product {
 };
 constexpr uint32_t max_products = 3;
 struct Products {
-  Product of[max_products];
+  Product list[max_products];
   bool add;  // adds to y
 };
 

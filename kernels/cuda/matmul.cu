@@ -34,17 +34,17 @@ __device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 lo
   using F = Format<type>;
   uint32_t u[8];
   load_quants<type>(w, unit, u);
-  float2 of[2];
-  F::scales(w, unit, of);
+  float2 scales[2];
+  F::scales(w, unit, scales);
   const int low = dot_words(u, low_inputs), high = dot_words(u + 4, high_inputs);
   float part;
   if constexpr (F::two_scales)
-    part = of[0].x * static_cast<float>(low) + of[1].x * static_cast<float>(high);
-  else part = of[0].x * static_cast<float>(low + high);
+    part = scales[0].x * static_cast<float>(low) + scales[1].x * static_cast<float>(high);
+  else part = scales[0].x * static_cast<float>(low + high);
   if constexpr (F::has_offset) {
     if constexpr (F::two_scales)
-      part += of[0].y * static_cast<float>(sum.x) + of[1].y * static_cast<float>(sum.y);
-    else part += of[0].y * static_cast<float>(sum.x + sum.y);
+      part += scales[0].y * static_cast<float>(sum.x) + scales[1].y * static_cast<float>(sum.y);
+    else part += scales[0].y * static_cast<float>(sum.x + sum.y);
   }
   return part;
 }
@@ -89,10 +89,10 @@ __device__ inline float to_float(T x) {
 template <class T, int vector>
 __device__ void multiply_float_row(const Products& products, uint32_t cols, const float* x) {
   struct alignas(sizeof(T) * vector) Weights {
-    T of[vector];
+    T values[vector];
   };
   struct alignas(vector > 1 ? 16 : 4) Inputs {
-    float of[vector];
+    float values[vector];
   };
   uint32_t row;
   const auto& [planes, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
@@ -107,9 +107,9 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
 #pragma unroll 4
   for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
     const Weights some = *reinterpret_cast<const Weights*>(w + c);
-    const Inputs its = *reinterpret_cast<const Inputs*>(x + c);
+    const Inputs inputs = *reinterpret_cast<const Inputs*>(x + c);
 #pragma unroll
-    for (int i = 0; i < vector; ++i) total += to_float(some.of[i]) * its.of[i];
+    for (int i = 0; i < vector; ++i) total += to_float(some.values[i]) * inputs.values[i];
   }
   total = warp_sum(total);
   if (threadIdx.x % 32 == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
@@ -124,7 +124,7 @@ constexpr int tile_pitch = tile_units * 32 + 16;
 struct Tile {
   alignas(16) uint8_t weights[tile_rows][tile_pitch];
   alignas(16) uint8_t inputs[tile_inputs][tile_pitch];
-  float2 of[tile_units][2][tile_rows];  // scale and offset
+  float2 scales[tile_units][2][tile_rows];  // scale and offset
   float scale[tile_units][tile_inputs], sums[tile_units][2][tile_inputs];
 };
 
@@ -145,32 +145,32 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
     for (int i = thread; i < tile_rows * tile_units; i += tile_threads) {
       const int r = i / tile_units, k = i % tile_units;
       uint32_t u[8] = {};
-      float2 of[2] = {};
+      float2 scales[2] = {};
       if (first_row + r < rows && at + k < units) {
         const std::size_t unit = std::size_t{first_row + r} * units + at + k;
         load_quants<type>(w, unit, u);
-        F::scales(w, unit, of);
+        F::scales(w, unit, scales);
       }
       auto* to = reinterpret_cast<uint4*>(&tile.weights[r][k * 32]);
       to[0] = make_uint4(u[0], u[1], u[2], u[3]);
       to[1] = make_uint4(u[4], u[5], u[6], u[7]);
-      tile.of[k][0][r] = of[0];
-      tile.of[k][1][r] = of[1];
+      tile.scales[k][0][r] = scales[0];
+      tile.scales[k][1][r] = scales[1];
     }
     for (int i = thread; i < tile_inputs * tile_units; i += tile_threads) {
       const int r = i / tile_units, k = i % tile_units;
       uint4 a = {}, b = {};
-      float its_scale = 0, low = 0, high = 0;
+      float unit_scale = 0, low = 0, high = 0;
       if (first_input + r < n && at + k < units) {
         const std::size_t unit = std::size_t{first_input + r} * units + at + k;
         const uint4* from = reinterpret_cast<const uint4*>(q) + 2 * unit;
         a = from[0], b = from[1];
-        its_scale = scale[unit];
+        unit_scale = scale[unit];
         if constexpr (F::has_offset) low = sums[2 * unit], high = sums[2 * unit + 1];
       }
       auto* to = reinterpret_cast<uint4*>(&tile.inputs[r][k * 32]);
       to[0] = a, to[1] = b;
-      tile.scale[k][r] = its_scale;
+      tile.scale[k][r] = unit_scale;
       if constexpr (F::has_offset)
         tile.sums[k][0][r] = F::two_scales ? low : low + high, tile.sums[k][1][r] = high;
     }
@@ -193,10 +193,10 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
           else multiply_32(d, a, b);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {  // row i / 2 * 8, input i % 2
-            const float2 of = tile.of[k][half][row + i / 2 * 8];
-            part[i] = __fmaf_rn(of.x, static_cast<float>(d[i]), part[i]);
+            const float2 scales = tile.scales[k][half][row + i / 2 * 8];
+            part[i] = __fmaf_rn(scales.x, static_cast<float>(d[i]), part[i]);
             if constexpr (F::has_offset)
-              part[i] = __fmaf_rn(of.y, tile.sums[k][half][j * 8 + 2 * t + i % 2], part[i]);
+              part[i] = __fmaf_rn(scales.y, tile.sums[k][half][j * 8 + 2 * t + i % 2], part[i]);
           }
         }
 #pragma unroll
@@ -220,7 +220,7 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
 // eight rows that a matrix is loaded from occupy all banks.
 struct WideTile {
   alignas(128) uint8_t weights[wide_rows * tile_units * 32], inputs[wide_inputs * tile_units * 32];
-  float of[tile_units][wide_rows], scale[tile_units][wide_inputs];
+  float scales[tile_units][wide_rows], scale[tile_units][wide_inputs];
 };
 
 __device__ inline uint32_t piece_of(uint32_t row, uint32_t at) {
@@ -278,25 +278,25 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
     asm volatile("cp.async.commit_group;");
   };
   constexpr uint32_t each = wide_rows * tile_units / wide_threads;
-  float its_of[each], its_scale[each];
+  float weight_scales[each], unit_scale[each];
   const auto load_scales = [&](uint32_t at) {
 #pragma unroll
     for (uint32_t i = 0; i < each; ++i) {
       const uint32_t r = (thread + i * wide_threads) / tile_units, unit = at + thread % tile_units;
-      float2 of[2] = {};
+      float2 scales[2] = {};
       if (first_row + r < rows && unit < units)
-        F::scales(w, std::size_t{first_row + r} * units + unit, of);
-      its_of[i] = of[0].x;
-      its_scale[i] = first_input + r < n && unit < units
-                         ? scale[std::size_t{first_input + r} * units + unit]
-                         : 0.0f;
+        F::scales(w, std::size_t{first_row + r} * units + unit, scales);
+      weight_scales[i] = scales[0].x;
+      unit_scale[i] = first_input + r < n && unit < units
+                          ? scale[std::size_t{first_input + r} * units + unit]
+                          : 0.0f;
     }
   };
   const auto put_scales = [&](WideTile& to) {
 #pragma unroll
     for (uint32_t i = 0; i < each; ++i) {
       const uint32_t r = (thread + i * wide_threads) / tile_units, k = thread % tile_units;
-      to.of[k][r] = its_of[i], to.scale[k][r] = its_scale[i];
+      to.scales[k][r] = weight_scales[i], to.scale[k][r] = unit_scale[i];
     }
   };
   float total[row_tiles][input_tiles][4] = {};
@@ -313,13 +313,13 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
 #pragma unroll 1
     for (int k = 0; k < tile_units; ++k) {
       uint32_t a[row_tiles][4], b[input_tiles / 2][4];
-      float of[row_tiles][2];
+      float weight_scale[row_tiles][2];
 #pragma unroll
       for (int i = 0; i < row_tiles; ++i) {
         load_matrices(a[i],
                       tile.weights + piece_of(warp_row + i * 16 + lane % 16, 2 * k + lane / 16));
-        of[i][0] = tile.of[k][warp_row + i * 16 + g],
-        of[i][1] = tile.of[k][warp_row + i * 16 + g + 8];
+        weight_scale[i][0] = tile.scales[k][warp_row + i * 16 + g],
+        weight_scale[i][1] = tile.scales[k][warp_row + i * 16 + g + 8];
       }
 #pragma unroll
       for (int j = 0; j < input_tiles / 2; ++j)
@@ -332,16 +332,17 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
 #pragma unroll
       for (int i = 0; i < row_tiles; ++i) {
         // Exact: a scale has 11 bits, so its product with d is rounded once.
-        const float off[2] = {of[i][0] * -12582912.0f, of[i][1] * -12582912.0f};
+        const float off[2] = {weight_scale[i][0] * -12582912.0f, weight_scale[i][1] * -12582912.0f};
 #pragma unroll
         for (int j = 0; j < input_tiles; ++j) {
-          const uint32_t its[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
+          const uint32_t input_words[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
           int d[4];
-          multiply_32_from(d, as_float, a[i], its);
+          multiply_32_from(d, as_float, a[i], input_words);
 #pragma unroll
           for (int c = 0; c < 4; ++c)  // row c / 2 * 8, input c % 2
-            total[i][j][c] = __fmaf_rn(__fmaf_rn(of[i][c / 2], __int_as_float(d[c]), off[c / 2]),
-                                       c % 2 ? scales[j].y : scales[j].x, total[i][j][c]);
+            total[i][j][c] =
+                __fmaf_rn(__fmaf_rn(weight_scale[i][c / 2], __int_as_float(d[c]), off[c / 2]),
+                          c % 2 ? scales[j].y : scales[j].x, total[i][j][c]);
         }
       }
     }

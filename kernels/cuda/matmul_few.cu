@@ -99,9 +99,9 @@ __device__ inline void copy_weights(uint32_t to, const Step<type>& step, const P
   }
   if constexpr (super) {  // of two bytes: two at a time, from an even one on
     if (const uint32_t r = threadIdx.x; r < part.rows) {
-      const std::size_t its = (part.first + std::size_t{r} * part.units + at) / 8;
+      const std::size_t super_block = (part.first + std::size_t{r} * part.units + at) / 8;
       copy_word_async(to + step.supers + r * 4,
-                      w.supers + (F::super_bytes == 4 ? its : its / 2) * 4, true);
+                      w.supers + (F::super_bytes == 4 ? super_block : super_block / 2) * 4, true);
     }
   }
 }
@@ -136,20 +136,20 @@ __device__ inline void load_weights(uint32_t (&a)[4], const uint8_t* low, const 
   using F = Format<type>;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const uint8_t *its = low + i * 8 * Step<type>::low_pitch,
-                  *its_high = high + i * 8 * Step<type>::high_pitch;
+    const uint8_t *row_bits = low + i * 8 * Step<type>::low_pitch,
+                  *high_bits = high + i * 8 * Step<type>::high_pitch;
     if constexpr (F::low == 4) {
-      const uint32_t both = *reinterpret_cast<const uint32_t*>(its + t * 4);
+      const uint32_t both = *reinterpret_cast<const uint32_t*>(row_bits + t * 4);
       a[i] = both & 0x0f0f0f0f, a[i + 2] = both >> 4 & 0x0f0f0f0f;
     } else {
-      const uint2 both = *reinterpret_cast<const uint2*>(its);
+      const uint2 both = *reinterpret_cast<const uint2*>(row_bits);
       a[i] = both.x >> 2 * t & 0x03030303, a[i + 2] = both.y >> 2 * t & 0x03030303;
     }
     if constexpr (F::high == 1) {
-      const uint32_t h = *reinterpret_cast<const uint32_t*>(its_high) >> t;
+      const uint32_t h = *reinterpret_cast<const uint32_t*>(high_bits) >> t;
       a[i] |= (h & 0x01010101) << F::low, a[i + 2] |= (h >> 4 & 0x01010101) << F::low;
     } else if constexpr (F::high == 2) {
-      const uint2 h = *reinterpret_cast<const uint2*>(its_high);
+      const uint2 h = *reinterpret_cast<const uint2*>(high_bits);
       a[i] |= (h.x >> 2 * t & 0x03030303) << F::low, a[i + 2] |= (h.y >> 2 * t & 0x03030303)
                                                                  << F::low;
     }
@@ -160,8 +160,9 @@ __device__ inline void load_weights(uint32_t (&a)[4], const uint8_t* low, const 
 // Adds the products of a unit. of[i]: scale and offset of row r + i * 8, per half; b: 8 inputs, of
 // which this thread has the sums of two.
 template <TensorType type>
-__device__ inline void add_unit(float (&total)[4], const uint32_t (&a)[4], const float2 (&of)[2][2],
-                                const uint32_t (&b)[2], float2 scales, [[maybe_unused]] int2 sums) {
+__device__ inline void add_unit(float (&total)[4], const uint32_t (&a)[4],
+                                const float2 (&scale_offsets)[2][2], const uint32_t (&b)[2],
+                                float2 scales, [[maybe_unused]] int2 sums) {
   using F = Format<type>;
   float part[4];
 #pragma unroll
@@ -172,17 +173,17 @@ __device__ inline void add_unit(float (&total)[4], const uint32_t (&a)[4], const
     else multiply_32_from(d, as_float, a, b);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {  // row c / 2 * 8, input c % 2
-      const float2 its = of[c / 2][half];
+      const float2 scale_offset = scale_offsets[c / 2][half];
       if (half == 0)
         // Exact except for one rounding: a scale has less than 20 bits.
-        part[c] = __fmaf_rn(its.x, __int_as_float(d[c]), its.x * -as_float_value);
-      else part[c] = __fmaf_rn(its.x, __int_as_float(d[c]) - as_float_value, part[c]);
+        part[c] = __fmaf_rn(scale_offset.x, __int_as_float(d[c]), scale_offset.x * -as_float_value);
+      else part[c] = __fmaf_rn(scale_offset.x, __int_as_float(d[c]) - as_float_value, part[c]);
       if constexpr (F::has_offset) {
         // of the two sums of a unit
         const int ones = F::two_scales ? half ? 0x0100 : 0x0001 : 0x0101;
         const float sum =
             __int_as_float(__dp2a_lo(c % 2 ? sums.y : sums.x, ones, as_float)) - as_float_value;
-        part[c] = __fmaf_rn(its.y, sum, part[c]);
+        part[c] = __fmaf_rn(scale_offset.y, sum, part[c]);
       }
     }
   }
@@ -208,14 +209,14 @@ __device__ inline void multiply_step(float4* totals, const uint8_t* memory, cons
   using F = Format<type>;
   using S = Step<type>;
   // Units whose loads and products do not depend on each other.
-  constexpr uint32_t together = F::two_scales ? 2 : 4;
+  constexpr uint32_t units_at_once = F::two_scales ? 2 : 4;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, r = share.row + g;
 #pragma unroll 1
-  for (uint32_t k = 0; k < few_units && at + k < part.units; k += together) {
-    uint32_t a[together][4];
-    float2 of[together][2][2];
+  for (uint32_t k = 0; k < few_units && at + k < part.units; k += units_at_once) {
+    uint32_t a[units_at_once][4];
+    float2 scale_offsets[units_at_once][2][2];
 #pragma unroll
-    for (uint32_t u = 0; u < together; ++u) {
+    for (uint32_t u = 0; u < units_at_once; ++u) {
       if constexpr (F::low == 8)
         load_matrices(a[u], shared_address(memory + (share.row + lane % 16) * S::low_pitch +
                                            (k + u) * 32 + lane / 16 * 16));
@@ -225,44 +226,44 @@ __device__ inline void multiply_step(float4* totals, const uint8_t* memory, cons
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t its = r + i * 8;
-      const std::size_t first = part.first + std::size_t{its} * part.units + at;
+      const uint32_t row = r + i * 8;
+      const std::size_t first = part.first + std::size_t{row} * part.units + at;
       const uint32_t odd = !S::super && F::scale_bytes == 2 ? first % 2 : 0,
                      odd_super = F::super_bytes == 2 ? first / 8 % 2 : 0;
       const Planes scales{nullptr, nullptr,
-                          const_cast<uint8_t*>(memory + step.scales + its * S::scale_pitch +
+                          const_cast<uint8_t*>(memory + step.scales + row * S::scale_pitch +
                                                (k + odd) * F::scale_bytes),
-                          const_cast<uint8_t*>(memory + step.supers + its * 4 + odd_super * 2)};
+                          const_cast<uint8_t*>(memory + step.supers + row * 4 + odd_super * 2)};
 #pragma unroll
-      for (uint32_t u = 0; u < together; ++u) F::scales(scales, u, of[u][i]);
+      for (uint32_t u = 0; u < units_at_once; ++u) F::scales(scales, u, scale_offsets[u][i]);
     }
-    if (!S::super && at + k + together > part.units) {  // nothing was copied beyond the row
+    if (!S::super && at + k + units_at_once > part.units) {  // nothing was copied beyond the row
 #pragma unroll
-      for (uint32_t u = 0; u < together; ++u)
-        if (at + k + u >= part.units) of[u][0][0] = of[u][1][0] = {};
+      for (uint32_t u = 0; u < units_at_once; ++u)
+        if (at + k + u >= part.units) scale_offsets[u][0][0] = scale_offsets[u][1][0] = {};
     }
     float4* sum = totals;
 #pragma unroll 1
     for (uint32_t tile = share.group; tile < share.tiles;
          tile += share.groups, sum += few_threads) {
       float total[4] = {sum->x, sum->y, sum->z, sum->w};
-      const uint32_t its = shared_address(
+      const uint32_t input_address = shared_address(
           memory + step.inputs + (tile * 8 + lane % 8) * few_pitch(32) + k * 32 + lane / 8 * 16);
       const uint32_t word = (k * step.inputs_there + tile * 8 + 2 * t) * 4;
 #pragma unroll
-      for (uint32_t u = 0; u < together; u += 2) {
+      for (uint32_t u = 0; u < units_at_once; u += 2) {
         uint32_t b[4];
-        load_matrices(b, its + u * 32);
+        load_matrices(b, input_address + u * 32);
 #pragma unroll
         for (uint32_t v = u; v < u + 2; ++v) {
-          const uint32_t its_word = word + v * step.inputs_there * 4;
+          const uint32_t sum_word = word + v * step.inputs_there * 4;
           const float2 scales =
-              *reinterpret_cast<const float2*>(memory + step.input_scales + its_word);
+              *reinterpret_cast<const float2*>(memory + step.input_scales + sum_word);
           const int2 sums = F::has_offset
-                                ? *reinterpret_cast<const int2*>(memory + step.sums + its_word)
+                                ? *reinterpret_cast<const int2*>(memory + step.sums + sum_word)
                                 : int2{};
           const uint32_t both[2] = {b[v % 2 * 2], b[v % 2 * 2 + 1]};
-          add_unit<type>(total, a[v], of[v], both, scales, sums);
+          add_unit<type>(total, a[v], scale_offsets[v], both, scales, sums);
         }
       }
       *sum = make_float4(total[0], total[1], total[2], total[3]);
@@ -278,10 +279,10 @@ __device__ void multiply_few(const Products& products, uint32_t units, uint32_t 
   static_assert(F::has_offset == has_sums(type));
   extern __shared__ __align__(128) uint8_t memory[];
   uint32_t first_row;
-  const Product& its = product_of_block(products, rows_of_block, &first_row);
-  const Planes& w = its.w;
-  const Part part{std::size_t{first_row} * units, min(rows_of_block, its.rows - first_row), units,
-                  n};
+  const Product& product = product_of_block(products, rows_of_block, &first_row);
+  const Planes& w = product.w;
+  const Part part{std::size_t{first_row} * units, min(rows_of_block, product.rows - first_row),
+                  units, n};
   const uint32_t inputs = (n + 7) / 8 * 8, bytes = few_step_bytes(type, rows_of_block, inputs);
   const Step<type> step(rows_of_block, inputs);
   const Share<type> share(rows_of_block, inputs);
@@ -324,8 +325,8 @@ __device__ void multiply_few(const Products& products, uint32_t units, uint32_t 
     const float each[4] = {sum.x, sum.y, sum.z, sum.w};
     for (uint32_t c = 0; c < 4; ++c) {  // row c / 2 * 8, input c % 2
       const uint32_t row = first_row + share.row + g + c / 2 * 8, input = tile * 8 + 2 * t + c % 2;
-      if (row < its.rows && input < n)
-        put(products.add, its.bias, its.y, its.rows, input, row, each[c]);
+      if (row < product.rows && input < n)
+        put(products.add, product.bias, product.y, product.rows, input, row, each[c]);
     }
   }
 }

@@ -68,25 +68,27 @@ __global__ void __launch_bounds__(1024)
   const uint32_t head = blockIdx.x, which = blockIdx.y, tokens = r.window + r.n,
                  sealed = r.pages * r.page_tokens;
   const float* step = which ? v : k;
-  float most = 0;
+  float max_score = 0;
   for (uint32_t i = threadIdx.x; i < sealed; i += blockDim.x) {
     const uint32_t p = i / r.page_tokens, t = i % r.page_tokens;
     const auto* scales =
         reinterpret_cast<const uint16_t*>(r.scales_at[p / extent_pages] + r.scales_offset) +
         std::size_t{head} * extent_pages * 2 * r.page_tokens;
     if (p > 0)
-      most = fmaxf(most,
-                   127.0f * from_bf16(scales[(p % extent_pages * 2 + which) * r.page_tokens + t]));
+      max_score =
+          fmaxf(max_score,
+                127.0f * from_bf16(scales[(p % extent_pages * 2 + which) * r.page_tokens + t]));
   }
   const uint32_t sinks = r.pages ? r.page_tokens : 0;
   for (std::size_t i = threadIdx.x; i < std::size_t{sinks + tokens} * r.head_dim; i += blockDim.x) {
     const auto token = static_cast<uint32_t>(i / r.head_dim),
                d = static_cast<uint32_t>(i % r.head_dim);
-    const Rows of = rows_of(r, step, head, which, token < sinks ? token : token - sinks + sealed);
-    most = fmaxf(most, fabsf(of.row[d] - (of.centre ? of.centre[d] : 0.0f)));
+    const Rows source =
+        rows_of(r, step, head, which, token < sinks ? token : token - sinks + sealed);
+    max_score = fmaxf(max_score, fabsf(source.row[d] - (source.centre ? source.centre[d] : 0.0f)));
   }
-  most = block_max(most);
-  if (threadIdx.x == 0) r.largest[head * 2 + which] = most;
+  max_score = block_max(max_score);
+  if (threadIdx.x == 0) r.largest[head * 2 + which] = max_score;
 }
 
 // Block (page or, after the pages, as many rows as a page has; head): lays out their keys and
@@ -96,19 +98,20 @@ __global__ void __launch_bounds__(layout_threads)
   after_previous();
   const uint32_t page = blockIdx.x, head = blockIdx.y, tokens = r.page_tokens, dim = r.dim,
                  groups = dim / 4;
-  const float by[2] = {inverse(r.largest[head * 2]), inverse(r.largest[head * 2 + 1])};
+  const float scale[2] = {inverse(r.largest[head * 2]), inverse(r.largest[head * 2 + 1])};
   const std::size_t first = (std::size_t{head} * r.room + std::size_t{page} * tokens) * dim;
   auto* keys = reinterpret_cast<uint2*>(r.keys + first);
   auto* values = reinterpret_cast<uint2*>(r.values + first);
   if (page == 0 || page >= r.pages) {
     for (uint32_t i = threadIdx.x; i < 2 * tokens * groups; i += layout_threads) {
       const uint32_t which = i / (tokens * groups), t = i / groups % tokens, d = i % groups * 4;
-      const Rows of = rows_of(r, which ? v : k, head, which, page * tokens + t);
+      const Rows source = rows_of(r, which ? v : k, head, which, page * tokens + t);
       float x[4];
       for (uint32_t j = 0; j < 4; ++j)
-        x[j] = d + j < of.there
-                   ? (of.row[d + j] - (of.centre ? of.centre[d + j] : 0.0f)) * by[which]
-                   : 0.0f;
+        x[j] =
+            d + j < source.there
+                ? (source.row[d + j] - (source.centre ? source.centre[d + j] : 0.0f)) * scale[which]
+                : 0.0f;
       if (page * tokens + t < r.room)
         (which ? values : keys)[t * groups + i % groups] =
             make_uint2(halves(x[0], x[1]), halves(x[2], x[3]));
@@ -123,10 +126,10 @@ __global__ void __launch_bounds__(layout_threads)
       (std::size_t{head} * extent_pages + page % extent_pages) * 2 * tokens;
   const auto* quads = reinterpret_cast<const uint4*>(data);  // four tokens, four dimensions each
   for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
-    const uint4 of = quads[i];
-    const uint32_t t = i / groups * 4, words[4] = {of.x, of.y, of.z, of.w};
+    const uint4 source = quads[i];
+    const uint32_t t = i / groups * 4, words[4] = {source.x, source.y, source.z, source.w};
     for (int j = 0; j < 4; ++j) {
-      const float s = from_bf16(scales[t + j]) * by[0];
+      const float s = from_bf16(scales[t + j]) * scale[0];
       keys[(t + j) * groups + i % groups] =
           make_uint2(halves(signed_byte(words[j], 0) * s, signed_byte(words[j], 1) * s),
                      halves(signed_byte(words[j], 2) * s, signed_byte(words[j], 3) * s));
@@ -135,13 +138,13 @@ __global__ void __launch_bounds__(layout_threads)
   // Four dimensions of four tokens.
   const auto* fours = reinterpret_cast<const uint4*>(data + page_size / 8);
   for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
-    const uint4 of = fours[i];
+    const uint4 source = fours[i];
     const uint32_t t = i / groups * 4;
     for (int j = 0; j < 4; ++j) {
-      const float s = from_bf16(scales[tokens + t + j]) * by[1];
+      const float s = from_bf16(scales[tokens + t + j]) * scale[1];
       values[(t + j) * groups + i % groups] =
-          make_uint2(halves(signed_byte(of.x, j) * s, signed_byte(of.y, j) * s),
-                     halves(signed_byte(of.z, j) * s, signed_byte(of.w, j) * s));
+          make_uint2(halves(signed_byte(source.x, j) * s, signed_byte(source.y, j) * s),
+                     halves(signed_byte(source.z, j) * s, signed_byte(source.w, j) * s));
     }
   }
 }
@@ -155,14 +158,16 @@ __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill 
   const float* from =
       q + (std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group) * r.head_dim;
   const auto at = [&](uint32_t d) { return token < r.n && d < r.head_dim ? from[d] : 0.0f; };
-  float most = 0;
-  for (uint32_t d = lane; d < r.head_dim; d += warp) most = fmaxf(most, fabsf(at(d)));
-  most = warp_max(most);
-  const float by = inverse(most);
+  float max_score = 0;
+  for (uint32_t d = lane; d < r.head_dim; d += warp) max_score = fmaxf(max_score, fabsf(at(d)));
+  max_score = warp_max(max_score);
+  const float scale = inverse(max_score);
   const std::size_t to = std::size_t{head} * r.q_room + row;
   for (uint32_t d = lane; d < r.dim / 2; d += warp)
-    reinterpret_cast<uint32_t*>(r.q + to * r.dim)[d] = halves(at(2 * d) * by, at(2 * d + 1) * by);
-  if (lane == 0) r.q_scale[to] = most / sqrtf(static_cast<float>(r.head_dim)) * r.largest[head * 2];
+    reinterpret_cast<uint32_t*>(r.q + to * r.dim)[d] =
+        halves(at(2 * d) * scale, at(2 * d + 1) * scale);
+  if (lane == 0)
+    r.q_scale[to] = max_score / sqrtf(static_cast<float>(r.head_dim)) * r.largest[head * 2];
 }
 
 }  // extern "C"
@@ -233,13 +238,13 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   copy_rows<dim, prefill_keys>(first_tile + tile_bytes, values);
   copies_given();
 
-  float o[row_tiles][dim / 8][4] = {}, most[row_tiles][2], sum[row_tiles][2] = {},
+  float o[row_tiles][dim / 8][4] = {}, max_score[row_tiles][2], sum[row_tiles][2] = {},
                            factor[row_tiles][2];
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      most[m][i] = -INFINITY;
+      max_score[m][i] = -INFINITY;
       // Changes the base from e to 2; not 0, because 0 times minus infinity is NaN.
       factor[m][i] = fmaxf(
           r.q_scale[std::size_t{head} * r.q_room + first_row + warp_row + m * 16 + i * 8 + g] *
@@ -250,8 +255,8 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   for (uint32_t tile = 0; tile < tiles; ++tile) {
     copies_done();
     __syncthreads();
-    const uint32_t its_keys = first_tile + tile % 2 * 2 * tile_bytes,
-                   its_values = its_keys + tile_bytes;
+    const uint32_t tile_keys = first_tile + tile % 2 * 2 * tile_bytes,
+                   tile_values = tile_keys + tile_bytes;
     if (tile + 1 < tiles) {
       const uint32_t next = first_tile + (tile + 1) % 2 * 2 * tile_bytes;
       const std::size_t from = std::size_t{tile + 1} * prefill_keys * dim;
@@ -271,7 +276,7 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
       for (int k = 0; k < key_tiles / 2; ++k) {
         uint32_t b[4];
         load_matrices(
-            b, piece<dim>(its_keys, k * 16 + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
+            b, piece<dim>(tile_keys, k * 16 + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
           multiply(s[m][2 * k], a[m], b[0], b[1]);
@@ -306,21 +311,21 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
           largest = fmaxf(largest, fmaxf(s[m][k][2 * i], s[m][k][2 * i + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
-        grew |= largest > most[m][i];
-        largest = fmaxf(largest, most[m][i]);
+        grew |= largest > max_score[m][i];
+        largest = fmaxf(largest, max_score[m][i]);
         // The first tile has a key that every row sees.
-        keep[m][i] = power_of_two((most[m][i] - largest) * factor[m][i]);
-        most[m][i] = largest;
+        keep[m][i] = power_of_two((max_score[m][i] - largest) * factor[m][i]);
+        max_score[m][i] = largest;
         const float offset = largest * factor[m][i];
-        float its_sum = 0;
+        float tile_sum = 0;
 #pragma unroll
         for (int k = 0; k < key_tiles; ++k) {
           const float x = power_of_two(s[m][k][2 * i] * factor[m][i] - offset),
                       y = power_of_two(s[m][k][2 * i + 1] * factor[m][i] - offset);
-          its_sum += x + y;
+          tile_sum += x + y;
           p[m][k][i] = halves(x, y);
         }
-        sum[m][i] = sum[m][i] * keep[m][i] + its_sum;
+        sum[m][i] = sum[m][i] * keep[m][i] + tile_sum;
       }
     if (__any_sync(all_lanes, grew)) {
 #pragma unroll
@@ -336,7 +341,7 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
 #pragma unroll
       for (int d = 0; d < dim / 16; ++d) {
         uint32_t b[4];
-        load_transposed(b, piece<dim>(its_values, k * 16 + lane % 16, 2 * d + lane / 16));
+        load_transposed(b, piece<dim>(tile_values, k * 16 + lane % 16, 2 * d + lane / 16));
 #pragma unroll
         for (int m = 0; m < row_tiles; ++m) {
           const uint32_t a[4] = {p[m][2 * k][0], p[m][2 * k][1], p[m][2 * k + 1][0],
@@ -353,18 +358,18 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float all = warp_sum(sum[m][i], 4), by = unit / all;
+      const float all = warp_sum(sum[m][i], 4), scale = unit / all;
       const uint32_t row = first_row + warp_row + m * 16 + i * 8 + g, token = row / r.group;
       if (token >= r.n) continue;
       const std::size_t at =
           std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
-      if (t == 0) lse[at] = most[m][i] * factor[m][i] * 0.693147181f + logf(all);
+      if (t == 0) lse[at] = max_score[m][i] * factor[m][i] * 0.693147181f + logf(all);
 #pragma unroll
       for (int d = 0; d < dim / 8; ++d)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
           if (const uint32_t c = d * 8 + 2 * t + j; c < r.head_dim)
-            out[at * r.head_dim + c] = o[m][d][2 * i + j] * by;
+            out[at * r.head_dim + c] = o[m][d][2 * i + j] * scale;
     }
 }
 

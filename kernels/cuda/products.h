@@ -18,10 +18,11 @@ namespace kvasir::cuda {
 __device__ inline const Product& product_of_block(const Products& products, uint32_t rows_of_block,
                                                   uint32_t* first_row) {
   static_assert(max_products == 3);
-  const Product& its =
-      products.of[(blockIdx.x >= products.of[1].begin) + (blockIdx.x >= products.of[2].begin)];
-  *first_row = (blockIdx.x - its.begin) * rows_of_block;
-  return its;
+  const Product& product =
+      products
+          .list[(blockIdx.x >= products.list[1].begin) + (blockIdx.x >= products.list[2].begin)];
+  *first_row = (blockIdx.x - product.begin) * rows_of_block;
+  return product;
 }
 
 __device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input,

@@ -48,12 +48,12 @@ struct BinSums {
   }
 };
 
-__device__ inline uint32_t shift_up(uint32_t x, unsigned by) {
-  return __shfl_up_sync(all_lanes, x, by);
+__device__ inline uint32_t shift_up(uint32_t x, unsigned lanes) {
+  return __shfl_up_sync(all_lanes, x, lanes);
 }
-__device__ inline BinSums shift_up(const BinSums& x, unsigned by) {
-  return {__shfl_up_sync(all_lanes, x.count, by), __shfl_up_sync(all_lanes, x.sum, by),
-          __shfl_up_sync(all_lanes, x.squares, by)};
+__device__ inline BinSums shift_up(const BinSums& x, unsigned lanes) {
+  return {__shfl_up_sync(all_lanes, x.count, lanes), __shfl_up_sync(all_lanes, x.sum, lanes),
+          __shfl_up_sync(all_lanes, x.squares, lanes)};
 }
 
 // The sum of x over the threads of a block before this one, in their order; *all gets the sum over
@@ -62,12 +62,12 @@ template <uint32_t threads, class T>
 __device__ T before_this(T x, T* parts, T* all) {
   constexpr uint32_t warps = threads / warp;
   const unsigned lane = threadIdx.x % warp, w = threadIdx.x / warp;
-  T its = x, before{}, sum{};
+  T total = x, before{}, sum{};
   for (unsigned step = 1; step < warp; step *= 2) {
-    const T other = shift_up(its, step);
-    if (lane >= step) its += other;
+    const T other = shift_up(total, step);
+    if (lane >= step) total += other;
   }
-  if (lane == warp - 1) parts[w] = its;
+  if (lane == warp - 1) parts[w] = total;
   __syncthreads();
 #pragma unroll
   for (uint32_t i = 0; i < warps; ++i) {
@@ -75,7 +75,7 @@ __device__ T before_this(T x, T* parts, T* all) {
     sum += parts[i];
   }
   *all = sum;
-  return before + (its - x);
+  return before + (total - x);
 }
 
 struct FindingMemory {
@@ -101,36 +101,36 @@ __device__ inline float find_threshold(const DeviceBudget& budget, float varianc
   const auto as_share = [](unsigned long long sum) {
     return static_cast<float>(sum) * (1 / share_unit);
   };
-  BinSums of[each], its{}, all;
+  BinSums bins_here[each], own_sum{}, all;
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i) {
     const uint32_t bin = threadIdx.x * each + i;
     // Other blocks have counted too.
-    of[i].count = __ldcg(bin_counts + bin), of[i].sum = __ldcg(bin_sums + bin);
+    bins_here[i].count = __ldcg(bin_counts + bin), bins_here[i].sum = __ldcg(bin_sums + bin);
   }
 #pragma unroll
-  for (BinSums& bin : of) {
+  for (BinSums& bin : bins_here) {
     bin.squares = bin.count > 0
                       ? as_share(bin.sum) * as_share(bin.sum) / static_cast<float>(bin.count)
                       : 0.0f;
-    its += bin;
+    own_sum += bin;
   }
-  BinSums before = before_this<choose_threads>(its, m->parts, &all);
+  BinSums before = before_this<choose_threads>(own_sum, m->parts, &all);
   auto& [parts, low, below, squares_below, above] = *m;
-  uint32_t its_low = 0;
+  uint32_t low_bins = 0;
 #pragma unroll
   for (uint32_t i = 0; i < each; ++i) {
     const uint32_t bin = threadIdx.x * each + i, others = all.count - before.count;
-    const float t = bin_edge(bin), its_below = as_share(before.sum),
-                expected = static_cast<float>(others) + its_below / t;
-    below[bin] = its_below, squares_below[bin] = before.squares, above[bin] = others;
-    its_low += expected >= static_cast<float>(budget.min_quads) &&
-               (t * its_below - before.squares <= variance ||
-                expected > static_cast<float>(budget.max_quads));
-    before += of[i];
+    const float t = bin_edge(bin), sum_below = as_share(before.sum),
+                expected = static_cast<float>(others) + sum_below / t;
+    below[bin] = sum_below, squares_below[bin] = before.squares, above[bin] = others;
+    low_bins += expected >= static_cast<float>(budget.min_quads) &&
+                (t * sum_below - before.squares <= variance ||
+                 expected > static_cast<float>(budget.max_quads));
+    before += bins_here[i];
   }
-  its_low = __reduce_add_sync(all_lanes, its_low);
-  if (threadIdx.x % warp == 0) atomicAdd(&low, its_low);
+  low_bins = __reduce_add_sync(all_lanes, low_bins);
+  if (threadIdx.x % warp == 0) atomicAdd(&low, low_bins);
   if (threadIdx.x == 0)
     below[share_bins] = as_share(all.sum), squares_below[share_bins] = all.squares,
     above[share_bins] = 0;
@@ -149,9 +149,9 @@ __device__ inline float find_threshold(const DeviceBudget& budget, float varianc
                                    by_count(budget.min_quads))
                            : INFINITY;
   };
-  const uint32_t its_bin = above[bins - 1] - above[bins];
+  const uint32_t bin_count = above[bins - 1] - above[bins];
   const float mean =
-      its_bin > 0 ? (below[bins] - below[bins - 1]) / static_cast<float>(its_bin) : 0.0f;
+      bin_count > 0 ? (below[bins] - below[bins - 1]) / static_cast<float>(bin_count) : 0.0f;
   const float if_below = from(bins), if_not = from(bins - 1),
               t = if_below >= mean ? if_below : fminf(if_not, mean);
   return fminf(fmaxf(t, bin_edge(bins - 1)), bins < share_bins ? bin_edge(bins) : 3e38f);

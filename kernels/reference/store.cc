@@ -78,11 +78,11 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
 }
 
 void attention_shares(const float* scores, uint32_t n, float m, float l, double* shares) {
-  double most = double{m};
-  for (uint32_t i = 0; i < n; ++i) most = std::max(most, double{scores[i]});
-  if (most == -HUGE_VAL) return std::fill_n(shares, n, 0.0), void();
-  double total = double{l} > 0 ? double{l} * std::exp(double{m} - most) : 0;
-  for (uint32_t i = 0; i < n; ++i) total += shares[i] = std::exp(double{scores[i]} - most);
+  double largest = double{m};
+  for (uint32_t i = 0; i < n; ++i) largest = std::max(largest, double{scores[i]});
+  if (largest == -HUGE_VAL) return std::fill_n(shares, n, 0.0), void();
+  double total = double{l} > 0 ? double{l} * std::exp(double{m} - largest) : 0;
+  for (uint32_t i = 0; i < n; ++i) total += shares[i] = std::exp(double{scores[i]} - largest);
   for (uint32_t i = 0; i < n; ++i) shares[i] /= total;
 }
 

@@ -78,7 +78,7 @@ Status Attention::run(const AttentionRequest& req, float* out, float* lse) {
   }
   Status s = !req.selector        ? exact(req, softcap_, out, lse)
              : req.plan.by_blocks ? by_blocks(req, out, lse)
-             : req.plan.together && req.tokens - req.first > 1
+             : req.plan.query_batch && req.tokens - req.first > 1
                  ? attend_query_batch(req, out, lse)
                  : selective(req, req.tokens - req.first, 1,
                              out + std::size_t{req.first} * config_.q_width(),

@@ -82,7 +82,7 @@ void Attention::choose_for_block(const AttentionRequest& req, const NearRows& bl
                       .share = true};
   query.draw = static_cast<uint32_t>(req.store.tokens() + block.first);
   query.cancel = &req.cancel;
-  req.selector->select_together(query, summed_rows, &w->selector, &w->selection);
+  req.selector->select_for_rows(query, summed_rows, &w->selector, &w->selection);
   w->counts.summary_bytes += w->selection.summary_bytes;
   w->counts.keys_scanned += w->selection.keys_scanned;
 }

@@ -24,20 +24,20 @@ bool parse(std::string_view name, std::vector<int>* out) {
   if (name == "auto") return true;
   for (bool more = true; more;) {
     const std::size_t comma = name.find(',');
-    std::string_view asked = name.substr(0, comma);
+    std::string_view entry = name.substr(0, comma);
     more = comma != name.npos;
     const bool alone = !more && out->empty();
     name.remove_prefix(more ? comma + 1 : name.size());
-    if (!asked.starts_with(family)) return false;
-    asked.remove_prefix(family.size());
+    if (!entry.starts_with(family)) return false;
+    entry.remove_prefix(family.size());
     int index = 0;
-    if (!asked.empty()) {
-      if (!asked.starts_with(':')) return false;
-      asked.remove_prefix(1);
-      if (asked == all) return alone;
-      if (asked.empty() || asked[0] == '-') return false;
-      if (const auto read = std::from_chars(asked.data(), asked.data() + asked.size(), index);
-          read.ec != std::errc() || read.ptr != asked.data() + asked.size())
+    if (!entry.empty()) {
+      if (!entry.starts_with(':')) return false;
+      entry.remove_prefix(1);
+      if (entry == all) return alone;
+      if (entry.empty() || entry[0] == '-') return false;
+      if (const auto read = std::from_chars(entry.data(), entry.data() + entry.size(), index);
+          read.ec != std::errc() || read.ptr != entry.data() + entry.size())
         return false;
     }
     out->push_back(index);
@@ -73,8 +73,8 @@ Device::~Device() {
 Status Device::find(const std::string& name, std::vector<int>* out) {
   const Quoted quoted(name);
   const char* const text = quoted.text();
-  std::vector<int> asked;
-  if (!parse(name, &asked))
+  std::vector<int> indices;
+  if (!parse(name, &indices))
     return Status::error(Code::bad_argument,
                          "device '%s' is not known: \"cpu\", \"auto\", \"cuda\", \"cuda:N\", a "
                          "list as \"cuda:0,cuda:1\", or \"cuda:all\"",
@@ -85,16 +85,16 @@ Status Device::find(const std::string& name, std::vector<int>* out) {
   int count = 0;
   if (const int error = kernels->count(&count))
     return Status::error(Code::not_found, "device '%s': %s", text, kernels->error_text(error));
-  const bool every = asked.empty();
-  for (int i = 0; every && i < count; ++i) asked.push_back(i);
-  if (asked.empty())
-    return Status::error(Code::not_found, "device '%s': this machine has none", text);
+  const bool every = indices.empty();
+  for (int i = 0; every && i < count; ++i) indices.push_back(i);
+  if (indices.empty())
+    return Status::error(Code::not_found, "device '%s': this machine has no GPU", text);
   std::vector<int> found;
   Status too_old;
-  for (const int index : asked) {
+  for (const int index : indices) {
     if (index >= count)
       return Status::error(Code::not_found,
-                           "device '%s': cuda:%d is not there: this machine has %d", text, index,
+                           "device '%s': cuda:%d does not exist: this machine has %d", text, index,
                            count);
     int major = 0, minor = 0;
     if (const int error = kernels->capability(index, &major, &minor))
@@ -126,26 +126,26 @@ Status Device::open(int index, uint64_t budget, uint32_t users, std::shared_ptr<
   return {};
 }
 
-Status Device::status(int error, const char* what) const {
+Status Device::status(int error, const char* subject) const {
   if (error == 0) return {};
   if (kernels_.is_out_of_memory(error))
-    return Status::error(Code::no_memory, "%s has no memory for %s", name_.c_str(), what);
-  return Status::error(Code::device, "%s failed (%s): %s", name_.c_str(), what,
+    return Status::error(Code::no_memory, "%s has no memory for %s", name_.c_str(), subject);
+  return Status::error(Code::device, "%s failed (%s): %s", name_.c_str(), subject,
                        kernels_.error_text(error));
 }
 
-Status Device::allocate(std::size_t size, const char* what, void** out) {
+Status Device::allocate(std::size_t size, const char* subject, void** out) {
   const uint64_t taken = allocated_size(size);
   uint64_t used = used_.load(std::memory_order_relaxed);
   do {
     if (taken > budget_ - used)
       return Status::error(Code::no_memory,
                            "%s: %s need %" PRIu64 " bytes; %" PRIu64 " of %" PRIu64 " are left",
-                           name_.c_str(), what, taken, budget_ - used, budget_);
+                           name_.c_str(), subject, taken, budget_ - used, budget_);
   } while (!used_.compare_exchange_weak(used, used + taken, std::memory_order_relaxed));
   const int error = kernels_.allocate(context_, size, out);
   if (error) used_.fetch_sub(taken, std::memory_order_relaxed);
-  return status(error, what);
+  return status(error, subject);
 }
 
 void Device::reserve_host(std::size_t staging_bytes) {

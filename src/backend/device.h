@@ -190,11 +190,11 @@ class Device : public std::enable_shared_from_this<Device> {
   uint64_t left() const { return budget_ - used(); }
 
   // Converts an error of the table. what: a noun for the message, "weights".
-  Status status(int error, const char* what) const;
+  Status status(int error, const char* subject) const;
 
   // Allocates within the budget. Code::no_memory where the budget or the device is exhausted;
   // Code::device. what: a noun for the message, "weights".
-  Status allocate(std::size_t size, const char* what, void** out);
+  Status allocate(std::size_t size, const char* subject, void** out);
   void release(void* memory, std::size_t size);
 
   // Pinned host memory. The system pins a MiB in a third of a millisecond, so reserve_host() pins
@@ -261,10 +261,10 @@ class DeviceBuffer {
     if (data_) device_->release(data_, bytes_);
   }
   // Device::allocate(); on failure the buffer is empty.
-  Status allocate(const std::shared_ptr<Device>& device, std::size_t n, const char* what) {
+  Status allocate(const std::shared_ptr<Device>& device, std::size_t n, const char* subject) {
     *this = DeviceBuffer();
     void* memory = nullptr;
-    RETURN_IF_ERROR(device->allocate(n * sizeof(T), what, &memory));
+    RETURN_IF_ERROR(device->allocate(n * sizeof(T), subject, &memory));
     data_ = static_cast<T*>(memory);
     device_ = device;
     bytes_ = n * sizeof(T);

@@ -19,7 +19,7 @@ Status AtomicFile::check(const std::string& path) {
 
 Status AtomicFile::create(const std::string& path, std::shared_ptr<os::FileReaper> reaper) {
   reaper_ = std::move(reaper);
-  if (Status s = os::find_target(path, &path_); !s.ok()) return s;
+  RETURN_IF_ERROR(os::find_target(path, &path_));
   Status s = os::File::create_temporary(path_, &file_);
   temporary_ = s.ok();
   return s;
@@ -37,16 +37,15 @@ static Status sync_folder(const std::string& path) {
 Status AtomicFile::finish(const BeforeRename& before_rename) {
   uint64_t bytes = 0;
   bool changed = false;
-  if (Status s = file_.sync(); !s.ok()) return s;
+  RETURN_IF_ERROR(file_.sync());
   if (before_rename) {
-    if (Status s = file_.size(&bytes); !s.ok()) return s;
-    if (Status s = before_rename(bytes, &path_); !s.ok()) return s;
+    RETURN_IF_ERROR(file_.size(&bytes));
+    RETURN_IF_ERROR(before_rename(bytes, &path_));
   }
-  if (Status s = file_.keep_access_of(path_, &changed); !s.ok()) return s;
-  if (changed)
-    if (Status s = file_.sync(); !s.ok()) return s;
-  if (Status s = file_.close(); !s.ok()) return s;
-  if (Status s = os::rename_replace(file_.path(), path_); !s.ok()) return s;
+  RETURN_IF_ERROR(file_.keep_access_of(path_, &changed));
+  if (changed) RETURN_IF_ERROR(file_.sync());
+  RETURN_IF_ERROR(file_.close());
+  RETURN_IF_ERROR(os::rename_replace(file_.path(), path_));
   temporary_ = false;
   file_.unlock();  // from here on, whoever opens the document locks it
   Status s = sync_folder(path_);

@@ -44,7 +44,7 @@ constexpr int lock_tries = 20;
 Status CacheFile::open(const std::string& path, std::shared_ptr<const CacheFile>* out,
                        ThreadPool* pool, const Cancel* cancel) {
   CachePeek peek;
-  if (Status s = CachePeek::open(path, &peek); !s.ok()) return s;
+  RETURN_IF_ERROR(CachePeek::open(path, &peek));
   return open(std::move(peek), out, pool, cancel);
 }
 
@@ -61,9 +61,9 @@ Status CacheFile::open(CachePeek peek, std::shared_ptr<const CacheFile>* out, Th
   for (int tries = 0; tries < lock_tries && file.lock(os::Lock::shared, &locked).ok() && !locked;
        ++tries)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (Status s = os::Mapping::map(file, &cache->mapping_); !s.ok()) return s;
+  RETURN_IF_ERROR(os::Mapping::map(file, &cache->mapping_));
   if (cache->mapping_.size() != size) {
-    return Status::error(Code::corrupt, "%s changed its size while it was opened",
+    return Status::error(Code::corrupt, "%s changed its size during the open",
                          cache->path_.c_str());
   }
   cache->file_ = std::move(file);
@@ -73,7 +73,7 @@ Status CacheFile::open(CachePeek peek, std::shared_ptr<const CacheFile>* out, Th
     if (os::File more; cache->file_.reopen(&more).ok())
       cache->more_files_.push_back(std::move(more));
   cache->place_sections();
-  if (Status s = cache->read_tables(pool, cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(cache->read_tables(pool, cancel));
   cache->seen_ = Array<std::atomic<uint64_t>>(ceil_div(size, block_bytes * word_blocks));
   *out = std::move(cache);
   return {};
@@ -114,7 +114,7 @@ Status CacheFile::read_tables(ThreadPool* pool, const Cancel* cancel) {
         !s.ok())
       failure.note(std::move(s));
   });
-  if (Status s = std::move(failure).take(); !s.ok()) return s;
+  RETURN_IF_ERROR(std::move(failure).take());
   for (const Section& section : sections()) {
     const uint64_t* table = tables_.get() + places_[index_of(section)].table;
     if (is_cancelled(cancel)) return stopped();
@@ -161,7 +161,7 @@ Status CacheFile::read(const Section& section, uint64_t first,
                    static_cast<std::size_t>(std::min(block_bytes, end - begin - i * block_bytes))};
     // Prefetched: for scattered pages it was seldom in the cache.
     __builtin_prefetch(&tables_[places_[index_of(section)].table + first]);
-    if (Status s = file().read(section.offset + begin, {pieces, count}); !s.ok()) return s;
+    RETURN_IF_ERROR(file().read(section.offset + begin, {pieces, count}));
     for (std::size_t i = 0; i < count; ++i)
       if (!block_is_intact(section, first + i, to[i])) return damaged(section, first + i);
     first += count;
@@ -174,9 +174,7 @@ Status CacheFile::read(const Section& section, uint64_t first, uint64_t count,
                        std::byte* to) const {
   const uint64_t begin = first * block_bytes,
                  end = std::min(section.bytes, begin + count * block_bytes);
-  if (Status s = file().read(section.offset + begin, to, static_cast<std::size_t>(end - begin));
-      !s.ok())
-    return s;
+  RETURN_IF_ERROR(file().read(section.offset + begin, to, static_cast<std::size_t>(end - begin)));
   for (uint64_t i = 0; i < count; ++i)
     if (!block_is_intact(section, first + i, to + i * block_bytes))
       return damaged(section, first + i);
@@ -189,7 +187,7 @@ Status CacheFile::copy(const Section& section, uint64_t offset, uint64_t size,
   const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
   if (offset % block_bytes == 0 && size % block_bytes == 0) return read(section, first, count, to);
   const auto blocks = make_buffer<std::byte>(count * block_bytes);
-  if (Status s = read(section, first, count, blocks.get()); !s.ok()) return s;
+  RETURN_IF_ERROR(read(section, first, count, blocks.get()));
   std::memcpy(to, blocks.get() + offset % block_bytes, size);
   return {};
 }

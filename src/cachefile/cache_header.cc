@@ -30,8 +30,8 @@ std::size_t name_length(const Identity& identity) {
 
 unsigned long long printable(uint64_t value) { return value; }
 
-Status corrupt(const char* path, uint64_t offset, const char* what) {
-  return Status::error(Code::corrupt, "%s is damaged: %s", path, what).with_offset(offset);
+Status corrupt(const char* path, uint64_t offset, const char* reason) {
+  return Status::error(Code::corrupt, "%s is damaged: %s", path, reason).with_offset(offset);
 }
 
 bool starts_with(Bytes bytes, std::initializer_list<uint8_t> prefix) {
@@ -62,7 +62,7 @@ Status check_magic(Bytes begin, uint64_t file_size, const char* path) {
     return Status::error(Code::not_a_cache, "%s is not a cache file", path).with_offset(0);
   }
   if (file_size < header_bytes) {
-    return Status::error(Code::corrupt, "%s is cut off after %llu bytes, within its header", path,
+    return Status::error(Code::corrupt, "%s is truncated after %llu bytes, within its header", path,
                          printable(file_size))
         .with_offset(file_size);
   }
@@ -78,7 +78,7 @@ Status check_version(const uint8_t* h, const char* path) {
   const uint32_t order = load32(h + place_byte_order);
   if (order == __builtin_bswap32(byte_order)) {
     return Status::error(Code::version,
-                         "%s was written in big-endian order, which this reader does not know",
+                         "%s was written in big-endian order, which this reader does not support",
                          path)
         .with_offset(place_byte_order);
   }
@@ -97,7 +97,7 @@ Status check_version(const uint8_t* h, const char* path) {
   if (written < oldest_readable) {
     return Status::error(Code::version,
                          "%s has format version %u, which was written before the first release: "
-                         "read the document again",
+                         "prefill the document again",
                          path, written)
         .with_offset(place_version);
   }
@@ -172,8 +172,8 @@ Status check_kinds(const CacheHeader& header, const char* path) {
       seen |= uint64_t{1} << kind;
     } else if (!(entry.flags & optional_section)) {
       return Status::error(Code::version,
-                           "%s has a section of kind %u, which this reader must know and does not",
-                           path, kind)
+                           "%s has a section of kind %u, which is unknown and not optional", path,
+                           kind)
           .with_offset(place);
     }
   }
@@ -204,11 +204,11 @@ Status check_layout(const CacheHeader& header, uint64_t actual_size, const char*
 
 Status check_file_size(const char* path, uint64_t is, uint64_t must) {
   if (is < must)
-    return Status::error(Code::corrupt, "%s is cut off: it has %llu of its %llu bytes", path,
+    return Status::error(Code::corrupt, "%s is truncated: it has %llu of its %llu bytes", path,
                          printable(is), printable(must))
         .with_offset(is);
   if (is > must)
-    return Status::error(Code::corrupt, "%s has %llu bytes that are not its own at its end", path,
+    return Status::error(Code::corrupt, "%s has %llu extra bytes at its end", path,
                          printable(is - must))
         .with_offset(must);
   return {};
@@ -230,19 +230,19 @@ uint64_t CacheHeader::tables_offset() const {
 }
 
 bool CacheHeader::lay_out() {
-  constexpr uint64_t most = uint64_t{1} << 62;  // no sum below can wrap
+  constexpr uint64_t max_bytes = uint64_t{1} << 62;  // no sum below can wrap
   uint64_t end = header_bytes;
   for (Entry& entry : entries()) {
-    if (entry.bytes > most) return false;
+    if (entry.bytes > max_bytes) return false;
     entry.offset = round_up(end, section_align);
     end = entry.offset + entry.bytes;
-    if (end > most) return false;
+    if (end > max_bytes) return false;
   }
   end = tables_offset();
   for (Entry& entry : entries()) {
     entry.table_offset = end;
     end += entry.table_bytes();
-    if (end > most) return false;
+    if (end > max_bytes) return false;
   }
   file_size = end;
   return true;
@@ -281,14 +281,14 @@ void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
 }
 
 Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, CacheHeader* out) {
-  if (Status s = check_magic(begin, actual_size, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_magic(begin, actual_size, path));
   const uint8_t* h = begin.data();
-  if (Status s = check_version(h, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_version(h, path));
   CacheHeader header;
   header.version = load32(h + place_version);
   header.minimum_reader = load32(h + place_minimum_reader);
   header.file_size = load64(h + place_file_size);
-  if (Status s = decode_identity(h, path, &header.identity); !s.ok()) return s;
+  RETURN_IF_ERROR(decode_identity(h, path, &header.identity));
   header.section_count = load32(h + place_section_count);
   if (header.section_count > max_sections)
     return corrupt(path, place_section_count, "it has too many sections");
@@ -296,11 +296,11 @@ Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, 
     header.sections[i] = decode_entry(h + place_sections + i * entry_bytes);
   }
   if (header.version <= format::version) {
-    if (Status s = check_reserved(h, header.section_count, path); !s.ok()) return s;
+    RETURN_IF_ERROR(check_reserved(h, header.section_count, path));
   }
-  if (Status s = check_kinds(header, path); !s.ok()) return s;
-  if (Status s = check_layout(header, actual_size, path); !s.ok()) return s;
-  if (Status s = check_section_sizes(header, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_kinds(header, path));
+  RETURN_IF_ERROR(check_layout(header, actual_size, path));
+  RETURN_IF_ERROR(check_section_sizes(header, path));
   *out = header;
   return {};
 }

@@ -17,15 +17,13 @@ using namespace format;
 
 Status CachePeek::open(const std::string& path, CachePeek* out) {
   CachePeek peek;
-  if (Status s = os::File::open_read(path, &peek.file_); !s.ok()) return s;
+  RETURN_IF_ERROR(os::File::open_read(path, &peek.file_));
   uint64_t size = 0;
-  if (Status s = peek.file_.size(&size); !s.ok()) return s;
+  RETURN_IF_ERROR(peek.file_.size(&size));
   std::array<uint8_t, header_bytes> begin;
   const auto readable = static_cast<std::size_t>(std::min(size, header_bytes));
-  if (Status s = peek.file_.read(0, begin.data(), readable); !s.ok()) return s;
-  if (Status s = CacheHeader::decode({begin.data(), readable}, size, path.c_str(), &peek.header_);
-      !s.ok())
-    return s;
+  RETURN_IF_ERROR(peek.file_.read(0, begin.data(), readable));
+  RETURN_IF_ERROR(CacheHeader::decode({begin.data(), readable}, size, path.c_str(), &peek.header_));
   *out = std::move(peek);
   return {};
 }
@@ -37,15 +35,15 @@ const CachePeek::Section* CachePeek::find(SectionKind kind) const {
   return found == entries.end() ? nullptr : &*found;
 }
 
-Status CachePeek::read(SectionKind kind, uint64_t most, Array<std::byte>* out) const {
+Status CachePeek::read(SectionKind kind, uint64_t max_bytes, Array<std::byte>* out) const {
   out->clear();
   const Section* section = find(kind);
   if (!section) return {};
-  const uint64_t bytes = std::min(most, section->bytes), blocks = ceil_div(bytes, block_bytes);
+  const uint64_t bytes = std::min(max_bytes, section->bytes), blocks = ceil_div(bytes, block_bytes);
   Array<uint64_t> table(blocks);
-  if (Status s = check_table(file_, *section, nullptr, blocks, table.data()); !s.ok()) return s;
+  RETURN_IF_ERROR(check_table(file_, *section, nullptr, blocks, table.data()));
   out->resize(std::min(blocks * block_bytes, section->bytes));
-  if (Status s = file_.read(section->offset, out->data(), out->size()); !s.ok()) return s;
+  RETURN_IF_ERROR(file_.read(section->offset, out->data(), out->size()));
   for (std::size_t b = 0; b < table.size(); ++b) {
     const std::size_t at = b * block_bytes,
                       size = std::min<std::size_t>(block_bytes, out->size() - at);
@@ -68,8 +66,8 @@ Status CachePeek::read_chain(uint64_t text, TokenChain* out, uint64_t* tokens) c
   uint64_t count = identity().tokens;
   if (const Section* read_tokens = find(SectionKind::read); read_tokens && read_tokens->bytes > 0) {
     Array<std::byte> bytes;
-    if (Status s = expect(SectionKind::read, sizeof count); !s.ok()) return s;
-    if (Status s = read(SectionKind::read, sizeof count, &bytes); !s.ok()) return s;
+    RETURN_IF_ERROR(expect(SectionKind::read, sizeof count));
+    RETURN_IF_ERROR(read(SectionKind::read, sizeof count, &bytes));
     std::memcpy(&count, bytes.data(), sizeof count);
   }
   const Section* section = find(SectionKind::chain);
@@ -81,14 +79,11 @@ Status CachePeek::read_chain(uint64_t text, TokenChain* out, uint64_t* tokens) c
                          "%s is damaged: section read says %" PRIu64 " of %" PRIu64 " tokens",
                          file_.path().c_str(), count, identity().tokens);
   uint64_t hashes = ceil_div(count, TokenChain::block);
-  if (Status s =
-          expect(SectionKind::chain, claim_product({claim_sum({hashes, 1}), sizeof(uint64_t)}));
-      !s.ok())
-    return s;
+  RETURN_IF_ERROR(
+      expect(SectionKind::chain, claim_product({claim_sum({hashes, 1}), sizeof(uint64_t)})));
   hashes = std::min(hashes, text / TokenChain::block + 1);
   Array<std::byte> bytes;
-  if (Status s = read(SectionKind::chain, (1 + hashes) * sizeof(uint64_t), &bytes); !s.ok())
-    return s;
+  RETURN_IF_ERROR(read(SectionKind::chain, (1 + hashes) * sizeof(uint64_t), &bytes));
   TokenChain chain;
   chain.hashes.resize(hashes);
   std::memcpy(&chain.key, bytes.data(), sizeof chain.key);
@@ -110,13 +105,11 @@ bool may_be_unfinished(const os::File& file) {
   return true;
 }
 
-Status CachePeek::read_tokens(uint64_t most, Array<int32_t>* out) const {
-  if (Status s = expect(SectionKind::tokens, claim_product({identity().tokens, sizeof(int32_t)}));
-      !s.ok())
-    return s;
-  const uint64_t count = std::min(most, identity().tokens);
+Status CachePeek::read_tokens(uint64_t max_tokens, Array<int32_t>* out) const {
+  RETURN_IF_ERROR(expect(SectionKind::tokens, claim_product({identity().tokens, sizeof(int32_t)})));
+  const uint64_t count = std::min(max_tokens, identity().tokens);
   Array<std::byte> bytes;
-  if (Status s = read(SectionKind::tokens, count * sizeof(int32_t), &bytes); !s.ok()) return s;
+  RETURN_IF_ERROR(read(SectionKind::tokens, count * sizeof(int32_t), &bytes));
   out->resize(count);
   if (count > 0) std::memcpy(out->data(), bytes.data(), bytes.size());
   return {};

@@ -31,7 +31,7 @@ class CachePeek {
   // The first max_bytes bytes of a section, or all of a shorter one, verified; empty without the
   // section. max_bytes bounds the memory; the section's checksum table bounds the time.
   // Code::corrupt, Code::io. Throws std::bad_alloc.
-  Status read(format::SectionKind kind, uint64_t most, Array<std::byte>* out) const;
+  Status read(format::SectionKind kind, uint64_t max_bytes, Array<std::byte>* out) const;
   // Code::corrupt without a section of exactly this size. Reads nothing.
   Status expect(format::SectionKind kind, uint64_t bytes) const;
   // The chain of the first tokens, as far as a text of `text` tokens can be compared with it, and
@@ -39,7 +39,7 @@ class CachePeek {
   // Code::version without a chain: an older library wrote the file.
   Status read_chain(uint64_t text, TokenChain* out, uint64_t* tokens) const;
   // The first max_tokens tokens, or all if there are fewer.
-  Status read_tokens(uint64_t most, Array<int32_t>* out) const;
+  Status read_tokens(uint64_t max_tokens, Array<int32_t>* out) const;
   // Verifies every byte of the file; see verify_cache().
   Status verify(Progress* progress, const Cancel* cancel) const;
 

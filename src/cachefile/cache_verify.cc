@@ -29,16 +29,16 @@ class Verifier {
         buffer_(make_buffer<std::byte>(step_bytes)) {}
 
   Status run() {
-    if (Status s = advance(0); !s.ok()) return s;
+    RETURN_IF_ERROR(advance(0));
     for (const CacheHeader::Entry& section : header_.entries())
-      if (Status s = check_table(file_, section, cancel_, 0, nullptr); !s.ok()) return s;
+      RETURN_IF_ERROR(check_table(file_, section, cancel_, 0, nullptr));
     uint64_t end = header_bytes;  // end of the verified part
     for (const CacheHeader::Entry& section : header_.entries()) {
-      if (Status s = check_zero(end, section.offset); !s.ok()) return s;
-      if (Status s = check_blocks(section); !s.ok()) return s;
+      RETURN_IF_ERROR(check_zero(end, section.offset));
+      RETURN_IF_ERROR(check_blocks(section));
       end = section.offset + section.bytes;
     }
-    if (Status s = check_zero(end, header_.tables_offset()); !s.ok()) return s;
+    RETURN_IF_ERROR(check_zero(end, header_.tables_offset()));
     return advance(header_.file_size);
   }
 
@@ -57,12 +57,10 @@ class Verifier {
                      blocks = std::min(step_blocks, section.blocks() - first);
       const auto size =
           static_cast<std::size_t>(std::min(step_bytes, section.bytes - first * block_bytes));
-      if (Status s = advance(at); !s.ok()) return s;
-      if (Status s = file_.read(section.table_offset + first * sizeof(uint64_t), table.data(),
-                                blocks * sizeof(uint64_t));
-          !s.ok())
-        return s;
-      if (Status s = file_.read(at, buffer_.get(), size); !s.ok()) return s;
+      RETURN_IF_ERROR(advance(at));
+      RETURN_IF_ERROR(file_.read(section.table_offset + first * sizeof(uint64_t), table.data(),
+                                 blocks * sizeof(uint64_t)));
+      RETURN_IF_ERROR(file_.read(at, buffer_.get(), size));
       for (uint64_t b = 0; b < blocks; ++b) {
         const std::size_t in_step = b * block_bytes,
                           part = std::min<std::size_t>(block_bytes, size - in_step);
@@ -76,7 +74,7 @@ class Verifier {
   // Gaps between sections are shorter than section_align.
   Status check_zero(uint64_t begin, uint64_t end) {
     const auto size = static_cast<std::size_t>(end - begin);
-    if (Status s = file_.read(begin, buffer_.get(), size); !s.ok()) return s;
+    RETURN_IF_ERROR(file_.read(begin, buffer_.get(), size));
     if (is_zero(buffer_.get(), size)) return {};
     const auto* found = std::find_if(buffer_.get(), buffer_.get() + size,
                                      [](std::byte b) { return b != std::byte{0}; });
@@ -123,7 +121,7 @@ Status check_table(const os::File& file, const CacheHeader::Entry& section, cons
       return Status::error(Code::cancelled, "cancelled; %s was not checked", file.path().c_str());
     const auto size =
         static_cast<std::size_t>(std::min<uint64_t>(piece_bytes, section.table_bytes() - at));
-    if (Status s = file.read(section.table_offset + at, piece.get(), size); !s.ok()) return s;
+    RETURN_IF_ERROR(file.read(section.table_offset + at, piece.get(), size));
     sum.add(piece.get(), size);
     if (at < kept)
       std::memcpy(out + at / sizeof(uint64_t), piece.get(),

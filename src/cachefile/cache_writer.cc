@@ -17,8 +17,8 @@ namespace {
 constexpr std::size_t gather_bytes = std::size_t{256} << 10;
 static_assert(gather_bytes % block_bytes == 0);
 
-Status misuse(const std::string& path, const char* what) {
-  return Status::error(Code::bad_state, "%s: %s", path.c_str(), what);
+Status misuse(const std::string& path, const char* reason) {
+  return Status::error(Code::bad_state, "%s: %s", path.c_str(), reason);
 }
 
 }  // namespace
@@ -33,7 +33,7 @@ Status CacheWriter::create(const std::string& path, const Identity& identity,
   // Everything is allocated before the file exists, so that a failed allocation leaves none behind.
   std::unique_ptr<CacheWriter> writer(new CacheWriter(path, identity));
   writer->gather_ = make_buffer<std::byte>(gather_bytes);
-  if (Status s = writer->file_.create(path, std::move(reaper)); !s.ok()) return s;
+  RETURN_IF_ERROR(writer->file_.create(path, std::move(reaper)));
   *out = std::move(writer);
   return {};
 }
@@ -68,7 +68,7 @@ Status CacheWriter::begin() {
   if (begun_) return misuse(path_, "begun twice");
   if (!header_.lay_out()) return Status::error(Code::internal, "%s has no layout", path_.c_str());
   if (Status s = check_section_sizes(header_, path_.c_str()); !s.ok())
-    return misuse(path_, "a section is larger than a reader takes");
+    return misuse(path_, "a section is larger than a reader accepts");
   checksums_.reserve((header_.file_size - header_.tables_offset()) / sizeof(uint64_t));
   begun_ = true;
   enter_section();
@@ -111,7 +111,7 @@ Status CacheWriter::write(const void* data, std::size_t size) {
     from += part;
     size -= part;
     if (gathered_ == gather_bytes || part == left) {
-      if (Status s = flush(); !s.ok()) return s;
+      RETURN_IF_ERROR(flush());
       enter_section();
     }
   }
@@ -133,7 +133,7 @@ Status CacheWriter::finish(const AtomicFile::BeforeRename& before_rename) {
       !s.ok()) {
     return s;
   }
-  if (Status s = file_.file().write(0, header.data(), header.size()); !s.ok()) return s;
+  RETURN_IF_ERROR(file_.file().write(0, header.data(), header.size()));
   return file_.finish(before_rename);
 }
 

@@ -37,12 +37,12 @@ struct FreeZstd {
 };
 
 Status same_file(const std::string& path) {
-  return Status::error(Code::bad_argument, "%s cannot take its own place: name another file",
+  return Status::error(Code::bad_argument, "%s is source and destination: name another file",
                        path.c_str());
 }
 
 Status no_memory(const std::string& path) {
-  return Status::error(Code::no_memory, "out of memory; %s is as it was", path.c_str());
+  return Status::error(Code::no_memory, "out of memory; %s is unchanged", path.c_str());
 }
 
 // The operation and the file that a failure leaves unchanged.
@@ -53,15 +53,15 @@ struct Work {
   const Cancel* cancel;
 
   Status stopped() const {
-    return Status::error(Code::cancelled, "stopped; %s is as it was", to.c_str());
+    return Status::error(Code::cancelled, "stopped; %s is unchanged", to.c_str());
   }
   Status advance(uint64_t done, uint64_t total) const {
     return is_cancelled(cancel) || (progress && !progress->update(done, total)) ? stopped()
                                                                                 : Status();
   }
-  Status damaged(uint64_t offset, const char* what) const {
-    return Status::error(Code::corrupt, "%s is damaged at byte %llu: %s; %s is as it was",
-                         from.c_str(), static_cast<unsigned long long>(offset), what, to.c_str())
+  Status damaged(uint64_t offset, const char* reason) const {
+    return Status::error(Code::corrupt, "%s is damaged at byte %llu: %s; %s is unchanged",
+                         from.c_str(), static_cast<unsigned long long>(offset), reason, to.c_str())
         .with_offset(offset);
   }
 };
@@ -84,25 +84,25 @@ class Packer {
   Packer(const Work& work, uint32_t level) : work_(work) { header_.level = level; }
 
   Status run() {
-    if (Status s = open(); !s.ok()) return s;
+    RETURN_IF_ERROR(open());
     uint64_t end = header_bytes;  // bytes written
     for (uint64_t at = 0; at < header_.document_bytes; at += chunk_bytes) {
       const auto size =
           static_cast<std::size_t>(std::min(chunk_bytes, header_.document_bytes - at));
-      if (Status s = in_.read(at, plain_.get(), size); !s.ok()) return s;
+      RETURN_IF_ERROR(in_.read(at, plain_.get(), size));
       header_.content = checksum(plain_.get(), size, header_.content);
       reorder(header_, at, size, plain_.get(), split_.get(), split_pages);
       std::size_t packed_size = 0;
-      if (Status s = compress(at, size, &packed_size); !s.ok()) return s;
+      RETURN_IF_ERROR(compress(at, size, &packed_size));
       packed_size +=
           pad(end + chunk_header_bytes + packed_size, min_packed_bytes(at + size), packed_size);
-      if (Status s = write_chunk(packed_size, &end); !s.ok()) return s;
+      RETURN_IF_ERROR(write_chunk(packed_size, &end));
     }
     header_.packed_bytes = end;
     std::array<uint8_t, header_bytes> begin;
     header_.encode(begin);
-    if (Status s = out_.file().write(0, begin.data(), begin.size()); !s.ok()) return s;
-    if (Status s = work_.advance(header_.document_bytes, header_.document_bytes); !s.ok()) return s;
+    RETURN_IF_ERROR(out_.file().write(0, begin.data(), begin.size()));
+    RETURN_IF_ERROR(work_.advance(header_.document_bytes, header_.document_bytes));
     return out_.finish();
   }
 
@@ -110,7 +110,7 @@ class Packer {
   // Everything is allocated before the file exists.
   Status open() {
     plain_ = make_buffer<uint8_t>(chunk_bytes);
-    if (Status s = describe(); !s.ok()) return s;
+    RETURN_IF_ERROR(describe());
     split_ = make_buffer<uint8_t>(chunk_bytes);
     // Ending a block per piece costs a few bytes more than ZSTD_compressBound() allows for.
     room_ = ZSTD_compressBound(chunk_bytes) + 64 * (chunk_bytes / piece_bytes);
@@ -125,23 +125,21 @@ class Packer {
 
   // Reads only the header and the checksum tables: memory does not grow with the file.
   Status describe() {
-    if (Status s = os::File::open_read(work_.from, &in_); !s.ok()) return s;
+    RETURN_IF_ERROR(os::File::open_read(work_.from, &in_));
     if (in_.is_at(work_.to)) return same_file(work_.to);
     uint64_t size = 0;
-    if (Status s = in_.size(&size); !s.ok()) return s;
+    RETURN_IF_ERROR(in_.size(&size));
     const auto readable = static_cast<std::size_t>(std::min(size, format::header_bytes));
-    if (Status s = in_.read(0, plain_.get(), readable); !s.ok()) return s;
+    RETURN_IF_ERROR(in_.read(0, plain_.get(), readable));
     CacheHeader document;
-    if (Status s =
-            CacheHeader::decode({plain_.get(), readable}, size, work_.from.c_str(), &document);
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(
+        CacheHeader::decode({plain_.get(), readable}, size, work_.from.c_str(), &document));
     header_.document_bytes = document.file_size;
     header_.format_version = document.version;
     header_.identity = document.identity;
     const uint32_t head_dim = document.identity.head_dim;
     for (const CacheHeader::Entry& section : document.entries()) {
-      if (Status s = check_table(section); !s.ok()) return s;
+      RETURN_IF_ERROR(check_table(section));
       if (section.kind != format::SectionKind::pages || head_dim < 1 || head_dim > max_head_dim)
         continue;
       header_.pages_offset = section.offset;
@@ -156,7 +154,7 @@ class Packer {
     for (uint64_t at = 0; at < section.table_bytes(); at += chunk_bytes) {
       if (is_cancelled(work_.cancel)) return work_.stopped();
       const auto size = static_cast<std::size_t>(std::min(chunk_bytes, section.table_bytes() - at));
-      if (Status s = in_.read(section.table_offset + at, plain_.get(), size); !s.ok()) return s;
+      RETURN_IF_ERROR(in_.read(section.table_offset + at, plain_.get(), size));
       table.add(plain_.get(), size);
     }
     return table.value() == section.table_checksum
@@ -169,7 +167,7 @@ class Packer {
     ZSTD_CCtx_setPledgedSrcSize(zstd_.get(), size);
     ZSTD_outBuffer to{packed_.get() + chunk_header_bytes, room_, 0};
     for (std::size_t at = 0; at < size; at += piece_bytes) {
-      if (Status s = work_.advance(offset + at, header_.document_bytes); !s.ok()) return s;
+      RETURN_IF_ERROR(work_.advance(offset + at, header_.document_bytes));
       const std::size_t part = std::min(size - at, piece_bytes);
       ZSTD_inBuffer from{split_.get() + at, part, 0};
       const std::size_t left = ZSTD_compressStream2(zstd_.get(), &to, &from,
@@ -177,7 +175,7 @@ class Packer {
       // Its only failure with valid parameters.
       if (ZSTD_isError(left)) return no_memory(work_.to);
       if (left != 0 || from.pos != part)
-        return Status::error(Code::internal, "zstd needed more room than it says");
+        return Status::error(Code::internal, "zstd exceeded its own size bound");
     }
     *packed_size = to.pos;
     return {};
@@ -185,9 +183,9 @@ class Packer {
 
   // Pads a chunk whose zeros packed to less than a reader accepts: a frame that zstd skips. Returns
   // the frame's bytes. At most what this chunk adds to the minimum is missing.
-  std::size_t pad(uint64_t end, uint64_t least, std::size_t packed_size) {
-    if (end >= least) return 0;
-    const auto size = static_cast<std::size_t>(std::max<uint64_t>(least - end, skippable_head));
+  std::size_t pad(uint64_t end, uint64_t min_end, std::size_t packed_size) {
+    if (end >= min_end) return 0;
+    const auto size = static_cast<std::size_t>(std::max<uint64_t>(min_end - end, skippable_head));
     uint8_t* frame = packed_.get() + chunk_header_bytes + packed_size;
     std::memset(frame, 0, size);
     store32(frame, ZSTD_MAGIC_SKIPPABLE_START);
@@ -200,7 +198,7 @@ class Packer {
     store32(chunk, static_cast<uint32_t>(size));
     store32(chunk + 4, 0);
     store64(chunk + 8, checksum(chunk + chunk_header_bytes, size, *end + chunk_header_bytes));
-    if (Status s = out_.file().write(*end, chunk, chunk_header_bytes + size); !s.ok()) return s;
+    RETURN_IF_ERROR(out_.file().write(*end, chunk, chunk_header_bytes + size));
     *end += chunk_header_bytes + size;
     return {};
   }
@@ -216,12 +214,12 @@ class Packer {
 };
 
 Status open_packed(const std::string& path, os::File* file, PackedHeader* header) {
-  if (Status s = os::File::open_read(path, file); !s.ok()) return s;
+  RETURN_IF_ERROR(os::File::open_read(path, file));
   uint64_t size = 0;
-  if (Status s = file->size(&size); !s.ok()) return s;
+  RETURN_IF_ERROR(file->size(&size));
   std::array<uint8_t, header_bytes> begin;
   const auto readable = static_cast<std::size_t>(std::min(size, header_bytes));
-  if (Status s = file->read(0, begin.data(), readable); !s.ok()) return s;
+  RETURN_IF_ERROR(file->read(0, begin.data(), readable));
   return PackedHeader::decode({begin.data(), readable}, size, path.c_str(), header);
 }
 
@@ -230,33 +228,32 @@ class Unpacker {
   explicit Unpacker(const Work& work) : work_(work) {}
 
   Status run() {
-    if (Status s = open(); !s.ok()) return s;
+    RETURN_IF_ERROR(open());
     uint64_t position = header_bytes, content = 0;
     for (uint64_t at = 0; at < header_.document_bytes; at += chunk_bytes) {
-      if (Status s = work_.advance(at, header_.document_bytes); !s.ok()) return s;
+      RETURN_IF_ERROR(work_.advance(at, header_.document_bytes));
       const auto size =
           static_cast<std::size_t>(std::min(chunk_bytes, header_.document_bytes - at));
-      if (Status s = read_chunk(size, &position); !s.ok()) return s;
+      RETURN_IF_ERROR(read_chunk(size, &position));
       if (position < min_packed_bytes(at + size))
         return work_.damaged(position, "it unpacks to more than 64 times its size");
       reorder(header_, at, size, split_.get(), plain_.get(), join_pages);
       content = checksum(plain_.get(), size, content);
-      if (at == 0)
-        if (Status s = begin({plain_.get(), size}); !s.ok()) return s;
+      if (at == 0) RETURN_IF_ERROR(begin({plain_.get(), size}));
       // Space is allocated as chunks arrive, so a header that claims too much reserves nothing.
-      if (Status s = out_.file().write(at, plain_.get(), size); !s.ok()) return s;
+      RETURN_IF_ERROR(out_.file().write(at, plain_.get(), size));
     }
     if (position != header_.packed_bytes)
       return work_.damaged(position, "there is more than its document");
     if (content != header_.content)
       return work_.damaged(place_content, "what it holds is not what was packed");
-    if (Status s = work_.advance(header_.document_bytes, header_.document_bytes); !s.ok()) return s;
+    RETURN_IF_ERROR(work_.advance(header_.document_bytes, header_.document_bytes));
     return out_.finish();
   }
 
  private:
   Status open() {
-    if (Status s = open_packed(work_.from, &in_, &header_); !s.ok()) return s;
+    RETURN_IF_ERROR(open_packed(work_.from, &in_, &header_));
     if (in_.is_at(work_.to)) return same_file(work_.to);
     plain_ = make_buffer<uint8_t>(chunk_bytes);
     split_ = make_buffer<uint8_t>(chunk_bytes);
@@ -271,11 +268,9 @@ class Unpacker {
   Status begin(std::span<const uint8_t> bytes) {
     const std::string document = work_.from + " (its document)";
     CacheHeader header;
-    if (Status s = CacheHeader::decode(bytes.first(format::header_bytes), header_.document_bytes,
-                                       document.c_str(), &header);
-        !s.ok())
-      return s;
-    if (Status s = header_.check_document(header, work_.from.c_str()); !s.ok()) return s;
+    RETURN_IF_ERROR(CacheHeader::decode(bytes.first(format::header_bytes), header_.document_bytes,
+                                        document.c_str(), &header));
+    RETURN_IF_ERROR(header_.check_document(header, work_.from.c_str()));
     return out_.create(work_.to);
   }
 
@@ -286,13 +281,13 @@ class Unpacker {
     std::array<uint8_t, chunk_header_bytes> head;
     if (!range_fits(begin, head.size(), header_.packed_bytes))
       return work_.damaged(begin, "a chunk is missing");
-    if (Status s = in_.read(begin, head.data(), head.size()); !s.ok()) return s;
+    RETURN_IF_ERROR(in_.read(begin, head.data(), head.size()));
     const std::size_t packed_size = load32(head.data());
     const uint64_t data = begin + head.size();
     if (packed_size > room_ || load32(head.data() + 4) != 0 ||
         !range_fits(data, packed_size, header_.packed_bytes))
       return work_.damaged(begin, "a chunk's size is impossible");
-    if (Status s = in_.read(data, packed_.get(), packed_size); !s.ok()) return s;
+    RETURN_IF_ERROR(in_.read(data, packed_.get(), packed_size));
     if (checksum(packed_.get(), packed_size, data) != load64(head.data() + 8))
       return work_.damaged(begin, "a chunk's checksum does not match");
     if (ZSTD_decompressDCtx(zstd_.get(), split_.get(), size, packed_.get(), packed_size) != size)

@@ -18,8 +18,8 @@ namespace {
 constexpr uint64_t max_bytes = uint64_t{1} << 62;  // no sum below can wrap
 constexpr uint64_t min_frame = 9;                  // the shortest zstd frame
 
-Status corrupt(const char* path, uint64_t offset, const char* what) {
-  return Status::error(Code::corrupt, "%s is damaged: %s", path, what).with_offset(offset);
+Status corrupt(const char* path, uint64_t offset, const char* reason) {
+  return Status::error(Code::corrupt, "%s is damaged: %s", path, reason).with_offset(offset);
 }
 
 unsigned long long printable(uint64_t value) { return value; }
@@ -42,7 +42,7 @@ Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const ch
     return Status::error(Code::not_a_cache, "%s is not a packed document", path).with_offset(0);
   }
   if (file_bytes < header_bytes) {
-    return Status::error(Code::corrupt, "%s is cut off after %llu bytes, within its header", path,
+    return Status::error(Code::corrupt, "%s is truncated after %llu bytes, within its header", path,
                          printable(file_bytes))
         .with_offset(file_bytes);
   }
@@ -64,7 +64,7 @@ Status check_begin(std::span<const uint8_t> begin, uint64_t file_bytes, const ch
   if (written < oldest_readable) {
     return Status::error(Code::version,
                          "%s is packed in version %u, which was written before the first release: "
-                         "read the document again",
+                         "prefill the document again",
                          path, written)
         .with_offset(place_version);
   }
@@ -144,7 +144,7 @@ void PackedHeader::encode(std::span<uint8_t, header_bytes> out) const {
 
 Status PackedHeader::decode(std::span<const uint8_t> begin, uint64_t file_bytes, const char* path,
                             PackedHeader* out) {
-  if (Status s = check_begin(begin, file_bytes, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_begin(begin, file_bytes, path));
   const uint8_t* h = begin.data();
   PackedHeader header;
   header.version = load32(h + place_version);
@@ -161,7 +161,7 @@ Status PackedHeader::decode(std::span<const uint8_t> begin, uint64_t file_bytes,
   header.format_version = load32(h + place_format_version);
   std::memcpy(header.identity.model_name, h + place_model_name, sizeof header.identity.model_name);
   header.content = load64(h + place_content);
-  if (Status s = check_sizes(header, file_bytes, path); !s.ok()) return s;
+  RETURN_IF_ERROR(check_sizes(header, file_bytes, path));
   *out = header;
   return {};
 }

@@ -30,12 +30,12 @@ const char* wrong_floats(std::span<const float> values) {
 }
 
 const char* wrong_count(uint64_t count, const SectionFacts& facts) {
-  return count <= facts.tokens ? nullptr : "counts more tokens than there are";
+  return count <= facts.tokens ? nullptr : "counts more tokens than the sequence has";
 }
 
 const char* wrong_observed(uint64_t end, uint64_t pages, const SectionFacts& facts) {
   const bool fits = end > 0 && end <= facts.tokens && pages <= end / facts.page_tokens;
-  return fits ? nullptr : "is of another sequence";
+  return fits ? nullptr : "belongs to another sequence";
 }
 
 // Pairs of a token, ascending, and its bytes. UINT64_MAX bytes end the list.
@@ -90,7 +90,7 @@ const char* wrong_section(SectionKind kind, std::span<const std::byte> bytes,
 
 const char* wrong_sketch(uint32_t built, uint32_t covered, uint32_t sealed) {
   return covered == sealed && built > 0 && built <= sealed ? nullptr
-                                                           : "is of another number of pages";
+                                                           : "has another number of pages";
 }
 
 // A block is decided when all its tokens are sealed. Undecided tokens are in the window or in the

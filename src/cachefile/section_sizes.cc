@@ -42,57 +42,57 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
   const uint64_t bases = 2 * uint64_t{page.dim} * page.sketch_dim() * sizeof(float) + block_bytes;
   const uint64_t queries =
       claim_product({heads, group, id.head_dim + 1, observed_tokens * sizeof(float)});
-  uint64_t most = 0;
+  uint64_t max_bytes = 0;
   switch (kind) {
     case SectionKind::tokens:
-      most = id.tokens * sizeof(int32_t);
+      max_bytes = id.tokens * sizeof(int32_t);
       break;
     case SectionKind::centre:
-      most = heads * row;
+      max_bytes = heads * row;
       break;
     case SectionKind::sinks:
-      most = heads * row * 2 * page.page_tokens;
+      max_bytes = heads * row * 2 * page.page_tokens;
       break;
     case SectionKind::window:
-      most = claim_product({heads, row, 2, id.tokens});
+      max_bytes = claim_product({heads, row, 2, id.tokens});
       break;
     case SectionKind::scales:
-      most = claim_product({extents, heads, page.scales_bytes()});
+      max_bytes = claim_product({extents, heads, page.scales_bytes()});
       break;
     case SectionKind::bounds:
-      most = claim_product({extents, heads, page.bounds_bytes()});
+      max_bytes = claim_product({extents, heads, page.bounds_bytes()});
       break;
     case SectionKind::logits:
-      most = uint64_t{id.vocabulary} * sizeof(float);
+      max_bytes = uint64_t{id.vocabulary} * sizeof(float);
       break;
     case SectionKind::errors:
-      most = uint64_t{id.layers} * sizeof(float);
+      max_bytes = uint64_t{id.layers} * sizeof(float);
       break;
     case SectionKind::sketch:
-      most = claim_sum({heads * bases, claim_product({extents, heads, page.sketch_bytes()})});
+      max_bytes = claim_sum({heads * bases, claim_product({extents, heads, page.sketch_bytes()})});
       break;
     case SectionKind::queries:
-      most = queries;
+      max_bytes = queries;
       break;
     case SectionKind::observed:
-      most = claim_sum({queries, observed_head_bytes});
+      max_bytes = claim_sum({queries, observed_head_bytes});
       break;
     case SectionKind::representatives:
-      most =
+      max_bytes =
           claim_sum({claim_product({heads, id.tokens / representatives_tokens, row / 2}),
                      claim_product({heads, id.tokens, sizeof(float)}), representatives_head_bytes});
       break;
     case SectionKind::hnsw:
-      most = max_index_bytes(heads, 1, id.tokens, hnsw_words);
+      max_bytes = max_index_bytes(heads, 1, id.tokens, hnsw_words);
       break;
     case SectionKind::ood:
-      most = max_index_bytes(heads, group, id.tokens, ood_words);
+      max_bytes = max_index_bytes(heads, group, id.tokens, ood_words);
       break;
     case SectionKind::ivf:
-      most = max_index_bytes(heads, 1, id.tokens, ivf_words);
+      max_bytes = max_index_bytes(heads, 1, id.tokens, ivf_words);
       break;
     case SectionKind::chain:
-      most = (1 + ceil_div(id.tokens, chain_tokens)) * sizeof(uint64_t);
+      max_bytes = (1 + ceil_div(id.tokens, chain_tokens)) * sizeof(uint64_t);
       break;
     case SectionKind::state:
     case SectionKind::statistics:
@@ -104,10 +104,10 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
     case SectionKind::pages:
     case SectionKind::recurrent:
     case SectionKind::index:
-      most = claim_product({extents, heads, PageShape::pages_bytes()});
+      max_bytes = claim_product({extents, heads, PageShape::pages_bytes()});
       break;
   }
-  return std::max(most, small_section);
+  return std::max(max_bytes, small_section);
 }
 
 Status check_section_sizes(const CacheHeader& header, const char* path, uint32_t group) {
@@ -116,14 +116,15 @@ Status check_section_sizes(const CacheHeader& header, const char* path, uint32_t
     const CacheHeader::Entry& section = header.sections[i];
     const bool known = is_known(section.kind);
     const SectionKind kind = known ? section.kind : SectionKind::pages;
-    const uint64_t most = max_section_bytes(kind, header.identity, known ? group : 0);
+    const uint64_t max_bytes = max_section_bytes(kind, header.identity, known ? group : 0);
     const uint64_t bytes = known ? section.bytes : (unknown = claim_sum({unknown, section.bytes}));
-    if (bytes <= most) continue;
+    if (bytes <= max_bytes) continue;
     return Status::error(Code::corrupt,
                          "%s is damaged: section %s has %" PRIu64 " bytes, where %" PRIu64
                          " tokens of its shape take at most "
                          "%" PRIu64,
-                         path, name_of(section.kind), section.bytes, header.identity.tokens, most)
+                         path, name_of(section.kind), section.bytes, header.identity.tokens,
+                         max_bytes)
         .with_offset(place_sections + i * entry_bytes + entry_size);
   }
   return {};

@@ -26,8 +26,9 @@ void split_pages(uint32_t page_tokens, const uint8_t* from, uint8_t* to) {
     const uint8_t* keys = from + page * page_bytes;
     uint8_t* out = to + page * half;
     for (std::size_t at = 0; at < half; at += row) {
-      const uint8_t* its = before(keys, page, at, quad_bytes);
-      for (std::size_t j = 0; j < 4; ++j) out[at + j] = static_cast<uint8_t>(keys[at + j] - its[j]);
+      const uint8_t* previous = before(keys, page, at, quad_bytes);
+      for (std::size_t j = 0; j < 4; ++j)
+        out[at + j] = static_cast<uint8_t>(keys[at + j] - previous[j]);
       for (std::size_t i = 4; i < row; ++i)
         out[at + i] = static_cast<uint8_t>(keys[at + i] - keys[at + i - 4]);
     }
@@ -41,8 +42,9 @@ void join_pages(uint32_t page_tokens, const uint8_t* from, uint8_t* to) {
     const uint8_t* in = from + page * half;
     uint8_t* keys = to + page * page_bytes;
     for (std::size_t at = 0; at < half; at += row) {
-      const uint8_t* its = before(keys, page, at, quad_bytes);
-      for (std::size_t j = 0; j < 4; ++j) keys[at + j] = static_cast<uint8_t>(in[at + j] + its[j]);
+      const uint8_t* previous = before(keys, page, at, quad_bytes);
+      for (std::size_t j = 0; j < 4; ++j)
+        keys[at + j] = static_cast<uint8_t>(in[at + j] + previous[j]);
       for (std::size_t i = 4; i < row; ++i)
         keys[at + i] = static_cast<uint8_t>(in[at + i] + keys[at + i - 4]);
     }

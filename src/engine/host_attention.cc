@@ -19,9 +19,9 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
   attention_.set_trace(c.step.trace);
   if (c.step.trace) c.step.trace->begin_step();
   const bool by_heads = gpu == GpuWork::prefill || (c.tokens() > 1 && c.store.budget().bytes == 0);
-  const auto together = gpu == GpuWork::decode ? KvStore::Together::lists
-                        : by_heads             ? KvStore::Together::heads
-                                               : KvStore::Together::nothing;
+  const auto together = gpu == GpuWork::decode ? KvStore::Overlap::lists
+                        : by_heads             ? KvStore::Overlap::heads
+                                               : KvStore::Overlap::nothing;
   RETURN_IF_ERROR(c.store.prepare_rows(c.tokens(), together, pool_, c.step.cancel));
   has_pages_ = false;
   if (gpu != GpuWork::prefill) RETURN_IF_ERROR(reserve_pages(c));

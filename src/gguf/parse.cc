@@ -197,7 +197,7 @@ Status GgufParser::read_keys() {
   }
   result_.key_order_ = order_by_name(result_.entries_);
   if (const Gguf::Entry* twice = find_duplicate(result_.entries_, result_.key_order_)) {
-    return Status::error(Code::corrupt, "key '%s' stands twice", Quoted(twice->first).text())
+    return Status::error(Code::corrupt, "key '%s' occurs twice", Quoted(twice->first).text())
         .with_offset(static_cast<uint64_t>(twice->second.bytes.data() - file_.data()));
   }
   return {};
@@ -335,7 +335,7 @@ Status GgufParser::read_tensors() {
   }
   result_.tensor_order_ = order_by_name(result_.tensors_);
   if (const GgufTensor* twice = find_duplicate(result_.tensors_, result_.tensor_order_)) {
-    return Status::error(Code::corrupt, "tensor '%s' stands twice", Quoted(twice->name).text())
+    return Status::error(Code::corrupt, "tensor '%s' occurs twice", Quoted(twice->name).text())
         .with_offset(tensor_at_[static_cast<std::size_t>(twice - result_.tensors_.data())]);
   }
   return {};
@@ -424,7 +424,7 @@ Status GgufParser::place_tensors() {
         !range_fits(offset, tensor.bytes, file_.size())) {
       return Status::error(
                  Code::corrupt,
-                 "tensor '%s' reaches past the end of the file: the file may be cut short",
+                 "tensor '%s' reaches past the end of the file: check its size",
                  Quoted(tensor.name).text())
           .with_offset(tensor_at_[i]);
     }

@@ -25,7 +25,7 @@ Fallback GpuHybridAttention::refuses(const KvStore& store, const Plan& plan, boo
                                      uint32_t n) const {
   if (n > KvMirror::max_tokens || plan.by_blocks) return Fallback::is_prefill;
   if (exact && n > 1) return Fallback::attends_everything;
-  if (plan.together && n > 1) return Fallback::query_batch;
+  if (plan.query_batch && n > 1) return Fallback::query_batch;
   if (plan.certify || plan.compare != CompareLevel::none) return Fallback::compared;
   return KvMirror::unfit(store, heads_);
 }

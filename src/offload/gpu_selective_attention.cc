@@ -46,7 +46,7 @@ Fallback GpuSelectiveAttention::refuses(const KvStore& store, const Plan& plan, 
 
 DeviceBudget GpuSelectiveAttention::budget_of(const Plan& plan, uint32_t layer) const {
   const SampleSize size = sample_size(plan.budget(first_ + layer), plan.coverage, heads_.group());
-  return {size.least, size.most, static_cast<float>(size.variance)};
+  return {size.min_quads, size.max_quads, static_cast<float>(size.variance)};
 }
 
 // After a failure release() comes next.

@@ -83,18 +83,18 @@ inline const char* error_text(int error, char* buffer, std::size_t size) {
 
 // The end of a path that is too long for a message, so that the reason after it survives.
 inline const char* shown(const std::string& path) {
-  constexpr std::size_t most = 240;
-  if (path.size() <= most) return path.c_str();
-  std::size_t begin = path.size() - most;
+  constexpr std::size_t max_shown = 240;
+  if (path.size() <= max_shown) return path.c_str();
+  std::size_t begin = path.size() - max_shown;
   while (begin < path.size() && (static_cast<unsigned char>(path[begin]) & 0xC0) == 0x80) ++begin;
   return path.c_str() + begin;
 }
 
 // "cannot <what> <path>: <reason>", from errno.
-inline Status failed(const char* what, const std::string& path, int error) {
+inline Status failed(const char* action, const std::string& path, int error) {
   char buffer[128] = {};
   const char* reason = error_text(error, buffer, sizeof buffer);
-  return Status::error(code_of(error), "cannot %s %s: %s", what, shown(path), reason)
+  return Status::error(code_of(error), "cannot %s %s: %s", action, shown(path), reason)
       .with_errno(error);
 }
 

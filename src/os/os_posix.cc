@@ -26,7 +26,7 @@
 #include "os/calls.h"
 
 #if !defined(__linux__) && !defined(__APPLE__)
-#error "os_posix.cc knows Linux and macOS; another system needs its own file beside it"
+#error "os_posix.cc supports Linux and macOS; another system needs its own file"
 #endif
 
 namespace kvasir::os {
@@ -113,16 +113,17 @@ Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
   std::size_t first = 0, skip = 0;  // the current piece, and the bytes of it that are filled
   while (left > 0) {
     while (skip == pieces[first].size) ++first, skip = 0;
-    constexpr std::size_t most = 64;  // well under IOV_MAX
-    iovec parts[most];
+    constexpr std::size_t max_parts = 64;  // well under IOV_MAX
+    iovec parts[max_parts];
     int count = 0;
-    std::size_t asked = 0;
+    std::size_t requested = 0;
     for (std::size_t i = first;
-         i < pieces.size() && count < static_cast<int>(most) && asked < max_transfer; ++i) {
+         i < pieces.size() && count < static_cast<int>(max_parts) && requested < max_transfer;
+         ++i) {
       const std::size_t done = i == first ? skip : 0;
-      const std::size_t size = std::min(pieces[i].size - done, max_transfer - asked);
+      const std::size_t size = std::min(pieces[i].size - done, max_transfer - requested);
       parts[count++] = {static_cast<char*>(pieces[i].data) + done, size};
-      asked += size;
+      requested += size;
     }
     const int failure = consult("read", path_);
     if (failure < 0) {  // a partial transfer
@@ -215,9 +216,10 @@ Status File::preallocate(uint64_t size) {
   }
   if (result == 0) return {};
   const int error = errno;
-  char what[64];
-  std::snprintf(what, sizeof what, "reserve %llu bytes for", static_cast<unsigned long long>(size));
-  return failed(what, path_, error);
+  char action[64];
+  std::snprintf(action, sizeof action, "reserve %llu bytes for",
+                static_cast<unsigned long long>(size));
+  return failed(action, path_, error);
 }
 
 static int sync_descriptor(int fd) {
@@ -260,7 +262,7 @@ Mapping::~Mapping() {
 
 Status Mapping::map(const File& file, Mapping* out) {
   uint64_t size = 0;
-  if (Status s = file.size(&size); !s.ok()) return s;
+  RETURN_IF_ERROR(file.size(&size));
   return map(file, 0, size, out);
 }
 

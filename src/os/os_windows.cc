@@ -108,7 +108,7 @@ File::~File() {
 Status File::open_read(const std::string& path, File* out) {
   File file;
   file.path_ = path;
-  if (Status s = open_plain(path, GENERIC_READ, OPEN_EXISTING, &file.fd_); !s.ok()) return s;
+  RETURN_IF_ERROR(open_plain(path, GENERIC_READ, OPEN_EXISTING, &file.fd_));
   *out = std::move(file);
   return {};
 }
@@ -183,8 +183,7 @@ Status File::open_lock(const std::string& path, File* out) {
   if (is_link(path))
     return Status::error(Code::bad_argument, "%s is a symbolic link, not a file", shown(path))
         .with_errno(EINVAL);
-  if (Status s = open_plain(path, GENERIC_READ | GENERIC_WRITE, OPEN_ALWAYS, &file.fd_); !s.ok())
-    return s;
+  RETURN_IF_ERROR(open_plain(path, GENERIC_READ | GENERIC_WRITE, OPEN_ALWAYS, &file.fd_));
   *out = std::move(file);
   return {};
 }
@@ -228,7 +227,7 @@ Status File::lock(Lock kind, bool* got) const {
 Status File::create_nameless(const std::string& folder, File* out) {
   wchar_t temporary[MAX_PATH + 2] = L"";
   if (folder.empty() && GetTempPathW(MAX_PATH + 1, temporary) == 0)
-    return Status::error(Code::io, "Windows names no folder for temporary files");
+    return Status::error(Code::io, "Windows has no folder for temporary files");
   const std::string where = folder.empty() ? narrow(temporary) : folder;
   File file;
   for (int attempt = 0; file.fd_ < 0 && attempt < 16; ++attempt) {
@@ -367,7 +366,7 @@ static int extend_file(HANDLE file, const std::string& path, uint64_t more, uint
 
 Status File::preallocate(uint64_t size) {
   uint64_t now = 0;
-  if (Status s = this->size(&now); !s.ok()) return s;
+  RETURN_IF_ERROR(this->size(&now));
   if (size <= now) return {};
   int result = -1;
   if (size > max_offset) {
@@ -379,9 +378,10 @@ Status File::preallocate(uint64_t size) {
   }
   if (result == 0) return {};
   const int error = errno;
-  char what[64];
-  std::snprintf(what, sizeof what, "reserve %llu bytes for", static_cast<unsigned long long>(size));
-  return failed(what, path_, error);
+  char action[64];
+  std::snprintf(action, sizeof action, "reserve %llu bytes for",
+                static_cast<unsigned long long>(size));
+  return failed(action, path_, error);
 }
 
 Status File::sync() {
@@ -414,7 +414,7 @@ Mapping::~Mapping() {
 
 Status Mapping::map(const File& file, Mapping* out) {
   uint64_t size = 0;
-  if (Status s = file.size(&size); !s.ok()) return s;
+  RETURN_IF_ERROR(file.size(&size));
   return map(file, 0, size, out);
 }
 

@@ -147,7 +147,7 @@ Status File::open_to_lock(const std::string& path, File* out) {
 Status File::reopen(File* out) const {
   File file;
   struct stat here, there;
-  if (Status s = open_read(path_, &file); !s.ok()) return s;
+  RETURN_IF_ERROR(open_read(path_, &file));
   if (fstat(fd_, &here) != 0 || fstat(file.fd_, &there) != 0 || here.st_dev != there.st_dev ||
       here.st_ino != there.st_ino)
     return failed("open", path_, ENOENT);
@@ -160,7 +160,7 @@ Status File::create_temporary(const std::string& target, File* out) {
     return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(target));
   struct stat info;
   if (stat(target.c_str(), &info) == 0) {  // checked before the work, not at the rename after it
-    if (Status s = require_regular(target, info); !s.ok()) return s;
+    RETURN_IF_ERROR(require_regular(target, info));
   }
   File file;
   for (int attempt = 0; attempt < create_tries; ++attempt) {
@@ -253,7 +253,7 @@ Status find_target(const std::string& path, std::string* out) {
   if (path.empty() || path.back() == '/')
     return Status::error(Code::bad_argument, "\"%s\" does not name a file", shown(path));
   std::string whole;
-  if (Status s = absolute_path(path, &whole); !s.ok()) return s;
+  RETURN_IF_ERROR(absolute_path(path, &whole));
   struct stat link, folder, file;
   if (lstat(whole.c_str(), &link) != 0 || !S_ISLNK(link.st_mode)) {
     *out = std::move(whole);
@@ -274,7 +274,7 @@ Status find_target(const std::string& path, std::string* out) {
                          "%s is a symbolic link to no file; nothing was written", shown(path))
         .with_errno(ENOENT);
   }
-  if (Status s = require_regular(path, file); !s.ok()) return s;
+  RETURN_IF_ERROR(require_regular(path, file));
   const std::unique_ptr<char, Free> leads(realpath(whole.c_str(), nullptr));
   if (!leads) return failed("follow the symbolic link", path, errno);
   *out = leads.get();

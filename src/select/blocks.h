@@ -33,14 +33,14 @@ inline void to_shares(const SelectorQuery& query, float tokens, float* scores, u
 }
 inline void add_shares(const SelectorQuery& query, float tokens, float* scores, uint32_t stride,
                        uint32_t n) {
-  constexpr uint32_t together = 16;
+  constexpr uint32_t rows_at_once = 16;
   const float log_tokens = std::log(tokens);
-  for (uint32_t first = 0; first < query.rows.rows; first += together) {
-    const uint32_t rows = std::min(together, query.rows.rows - first);
-    float m[together], *its = scores + std::size_t{first} * stride;
+  for (uint32_t first = 0; first < query.rows.rows; first += rows_at_once) {
+    const uint32_t rows = std::min(rows_at_once, query.rows.rows - first);
+    float m[rows_at_once], *row_scores = scores + std::size_t{first} * stride;
     for (uint32_t r = 0; r < rows; ++r) m[r] = query.near_m[first + r] - log_tokens;
-    query.kernels.attention_shares(its, rows, stride, n, m, query.near_l + first);
-    if (first > 0) query.kernels.add(scores, its, n);
+    query.kernels.attention_shares(row_scores, rows, stride, n, m, query.near_l + first);
+    if (first > 0) query.kernels.add(scores, row_scores, n);
   }
 }
 

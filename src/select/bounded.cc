@@ -77,9 +77,9 @@ class BoundedSelector final : public Selector {
     // no sample stands for more than ten times what a uniform sample would.
     float* shares = scratch->scores.data() + range.first;
     const uint32_t n = range.end - range.first;
-    const auto least = static_cast<float>(
+    const auto min_share = static_cast<float>(
         0.1 * query.kernels.sum_shares(shares, n, std::numeric_limits<float>::max()).below / n);
-    for (uint32_t i = 0; i < n; ++i) shares[i] = std::max(shares[i], least);
+    for (uint32_t i = 0; i < n; ++i) shares[i] = std::max(shares[i], min_share);
     sample(query, range, query.rows.rows, scratch, out);
   }
 

@@ -16,14 +16,14 @@
 
 namespace kvasir {
 
-static uint64_t count_at_least(const float* scores, uint32_t n, float least) {
+static uint64_t count_at_least(const float* scores, uint32_t n, float threshold) {
   return static_cast<uint64_t>(
-      std::count_if(scores, scores + n, [=](float s) { return s >= least; }));
+      std::count_if(scores, scores + n, [=](float s) { return s >= threshold; }));
 }
 
 uint32_t count_in_range(const SelectorQuery& query, std::size_t list, float* scores,
                         uint32_t stride, uint32_t n, SelectorScratch* scratch) {
-  const auto least = [&](std::size_t r) {  // the least score in the range of row r
+  const auto threshold_of = [&](std::size_t r) {  // the least score in the range of row r
     const float* row = scores + r * stride;
     float largest = query.near_m[r];
     for (uint32_t t = 0; t < n; ++t) largest = row[t] > largest ? row[t] : largest;
@@ -34,14 +34,14 @@ uint32_t count_in_range(const SelectorQuery& query, std::size_t list, float* sco
     scratch->chosen.assign(n, 0);
     for (uint32_t r = 0; r < query.rows.rows; ++r) {
       const float* row = scores + std::size_t{r} * stride;
-      const float asked = least(r);
-      for (uint32_t t = 0; t < n; ++t) scratch->chosen[t] |= row[t] >= asked ? 1u : 0u;
+      const float threshold = threshold_of(r);
+      for (uint32_t t = 0; t < n; ++t) scratch->chosen[t] |= row[t] >= threshold ? 1u : 0u;
     }
     add_shares(query, 1, scores, stride, n);
     for (uint32_t t = 0; t < n; ++t) scores[t] = scratch->chosen[t] ? scores[t] : -1;
     count = count_at_least(scores, n, 0);
   } else {
-    count = count_at_least(scores + list * stride, n, least(list));
+    count = count_at_least(scores + list * stride, n, threshold_of(list));
   }
   return static_cast<uint32_t>(std::min(count, query.budget_tokens));
 }

@@ -65,7 +65,7 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
     const StrategyInfo* strategy = strategy_info(options.strategy);
     if (!strategy || !strategy->has(StrategyInfo::takes_unit))
       return Status::error(Code::bad_argument,
-                           "select_tokens is %u: strategy '%s' chooses by units of its own", n,
+                           "select_tokens is %u: strategy '%s' has units of its own", n,
                            Quoted(options.strategy).text());
     if (n % block_tokens || n > max_unit)
       return Status::error(Code::bad_argument,
@@ -77,19 +77,18 @@ Status check_select_options(const SelectOptions& options, uint32_t layers, uint3
                          number_text(options.coverage).c_str());
   if (options.coverage > 0 && options.strategy != "auto" &&
       !strategy_info(options.strategy)->has(StrategyInfo::takes_coverage))
-    return Status::error(Code::bad_argument,
-                         "coverage is %s: strategy '%s' does not sample what it reads",
+    return Status::error(Code::bad_argument, "coverage is %s: strategy '%s' does not sample",
                          number_text(options.coverage).c_str(), Quoted(options.strategy).text());
   if (const StrategyInfo* info = strategy_info(options.strategy);
       options.schedule != BudgetSchedule::uniform && !(info && takes_schedule(*info)))
     return Status::error(
         Code::bad_argument,
-        "budget_schedule is '%s': strategy '%s' has no budget, or spreads it itself",
+        "budget_schedule is '%s': strategy '%s' has no budget, or divides it itself",
         name_of(options.schedule), Quoted(options.strategy).text());
   if (options.head_graphs &&
       (options.strategy == "auto" || strategy_info(options.strategy)->index != IndexKind::ood))
     return Status::error(Code::bad_argument,
-                         "head_graphs is set: strategy '%s' has no graph that is made from queries",
+                         "head_graphs is set: strategy '%s' builds no graph from queries",
                          Quoted(options.strategy).text());
   return check_filter_layers(options.filter_layers, layers);
 }

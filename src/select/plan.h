@@ -70,7 +70,7 @@ struct Plan {
   uint32_t unit_tokens = 0;    // SelectorQuery::unit_tokens; 0: the strategy's default
   float coverage = 0;          // SelectorQuery::coverage
   bool certify = false;        // ReadCounts::certificate
-  bool together = false;       // the tokens of a step select as one (of a question)
+  bool query_batch = false;    // the tokens of a step select as one (of a question)
   bool by_blocks = false;      // neighbouring queries of a step select as one (sparse prefill)
   uint64_t recent_tokens = 0;  // sealed tokens before the step that sparse prefill always attends
   uint32_t search_breadth = 0;

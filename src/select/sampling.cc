@@ -29,21 +29,21 @@ SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t heads) {
 
 float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n,
                        const SampleSize& size) {
-  if (n <= size.least) return 0;
+  if (n <= size.min_quads) return 0;
   // quads without a share are not read
   constexpr double lowest = std::numeric_limits<float>::min();
   const auto sums_at = [&](double t) {
     return kernels.sum_shares(shares, n, static_cast<float>(t));
   };
   const ShareSums all = sums_at(std::numeric_limits<float>::max());
-  if (!(all.below > 0) || size.most == 0) return std::numeric_limits<float>::max();
+  if (!(all.below > 0) || size.max_quads == 0) return std::numeric_limits<float>::max();
   // The variance is convex and piecewise linear in t. From the right, each tangent meets the target
   // closer to the solution.
   double t = (size.variance + all.squares) / all.below;
   ShareSums at = sums_at(t);
   const auto expected = [&] { return at.at_least + (t > 0 ? at.below / t : 0); };
   // A lower threshold reads more.
-  for (int i = 0; i < max_steps && at.below > 0 && expected() <= size.most; ++i) {
+  for (int i = 0; i < max_steps && at.below > 0 && expected() <= size.max_quads; ++i) {
     const double next = (size.variance + at.squares) / at.below;
     const bool last = next * near_enough >= t;
     t = next;
@@ -51,9 +51,10 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n,
     at = sums_at(t);
   }
   const double found = expected();
-  if (found >= size.least && found <= size.most) return static_cast<float>(std::max(t, lowest));
+  if (found >= size.min_quads && found <= size.max_quads)
+    return static_cast<float>(std::max(t, lowest));
   // The number of quads is concave in 1 / t; its target is found in the same way.
-  const double count = found > size.most ? size.most : size.least;
+  const double count = found > size.max_quads ? size.max_quads : size.min_quads;
   t = all.below / count;
   for (int i = 0; i < max_steps; ++i) {
     at = sums_at(t);

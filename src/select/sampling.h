@@ -28,7 +28,7 @@ namespace kvasir {
 // The expected number of quads: the fewest, from min_quads on, whose variance is at most
 // `variance`; max_quads where no number is enough.
 struct SampleSize {
-  uint32_t least, most;
+  uint32_t min_quads, max_quads;
   double variance;
 };
 // From the budget and, where there is one, the coverage: a standard error of 1 - coverage, for a

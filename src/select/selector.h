@@ -71,7 +71,7 @@ struct SelectorQuery {
   // Blocks of a mapped file are verified, and paged in, at their first use. Threads that begin at
   // different extents share that work.
   uint32_t first_extent = 0;
-  // Of select_together(); once it has fired, the selection is meaningless.
+  // Of select_for_rows(); once it has fired, the selection is meaningless.
   const CancelLatch* cancel = nullptr;
 };
 
@@ -187,9 +187,9 @@ class Selector {
   }
   // One list for the rows of many tokens (StrategyInfo::reads_blocks), by the sum of their shares
   // of attention. `rows` rows are scored at a time.
-  void select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch,
+  void select_for_rows(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch,
                        Selection* out) const;
-  // select_together() in parts: the sums of some rows, [blocks or quads], and the selection by the
+  // select_for_rows() in parts: the sums of some rows, [blocks or quads], and the selection by the
   // sums of all query.rows.rows rows.
   Scanned sum_shares(const SelectorQuery& query, SelectorScratch* scratch,
                      Array<float>* sums) const;
@@ -229,8 +229,8 @@ struct StrategyInfo {
   static constexpr uint32_t reads_blocks = 256;  // usable for sparse prefill: Plan::by_blocks
   // A GPU implements it too: offload/gpu_selective_attention.h.
   static constexpr uint32_t on_device = 4096;
-  // The tokens of a question may select as one: Plan::together.
-  static constexpr uint32_t asks_together = 8192;
+  // The tokens of a question may select as one: Plan::query_batch.
+  static constexpr uint32_t batches_queries = 8192;
   // Uses SelectorQuery::near_m and near_l; null for others.
   static constexpr uint32_t compares_near = 16384;
   // Uses Selector::scan(), once for the queries of several tokens.

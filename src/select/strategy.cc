@@ -23,7 +23,7 @@ constexpr StrategyInfo strategies[] = {
     {"bounded", 0, 0.01, 512, make_bounded_selector,
      StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples |
          StrategyInfo::takes_coverage | StrategyInfo::scans | StrategyInfo::reads_blocks |
-         StrategyInfo::asks_together | StrategyInfo::on_device | StrategyInfo::compares_near},
+         StrategyInfo::batches_queries | StrategyInfo::on_device | StrategyInfo::compares_near},
     {"hnsw", 0, 0.02, 512, make_hnsw_selector,
      StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::hnsw},
     {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near,
@@ -52,7 +52,7 @@ std::string strategy_names() {
   return names;
 }
 
-void Selector::select_together(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch,
+void Selector::select_for_rows(const SelectorQuery& query, uint32_t rows, SelectorScratch* scratch,
                                Selection* out) const {
   Scanned all;
   SelectorQuery part = query;

@@ -232,7 +232,7 @@ Status ExternalStore::begin_step(uint32_t tokens) {
                          asked->name.data());
   if (complete()) commit();
   plan_step(tokens);
-  RETURN_IF_ERROR(store_.prepare(tokens, KvStore::Together::nothing, pool_.get()));
+  RETURN_IF_ERROR(store_.prepare(tokens, KvStore::Overlap::nothing, pool_.get()));
   committed_ = false;
   chosen_by_ = no_layer;
   step_tokens_ = tokens;

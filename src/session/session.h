@@ -211,7 +211,7 @@ class Session {
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);
   Plan next_plan() const;
-  static bool asks_together(const ForwardStep& step);
+  static bool batches_queries(const ForwardStep& step);
   Status refresh_logits(const Cancel* cancel);
   RecentQueries* recorded_queries() {
     return options_.full_precision ? nullptr : &sequence_.queries;

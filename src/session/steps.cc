@@ -74,7 +74,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
     RETURN_IF_ERROR(prepare_strategy(request.cancel, nullptr));
     RETURN_IF_ERROR(choose_once(request.cancel));
     plan_step(step);
-    step->plan.together = asks_together(*step);
+    step->plan.query_batch = batches_queries(*step);
   }
   if (probes) probe_.plan(options_.select, &sequence_, step, errors);
   if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
@@ -102,9 +102,9 @@ Status Session::append_token(Token token, const Cancel* cancel) {
 }
 
 // Not where each token's own choice is looked at.
-bool Session::asks_together(const ForwardStep& step) {
+bool Session::batches_queries(const ForwardStep& step) {
   const Plan& plan = step.plan;
-  return step.tokens.size() > 1 && plan.strategy->has(StrategyInfo::asks_together) &&
+  return step.tokens.size() > 1 && plan.strategy->has(StrategyInfo::batches_queries) &&
          plan.share_heads && !plan.certify && !step.trace && plan.compare == CompareLevel::none;
 }
 

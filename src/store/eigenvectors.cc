@@ -50,8 +50,8 @@ struct Rotation {
 }
 
 // a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T. Row k of a keeps v_k behind
-// the diagonal. T has the diagonal, and off-diagonal elements beside[i] at (i, i + 1).
-void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, float* beta) {
+// the diagonal. T has the diagonal, and off-diagonal elements off_diagonal[i] at (i, i + 1).
+void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* off_diagonal, float* beta) {
   std::vector<float> p(n);
   double trace = 0;
   for (uint32_t k = 0; k < n; ++k) trace += std::fabs(static_cast<double>(a[k * n + k]));
@@ -66,11 +66,11 @@ void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, fl
     const double rest = static_cast<double>(dot(v + 1, v + 1, size - 1)),
                  first = static_cast<double>(v[0]);
     beta[k] = 0;
-    beside[k] = first;
+    off_diagonal[k] = first;
     if (!(rest > nothing)) continue;
     const double norm =
         first > 0 ? -std::sqrt(first * first + rest) : std::sqrt(first * first + rest);
-    beside[k] = norm;
+    off_diagonal[k] = norm;
     v[0] = static_cast<float>(first - norm);
     beta[k] =
         static_cast<float>(2 / (static_cast<double>(v[0]) * static_cast<double>(v[0]) + rest));
@@ -87,27 +87,27 @@ void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* beside, fl
 
 // Implicit QL steps. They leave the eigenvalues in the diagonal. T = G_0 G_1 ... D ... G_1^T G_0^T
 // for the returned rotations.
-std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* beside) {
+std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* off_diagonal) {
   std::vector<Rotation> rotations;
   rotations.reserve(std::size_t{n} * n);
-  const double least =
+  const double negligible_size =
       negligible * std::accumulate(diagonal, diagonal + n, 0.0,
                                    [](double sum, double x) { return sum + std::fabs(x); });
   for (uint32_t first = 0; first + 1 < n; ++first)
     for (uint32_t step = 0; step < max_steps; ++step) {
       uint32_t last = first;
-      while (last + 1 < n && std::fabs(beside[last]) > least) ++last;
+      while (last + 1 < n && std::fabs(off_diagonal[last]) > negligible_size) ++last;
       if (last == first) break;
-      const double half = (diagonal[first + 1] - diagonal[first]) / (2 * beside[first]),
+      const double half = (diagonal[first + 1] - diagonal[first]) / (2 * off_diagonal[first]),
                    root = std::sqrt(half * half + 1);
       double g = diagonal[last] - diagonal[first] +
-                 beside[first] / (half + (half < 0 ? -root : root)),
+                 off_diagonal[first] / (half + (half < 0 ? -root : root)),
              s = 1, c = 1, p = 0, r = 1;
       uint32_t i = last;
       while (i > first && r > 0) {
         --i;
-        const double f = s * beside[i], b = c * beside[i];
-        beside[i + 1] = r = std::sqrt(f * f + g * g);
+        const double f = s * off_diagonal[i], b = c * off_diagonal[i];
+        off_diagonal[i + 1] = r = std::sqrt(f * f + g * g);
         if (!(r > 0)) {
           diagonal[i + 1] -= p;
           break;
@@ -119,10 +119,10 @@ std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* beside
         g = c * t - b;
         rotations.push_back({i, static_cast<float>(c), static_cast<float>(s)});
       }
-      beside[last] = 0;
+      off_diagonal[last] = 0;
       if (!(r > 0)) continue;
       diagonal[first] -= p;
-      beside[first] = g;
+      off_diagonal[first] = g;
     }
   return rotations;
 }
@@ -131,10 +131,10 @@ std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* beside
 
 void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m,
                           std::vector<float>* vectors, std::vector<double>* values) {
-  std::vector<double> diagonal(n), beside(n);
+  std::vector<double> diagonal(n), off_diagonal(n);
   std::vector<float> beta(n), shares(m);
-  make_tridiagonal(a->data(), n, diagonal.data(), beside.data(), beta.data());
-  const std::vector<Rotation> rotations = make_diagonal(n, diagonal.data(), beside.data());
+  make_tridiagonal(a->data(), n, diagonal.data(), off_diagonal.data(), beta.data());
+  const std::vector<Rotation> rotations = make_diagonal(n, diagonal.data(), off_diagonal.data());
   vectors->assign(std::size_t{n} * m, 0.0f);
   values->resize(m);
   float* u = vectors->data();

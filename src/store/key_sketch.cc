@@ -71,13 +71,14 @@ struct Workspace {
 // A and B of one head, [n][m], from the second moments of its keys and queries; see key_sketch.h.
 void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, float* key_basis,
                 float* query_basis) {
-  const double asked = trace_of(w->queries, n), there = trace_of(w->keys, n),
-               known = asked > 0 ? known_queries : 0;
+  const double query_trace = trace_of(w->queries, n), key_trace = trace_of(w->keys, n),
+               known = query_trace > 0 ? known_queries : 0;
   for (uint32_t i = 0; i < n; ++i)
     for (uint32_t j = 0; j < n; ++j) {
       double& q = w->queries[i * n + j];
-      q = (known > 0 ? known * q * n / asked : 0) + (i == j ? 1 - known : 0);
-      w->scaled[i * n + j] = there > 0 ? static_cast<float>(w->keys[i * n + j] * n / there) : 0;
+      q = (known > 0 ? known * q * n / query_trace : 0) + (i == j ? 1 - known : 0);
+      w->scaled[i * n + j] =
+          key_trace > 0 ? static_cast<float>(w->keys[i * n + j] * n / key_trace) : 0;
     }
   factor(w->queries, n);
   const Square& l = w->queries;
@@ -197,7 +198,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   });
   if (!intact) return pages.damaged();
   if (latch.fired())
-    return Status::error(Code::cancelled, "cancelled; the sketch of the keys is as it was");
+    return Status::error(Code::cancelled, "cancelled; the sketch of the keys is unchanged");
   bases_ = std::move(bases);
   basis_stamp_ = new_stamp();
   extents_ = std::move(extents);
@@ -278,8 +279,7 @@ Status KeySketch::copy(uint32_t e, uint32_t first, uint32_t heads, std::byte* to
 }
 
 Status KeySketch::damaged() const {
-  if (file_)
-    if (Status s = file_->failure(); !s.ok()) return s;
+  if (file_) RETURN_IF_ERROR(file_->failure());
   return Status::error(Code::internal, "a sketch was reported as damaged and is not");
 }
 
@@ -304,7 +304,7 @@ Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& w
       std::copy_n(bases_->floats.get(), bases_->size, reinterpret_cast<float*>(head.data()));
   const uint32_t counts[] = {built_pages_, pages_};
   std::memcpy(floats, counts, sizeof counts);
-  if (Status s = write(head.data(), head.size()); !s.ok()) return s;
+  RETURN_IF_ERROR(write(head.data(), head.size()));
   Array<int8_t> last;
   // A failed step may have made room for more.
   for (std::size_t e = 0; e < ceil_div(pages_, extent_pages); ++e) {
@@ -317,14 +317,14 @@ Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& w
       for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p)
         clear_page(shape_, p, last.data());
     }
-    if (Status s = write(whole ? extents_[e].data : last.data(), extent_bytes()); !s.ok()) return s;
+    RETURN_IF_ERROR(write(whole ? extents_[e].data : last.data(), extent_bytes()));
   }
   return {};
 }
 
 const char* KeySketch::wrong(uint32_t pages) const {
   if (!built()) return nullptr;
-  if (const char* what = wrong_sketch(built_pages_, pages_, pages)) return what;
+  if (const char* reason = wrong_sketch(built_pages_, pages_, pages)) return reason;
   return wrong_floats({bases_->floats.get(), bases_->size});
 }
 
@@ -333,9 +333,9 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   KeySketch sketch(shape);
   const CacheFile::Section* section = file->find(SectionKind::sketch);
   if (!section || section->bytes == 0) return {};
-  const auto corrupt = [&](const char* what) {
+  const auto corrupt = [&](const char* reason) {
     return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded",
-                         file->path().c_str(), what);
+                         file->path().c_str(), reason);
   };
   const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
   if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes())
@@ -343,15 +343,11 @@ Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   const uint64_t bytes = sketch.basis_bytes();
   auto bases = std::make_shared<Bases>(static_cast<std::size_t>(bytes / sizeof(float)));
   os::prefer_huge_pages(bases->floats.get(), static_cast<std::size_t>(bytes));
-  if (Status s = copy_floats(*file, *section, 0, 1, bases->size, pool, cancel,
-                             [&](uint64_t) { return bases->floats.get(); });
-      !s.ok())
-    return s;
+  RETURN_IF_ERROR(copy_floats(*file, *section, 0, 1, bases->size, pool, cancel,
+                              [&](uint64_t) { return bases->floats.get(); }));
   uint32_t counts[2];
-  if (Status s = file->copy(*section, bytes, sizeof counts, reinterpret_cast<std::byte*>(counts));
-      !s.ok())
-    return s;
-  if (const char* what = wrong_sketch(counts[0], counts[1], pages)) return corrupt(what);
+  RETURN_IF_ERROR(file->copy(*section, bytes, sizeof counts, reinterpret_cast<std::byte*>(counts)));
+  if (const char* reason = wrong_sketch(counts[0], counts[1], pages)) return corrupt(reason);
   sketch.bases_ = std::move(bases);
   sketch.basis_stamp_ = new_stamp();
   sketch.built_pages_ = counts[0];

@@ -94,7 +94,7 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
   run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
     if (!latch.fired()) std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim);
   });
-  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
   window_ = std::move(own);
   capacity_ = capacity;
   first_row_ = 0;
@@ -129,13 +129,13 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
 
 Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) const {
   step = std::max(step, budget_.step_tokens);
-  const uint64_t least = min_bytes(tokens, step) + more;
-  if (budget_.bytes == 0 || least <= budget_.bytes) return {};
+  const uint64_t min_bytes_needed = min_bytes(tokens, step) + more;
+  if (budget_.bytes == 0 || min_bytes_needed <= budget_.bytes) return {};
   return Status::error(Code::limit,
                        "memory_limit is %" PRIu64 " bytes: of %" PRIu64
                        " tokens, in steps of up to %u, window, summaries, indexes and "
                        "the pages of a step alone take %" PRIu64,
-                       budget_.bytes, tokens, step, least);
+                       budget_.bytes, tokens, step, min_bytes_needed);
 }
 
 Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens, const Cancel* cancel) {
@@ -149,7 +149,7 @@ Status KvStore::set_budget(const MemoryBudget& budget, uint64_t tokens, const Ca
 Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step,
                                    const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
-  if (Status s = check_budget(tokens, more, step); !s.ok()) return s;
+  RETURN_IF_ERROR(check_budget(tokens, more, step));
   const uint64_t room =
       budget_.bytes - min_bytes(tokens, std::max(step, budget_.step_tokens)) - more;
   const uint64_t for_slabs = pages_.file_pages_bytes() > 0 ? room / 4 : room;
@@ -159,9 +159,7 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
   const uint64_t full = pages_.full_private_bytes();
   const bool spills = full > 0 && full + coming > for_slabs;
   const uint64_t kept = std::min(room / 8, for_slabs - std::min(for_slabs, coming));
-  if (spills)
-    if (Status s = pages_.spill(budget_.spill_folder, budget_.reaper, kept, cancel); !s.ok())
-      return s;
+  if (spills) RETURN_IF_ERROR(pages_.spill(budget_.spill_folder, budget_.reaper, kept, cancel));
   const uint64_t limit = room - room / 4;
   if (spills || cache_limit_ == PageCache::by_itself || limit < cache_limit_ ||
       limit / 2 > cache_limit_) {
@@ -178,20 +176,19 @@ Status KvStore::keep_within_budget(uint64_t tokens, uint64_t more, uint32_t step
 
 Status KvStore::shrink(const Cancel* cancel) {
   if (budget_.bytes == 0) return {};
-  if (Status s = pages_.spill(budget_.spill_folder, budget_.reaper, 0, cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(pages_.spill(budget_.spill_folder, budget_.reaper, 0, cancel));
   cache_limit_ = PageCache::by_itself;
   pages_.set_cache_limit(0);
   return {};
 }
 
-Status KvStore::prepare(uint32_t n, Together together, ThreadPool* pool) {
-  if (Status s = prepare_rows(n, together, pool); !s.ok()) return s;
+Status KvStore::prepare(uint32_t n, Overlap overlap, ThreadPool* pool) {
+  RETURN_IF_ERROR(prepare_rows(n, overlap, pool));
   return prepare_pages(n, pool);
 }
 
-Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
-                             const Cancel* cancel) {
-  if (Status s = keep_within_budget(tokens() + n, 0, n, cancel); !s.ok()) return s;
+Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, const Cancel* cancel) {
+  RETURN_IF_ERROR(keep_within_budget(tokens() + n, 0, n, cancel));
   // All steps of a prefill but the first follow a window; the first makes the room for it, and not
   // for more than the step has.
   const bool text = n > capacity_step && window_tokens_ != keep_all;
@@ -199,11 +196,10 @@ Status KvStore::prepare_rows(uint32_t n, Together together, ThreadPool* pool,
   const uint32_t kept =
       text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0;
   const bool alters = sealed > 0 && centre_.empty();
-  if (Status s = own_window(std::max(window_count_, kept) + n, alters, pool, cancel); !s.ok())
-    return s;
+  RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + n, alters, pool, cancel));
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
-  return representatives_.prepare(n, pages_.pages() + sealed, pages_, together);
+  return representatives_.prepare(n, pages_.pages() + sealed, pages_, overlap);
 }
 
 Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel) {
@@ -218,7 +214,7 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel
     sinks_ = std::move(clear);
   }
   centre_.reserve(shape().heads_total() * dim);
-  if (Status s = pages_.reserve(pages_.pages() + sealed, pool, cancel); !s.ok()) return s;
+  RETURN_IF_ERROR(pages_.reserve(pages_.pages() + sealed, pool, cancel));
   return sketch_.reserve(pages_.pages() + sealed);
 }
 
@@ -313,12 +309,12 @@ void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
 void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t sealed = pages_after(window_count_ + n), heads = shape().kv_heads;
   if (sealed == 0 || centre_.empty()) return;
-  constexpr uint32_t together = 4;  // pages per task
-  const auto tasks = static_cast<uint32_t>(ceil_div(sealed, together));
+  constexpr uint32_t task_pages = 4;  // pages per task
+  const auto tasks = static_cast<uint32_t>(ceil_div(sealed, task_pages));
   const std::size_t page = std::size_t{shape().page.page_tokens} * shape().page.dim;
   pool->run(heads * tasks, [&](uint32_t task, uint32_t) {
-    const uint32_t h = task % heads, first = task / heads * together;
-    for (uint32_t p = first; p < std::min(sealed, first + together); ++p)
+    const uint32_t h = task % heads, first = task / heads * task_pages;
+    for (uint32_t p = first; p < std::min(sealed, first + task_pages); ++p)
       pages_.seal(kernels, layer, h, pages_.pages() + p, window_row(layer, h, 0, 0) + p * page,
                   window_row(layer, h, 1, 0) + p * page);
   });
@@ -386,7 +382,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
   KvStore shorter(shape(), window_tokens_);
   shorter.centre_ = centre_;
   shorter.sinks_ = sinks_;
-  if (Status s = shorter.own_window(reopened + kept); !s.ok()) return s;
+  RETURN_IF_ERROR(shorter.own_window(reopened + kept));
   for (uint32_t l = 0; l < shape().layers; ++l) {
     for (uint32_t h = 0; h < shape().kv_heads; ++h) {
       for (uint32_t p = first; p < end; ++p) {
@@ -465,8 +461,7 @@ std::size_t KvStore::window_size() const {
 
 Status KvStore::write_window(const std::function<Status(const void*, std::size_t)>& write) const {
   const std::size_t size = std::size_t{window_count_} * shape().page.dim * sizeof(float);
-  for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-    if (Status s = write(plane(i), size); !s.ok()) return s;
+  for (uint32_t i = 0; i < shape().heads_total() * 2; ++i) RETURN_IF_ERROR(write(plane(i), size));
   return {};
 }
 

@@ -111,12 +111,12 @@ class KvStore {
 
   // Makes room for n more tokens and for the pages that commit() seals. Throws std::bad_alloc, or
   // returns Code::corrupt (a damaged page of a mapped file would have to be copied); the store is
-  // unchanged. together: the calls of observe() that may overlap; pool: as for
+  // unchanged. overlap: the calls of observe() that may overlap; pool: as for
   // PageStore::reserve().
-  using Together = Representatives::Together;
-  Status prepare(uint32_t n, Together together = Together::nothing, ThreadPool* pool = nullptr);
+  using Overlap = Representatives::Overlap;
+  Status prepare(uint32_t n, Overlap overlap = Overlap::nothing, ThreadPool* pool = nullptr);
   // prepare() in two parts: the needs of write() and observe(), then those of seal() and commit().
-  Status prepare_rows(uint32_t n, Together together, ThreadPool* pool,
+  Status prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool,
                       const Cancel* cancel = nullptr);
   Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
   // Writes the step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim],

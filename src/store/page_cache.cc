@@ -93,10 +93,10 @@ struct PageCache::Room {
   // while slots are left and pages are to be kept.
   void look_up(uint32_t head, std::span<const uint32_t> numbers, bool keeps, PageRef* refs,
                Array<uint32_t>* held, Array<PageHold::Missing>* missing) {
-    const uint32_t* const its = slot_of.data() + head * pages;
+    const uint32_t* const head_slots = slot_of.data() + head * pages;
     const std::lock_guard lock(mutex);
     for (uint32_t i = 0; i < numbers.size(); ++i) {
-      const uint32_t there = its[numbers[i]];
+      const uint32_t there = head_slots[numbers[i]];
       if (there == 0) {
         missing->push_back({i, no_slot});
         continue;
@@ -223,9 +223,9 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
   const auto without = std::count_if(missing.begin(), missing.end(),
                                      [](const PageHold::Missing& m) { return m.slot == no_slot; });
   const std::size_t scales = scale_bytes_ / sizeof(uint16_t);
-  hold->make_room_beside(static_cast<std::size_t>(without), scales);
-  int8_t* beside = hold->beside_.get();
-  uint16_t* scales_beside = hold->scales_beside_.get();
+  hold->make_own_room(static_cast<std::size_t>(without), scales);
+  int8_t* own_pages = hold->own_pages_.get();
+  uint16_t* own_scales = hold->own_scales_.get();
   const auto block_of = [&](std::size_t i) { return page_of(head, numbers[missing[i].index]); };
   for (std::size_t i = 0; i < missing.size();) {
     std::byte* to[extent_pages];
@@ -234,15 +234,15 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
     do {
       PageRef* ref = &refs[missing[i].index];
       if (missing[i].slot == no_slot) {
-        ref->data = std::exchange(beside, beside + page_bytes);
-        if (scales) ref->scales = std::exchange(scales_beside, scales_beside + scales);
+        ref->data = std::exchange(own_pages, own_pages + page_bytes);
+        if (scales) ref->scales = std::exchange(own_scales, own_scales + scales);
       } else {
         hold->room_->point(ref, missing[i].slot);
       }
       to[count++] = reinterpret_cast<std::byte*>(const_cast<int8_t*>(ref->data));
       ++i;
     } while (i < missing.size() && count < extent_pages && block_of(i) == first + count);
-    if (Status s = source_->read(first, {to, count}); !s.ok()) return s;
+    RETURN_IF_ERROR(source_->read(first, {to, count}));
   }
   return {};
 }
@@ -265,7 +265,7 @@ Status PageCache::read_scales(uint32_t head, std::span<const uint32_t> numbers, 
     const uint64_t offset = page_of(head, numbers[m.index]) * scale_bytes_;
     if (offset / sizeof block != there) {
       there = offset / sizeof block;
-      if (Status s = source_->read_scales(there, block); !s.ok()) return s;
+      RETURN_IF_ERROR(source_->read_scales(there, block));
     }
     std::memcpy(const_cast<uint16_t*>(refs[m.index].scales), block + offset % sizeof block,
                 scale_bytes_);
@@ -305,13 +305,13 @@ void PageHold::release() {
 }
 
 // Frees the old memory first, so that the two never exist at once.
-void PageHold::make_room_beside(std::size_t pages, std::size_t scales) {
-  if (pages <= room_beside_) return;
-  room_beside_ = 0;
-  beside_.reset(), scales_beside_.reset();
-  beside_ = make_buffer<int8_t>(pages * page_bytes);
-  scales_beside_ = make_buffer<uint16_t>(pages * scales);
-  room_beside_ = pages;
+void PageHold::make_own_room(std::size_t pages, std::size_t scales) {
+  if (pages <= own_room_) return;
+  own_room_ = 0;
+  own_pages_.reset(), own_scales_.reset();
+  own_pages_ = make_buffer<int8_t>(pages * page_bytes);
+  own_scales_ = make_buffer<uint16_t>(pages * scales);
+  own_room_ = pages;
 }
 
 }  // namespace kvasir

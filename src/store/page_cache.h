@@ -133,16 +133,16 @@ class PageHold {
     uint32_t slot;
   };
   void begin(std::shared_ptr<PageCache::Room> room, std::size_t pages);
-  void make_room_beside(std::size_t pages, std::size_t scales);
+  void make_own_room(std::size_t pages, std::size_t scales);
   std::shared_ptr<PageCache::Room> room_;
   Array<uint32_t> slots_;   // pinned
   Array<Missing> missing_;  // during a read
   bool keeps_;
   const uint16_t* scales_ = nullptr;
   std::size_t scales_stride_ = 0;
-  std::size_t room_beside_ = 0;     // pages of room in beside_
-  Buffer<int8_t> beside_;           // pages without a slot
-  Buffer<uint16_t> scales_beside_;  // their scales
+  std::size_t own_room_ = 0;     // pages of room in own_pages_
+  Buffer<int8_t> own_pages_;     // pages without a slot
+  Buffer<uint16_t> own_scales_;  // their scales
 };
 
 }  // namespace kvasir

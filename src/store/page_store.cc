@@ -8,8 +8,8 @@
 #include "backend/first_failure.h"
 #include "backend/parallel_chunks.h"
 #include "base/checked.h"
-#include "base/stamp.h"
 #include "os/os.h"
+#include "store/page_slab.h"
 
 namespace kvasir {
 
@@ -18,74 +18,6 @@ using format::SectionKind;
 std::size_t StoreShape::extent_bytes() const {
   return PageShape::pages_bytes() + page.scales_bytes() + page.bounds_bytes();
 }
-
-// The arrays of extent e for every layer and head: [layers][kv_heads][the extent's array].
-struct PageStore::Slab {
-  std::atomic<uint32_t> references{1};
-  std::atomic<uint32_t> kept{0};  // references that a Lasting holds
-  const int8_t* pages = nullptr;
-  const uint16_t* scales = nullptr;
-  const int8_t* bounds = nullptr;
-  void* memory = nullptr;                 // private: owned
-  std::shared_ptr<const CacheFile> file;  // mapped
-  std::shared_ptr<SpillFile> spill;       // spilled
-  os::Mapping mapping;                    // spilled: its pages
-  uint32_t index = 0;                     // number of the extent in either file
-
-  ~Slab() {
-    deallocate_pages(memory);
-    if (spill) spill->discard(index);
-  }
-  const void* array(SectionKind kind) const {
-    return kind == SectionKind::pages    ? static_cast<const void*>(pages)
-           : kind == SectionKind::scales ? static_cast<const void*>(scales)
-                                         : static_cast<const void*>(bounds);
-  }
-};
-
-// A counted reference. unique() acquires the writes that other owners made before they released it,
-// so that writing is safe. The stamp is here and not in the slab, because every token compares all
-// stamps; a slab changes only when it has one reference.
-class PageStore::SlabRef {
- public:
-  explicit SlabRef(Slab* slab) : slab_(slab) {}
-  SlabRef(const SlabRef& other) : slab_(other.slab_), stamp_(other.stamp_) {
-    if (slab_) slab_->references.fetch_add(1, std::memory_order_relaxed);
-  }
-  SlabRef(SlabRef&& other) noexcept
-      : slab_(std::exchange(other.slab_, nullptr)), stamp_(other.stamp_) {}
-  SlabRef& operator=(SlabRef other) noexcept {
-    std::swap(slab_, other.slab_);
-    stamp_ = other.stamp_;
-    return *this;
-  }
-  ~SlabRef() {
-    if (slab_ && slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete slab_;
-  }
-  // For a slab without other references. Afterwards its pages are in the file.
-  Status spill(const std::shared_ptr<SpillFile>& file, const int8_t* pages) {
-    if (Status s = file->append(pages, &slab_->index); !s.ok()) return s;
-    slab_->spill = file;
-    if (Status s = file->map(slab_->index, &slab_->mapping); !s.ok()) return s;
-    slab_->pages = reinterpret_cast<const int8_t*>(slab_->mapping.data());
-    return {};
-  }
-  void touch() { stamp_ = new_stamp(); }
-  uint64_t stamp() const { return stamp_; }
-  void keep(int more) {
-    slab_->kept.fetch_add(static_cast<uint32_t>(more), std::memory_order_acq_rel);
-  }
-  const Slab& operator*() const { return *slab_; }
-  const Slab* operator->() const { return slab_; }
-  bool is_private() const { return slab_->memory && !slab_->spill; }
-  bool writable() const {
-    return is_private() && slab_->references.load(std::memory_order_acquire) == 1;
-  }
-
- private:
-  Slab* slab_;
-  uint64_t stamp_ = new_stamp();  // PageStore::stamp()
-};
 
 PageStore::PageStore(const StoreShape& shape) : shape_(shape) {}
 PageStore::PageStore(const PageStore& other) = default;
@@ -211,7 +143,7 @@ Status PageStore::write(SectionKind kind,
       std::memcpy(array.data(), static_cast<const std::byte*>(data) + head * bytes, bytes);
       for (uint32_t p = pages_ % extent_pages; p < extent_pages; ++p)
         clear_page(shape_.page, kind, p, array.data());
-      if (Status s = write(array.data(), bytes); !s.ok()) return s;
+      RETURN_IF_ERROR(write(array.data(), bytes));
     }
   }
   return {};
@@ -253,8 +185,7 @@ Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t>
     refs[i].scales = at.scales;
   }
   const uint32_t at = layer * shape_.kv_heads + head;
-  if (mapped)
-    if (Status s = cache_->fetch(at, numbers.first(mapped), refs, &hold->mapped); !s.ok()) return s;
+  if (mapped) RETURN_IF_ERROR(cache_->fetch(at, numbers.first(mapped), refs, &hold->mapped));
   if (in_files == mapped) return {};
   Array<uint32_t>& there = hold->numbers;
   there.clear();
@@ -275,10 +206,8 @@ Status PageStore::read_scales(uint32_t layer, uint32_t first, uint32_t end, uint
   for (uint32_t e = first; e < end; ++e) {
     const Slab& slab = *slabs_[e];
     const uint64_t at = (uint64_t{slab.index} * shape_.layers + layer) * bytes;
-    if (Status s = slab.file->copy(*mapped_scales_, at, bytes,
-                                   reinterpret_cast<std::byte*>(to + e * layer_scales()));
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(slab.file->copy(*mapped_scales_, at, bytes,
+                                    reinterpret_cast<std::byte*>(to + e * layer_scales())));
   }
   return {};
 }
@@ -305,7 +234,7 @@ Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::Fil
   uint64_t left = full_private_bytes();
   if (left > keep && !spill_) {
     std::shared_ptr<SpillFile> file;
-    if (Status s = SpillFile::create(folder, pages_bytes(), reaper, &file); !s.ok()) return s;
+    RETURN_IF_ERROR(SpillFile::create(folder, pages_bytes(), reaper, &file));
     // Exists whenever the file does.
     spilled_ = std::make_shared<PageCache>(file, shape_.heads_total());
     spill_ = std::move(file);
@@ -313,13 +242,13 @@ Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::Fil
   for (uint32_t e = 0; e < pages_ / extent_pages && left > keep; ++e) {
     if (!slabs_[e].is_private()) continue;
     if (is_cancelled(cancel))
-      return Status::error(Code::cancelled, "cancelled; what was spilled stays spilled");
+      return Status::error(Code::cancelled, "cancelled; spilled pages stay spilled");
     const Slab& from = *slabs_[e];
     SlabRef to = new_slab(SlabKind::summaries);
     for (SectionKind kind : {SectionKind::scales, SectionKind::bounds})
       std::memcpy(const_cast<void*>(to->array(kind)), from.array(kind),
                   array_bytes(shape_.page, kind) * shape_.heads_total());
-    if (Status s = to.spill(spill_, from.pages); !s.ok()) return s;
+    RETURN_IF_ERROR(to.spill(spill_, from.pages));
     slabs_[e] = std::move(to);
     left -= shape_.slab_bytes();
   }
@@ -389,7 +318,7 @@ bool PageStore::intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const {
 Status PageStore::damaged() const {
   for (const SlabRef& slab : slabs_) {
     if (!slab->file) continue;
-    if (Status s = slab->file->failure(); !s.ok()) return s;
+    RETURN_IF_ERROR(slab->file->failure());
     break;  // a store maps one file
   }
   return Status::error(Code::internal, "a page was reported as damaged and is not");
@@ -397,7 +326,7 @@ Status PageStore::damaged() const {
 
 Status PageStore::not_finite() const {
   const bool mapped = !slabs_.empty() && slabs_[0]->file;
-  return Status::error(Code::corrupt, "%s: section 'scales' gives numbers that are not finite",
+  return Status::error(Code::corrupt, "%s: section 'scales' has scales that are not finite",
                        mapped ? slabs_[0]->file->path().c_str() : "the sequence");
 }
 
@@ -443,7 +372,7 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel
   const uint32_t last = pages_ / extent_pages;  // the slab of the next page
   if (last < slabs_.size() && !slabs_[last].writable()) {
     SlabRef copy = new_slab(SlabKind::whole);
-    if (Status s = copy_slab(*slabs_[last], &copy, pool); !s.ok()) return s;
+    RETURN_IF_ERROR(copy_slab(*slabs_[last], &copy, pool));
     slabs_[last] = std::move(copy);
   }
   // Slabs left by truncate().
@@ -452,7 +381,7 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel
   slabs_.reserve(wanted);
   while (slabs_.size() < wanted) {  // slabs made before a failure stay, cleared
     if (is_cancelled(cancel))
-      return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
+      return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
     SlabRef slab = new_slab(SlabKind::whole);
     auto* memory = static_cast<std::byte*>(slab->memory);
     parallel_chunks(shape_.slab_bytes(), pool,

@@ -46,13 +46,12 @@ bool Representatives::intact() const {
 }
 
 Status Representatives::damaged() const {
-  if (mapped_)
-    if (Status s = mapped_->file->failure(); !s.ok()) return s;
+  if (mapped_) RETURN_IF_ERROR(mapped_->file->failure());
   return Status::error(Code::internal, "representatives were reported as damaged and are not");
 }
 
 Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& store,
-                                Together together) {
+                                Overlap overlap) {
   if (!known_) return {};
   const uint32_t page_tokens = shape_.page.page_tokens, heads = shape_.heads_total(),
                  block_pages = block_tokens / page_tokens;
@@ -60,10 +59,10 @@ Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& sto
   undecided_.reserve(
       round_up(undecided_.size() + std::size_t{n} * heads, std::size_t{block_tokens} * heads));
   added_.assign((std::size_t{local_} + n) * heads, 0.0f);
-  together_ = together;
-  const uint32_t at_once = together == Together::lists   ? heads
-                           : together == Together::heads ? shape_.kv_heads
-                                                         : 1;
+  overlap_ = overlap;
+  const uint32_t at_once = overlap == Overlap::lists   ? heads
+                           : overlap == Overlap::heads ? shape_.kv_heads
+                                                       : 1;
   if (const std::size_t wanted = (std::size_t{n} + 1) * shape_.page.dim * at_once;
       wanted > sums_.size) {
     sums_ = {};
@@ -93,9 +92,9 @@ void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uin
   const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim,
                  heads = shape_.heads_total();
   const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
-  const uint32_t place = together_ == Together::lists   ? static_cast<uint32_t>(at)
-                         : together_ == Together::heads ? head
-                                                        : 0;
+  const uint32_t place = overlap_ == Overlap::lists   ? static_cast<uint32_t>(at)
+                         : overlap_ == Overlap::heads ? head
+                                                      : 0;
   double* const sums = sums_.floats.get() + place * (std::size_t{n} + 1) * dim;
   std::fill_n(sums, dim, 0.0);
   for (uint32_t j = 0; j < n; ++j) {
@@ -239,27 +238,26 @@ Status Representatives::write(const std::function<Status(const void*, std::size_
   const uint32_t head[] = {blocks(),
                            static_cast<uint32_t>(undecided_.size() / shape_.heads_total()), 0, 0};
   static_assert(sizeof head == head_bytes);
-  if (Status s = write(head, sizeof head); !s.ok()) return s;
-  for (const Block& b : blocks_)
-    if (Status s = write(b.data, block_size() * sizeof(uint16_t)); !s.ok()) return s;
+  RETURN_IF_ERROR(write(head, sizeof head));
+  for (const Block& b : blocks_) RETURN_IF_ERROR(write(b.data, block_size() * sizeof(uint16_t)));
   return undecided_.empty() ? Status()
                             : write(undecided_.data(), undecided_.size() * sizeof(float));
 }
 
 const char* Representatives::wrong(uint64_t tokens, uint32_t window_count) const {
   if (file_bytes() == 0) return nullptr;
-  if (const char* what = wrong_representatives(blocks(), undecided_.size() / shape_.heads_total(),
-                                               tokens, window_count))
-    return what;
+  if (const char* reason = wrong_representatives(blocks(), undecided_.size() / shape_.heads_total(),
+                                                 tokens, window_count))
+    return reason;
   return wrong_floats(undecided_);
 }
 
 Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t tokens,
                             uint32_t window_count, Representatives* out) {
   const CacheFile::Section* section = file->find(SectionKind::representatives);
-  const auto corrupt = [&](const char* what) {
+  const auto corrupt = [&](const char* reason) {
     return Status::error(Code::corrupt, "%s: section 'representatives' %s; nothing was loaded",
-                         file->path().c_str(), what);
+                         file->path().c_str(), reason);
   };
   Representatives found(out->shape_, out->local_);
   const std::size_t heads = found.shape_.heads_total(), size = found.block_size();
@@ -269,9 +267,9 @@ Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t toke
   uint32_t head[4];
   std::memcpy(head, at, sizeof head);
   const uint64_t blocks = head[0], undecided = head[1];
-  if (const char* what = wrong_representatives(blocks, undecided, tokens, window_count);
-      what || head[2] || head[3])
-    return corrupt(what ? what : "has numbers that are reserved");
+  if (const char* reason = wrong_representatives(blocks, undecided, tokens, window_count);
+      reason || head[2] || head[3])
+    return corrupt(reason ? reason : "has numbers that are reserved");
   const uint64_t scores_at = head_bytes + blocks * size * sizeof(uint16_t),
                  scores_bytes = undecided * heads * sizeof(float);
   if (section->bytes != scores_at + scores_bytes)
@@ -279,7 +277,7 @@ Status Representatives::map(std::shared_ptr<const CacheFile> file, uint64_t toke
   if (!file->check(*section, scores_at, scores_bytes)) return file->failure();
   found.undecided_.resize(static_cast<std::size_t>(undecided) * heads);
   if (scores_bytes > 0) std::memcpy(found.undecided_.data(), at + scores_at, scores_bytes);
-  if (const char* what = wrong_floats(found.undecided_)) return corrupt(what);
+  if (const char* reason = wrong_floats(found.undecided_)) return corrupt(reason);
   const auto* keys = reinterpret_cast<const uint16_t*>(at + head_bytes);
   for (uint64_t b = 0; b < blocks; ++b) found.blocks_.push_back({keys + b * size, nullptr});
   found.mapped_ = std::make_shared<Mapped>();

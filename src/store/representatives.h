@@ -58,11 +58,11 @@ class Representatives {
 
   // Makes room for n more tokens and for the blocks that are complete when `pages` pages are
   // sealed; verifies the pages that these are made from. Throws std::bad_alloc; Code::corrupt.
-  // together: the calls of observe() that may overlap, which take memory that max_bytes() does not
+  // overlap: the calls of observe() that may overlap, which take memory that max_bytes() does not
   // count. heads: of one layer; lists: of all layers.
-  enum class Together { nothing, heads, lists };
+  enum class Overlap { nothing, heads, lists };
   Status prepare(uint32_t n, uint32_t pages, const PageStore& store,
-                 Together together = Together::nothing);
+                 Overlap overlap = Overlap::nothing);
   // For one layer and KV head. k: [before + n][dim] keys of the window with those of the step;
   // centre: [dim] subtracted from them, or null. q: queries of the step, `group` rows of head_dim
   // one after another, those of the next token `width` floats later.
@@ -114,9 +114,9 @@ class Representatives {
   bool wanted_;      // false for sequences that are never sealed
   bool known_ = wanted_;
   std::vector<Block> blocks_;
-  Together together_ = Together::nothing;  // as configured by prepare()
-  std::vector<Block> room_;                // for the blocks that the step completes
-  Array<float> undecided_;                 // [tokens behind the blocks][layers * kv_heads]
+  Overlap overlap_ = Overlap::nothing;  // as configured by prepare()
+  std::vector<Block> room_;             // for the blocks that the step completes
+  Array<float> undecided_;              // [tokens behind the blocks][layers * kv_heads]
   // [local + n][layers * kv_heads] contributions of the step to the last `local` tokens before it
   // and to its own tokens.
   Array<float> added_;

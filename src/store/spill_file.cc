@@ -8,7 +8,7 @@ namespace kvasir {
 Status SpillFile::create(const std::string& folder, uint64_t extent_bytes,
                          std::shared_ptr<os::FileReaper> reaper, std::shared_ptr<SpillFile>* out) {
   os::File file;
-  if (Status s = os::File::create_nameless(folder, &file); !s.ok()) return s;
+  RETURN_IF_ERROR(os::File::create_nameless(folder, &file));
   out->reset(new SpillFile(std::move(file), extent_bytes, std::move(reaper)));
   return {};
 }
@@ -33,7 +33,7 @@ Status SpillFile::read(uint64_t first, std::span<std::byte* const> to) const {
   while (!to.empty()) {
     const std::size_t count = std::min<std::size_t>(to.size(), extent_pages);
     for (std::size_t i = 0; i < count; ++i) pieces[i] = {to[i], page_bytes};
-    if (Status s = file_.read(first * page_bytes, {pieces, count}); !s.ok()) return s;
+    RETURN_IF_ERROR(file_.read(first * page_bytes, {pieces, count}));
     first += count;
     to = to.subspan(count);
   }

@@ -98,10 +98,10 @@ bool TokenIndex::view(std::span<const uint32_t> words, Head* out) const {
   if (kind_ == IndexKind::ood && floats != 0 && floats != dim * dim) return false;
   out->floats = {reinterpret_cast<const float*>(rest.data()), rest.size()};
   // So that distances stay finite.
-  const float most =
+  const float max_value =
       kind_ == IndexKind::ood ? static_cast<float>(dim) : std::numeric_limits<float>::max();
   return std::all_of(out->floats.begin(), out->floats.end(),
-                     [=](float x) { return std::fabs(x) <= most; });
+                     [=](float x) { return std::fabs(x) <= max_value; });
 }
 
 std::shared_ptr<TokenIndex> TokenIndex::make(IndexKind kind, const StoreShape& shape,
@@ -140,13 +140,13 @@ Status TokenIndex::write(uint32_t valid,
     const uint64_t size = file_ ? mapped_[i].size() : words_[i].size();
     std::memcpy(head.data() + sizeof facts + i * sizeof size, &size, sizeof size);
   }
-  if (Status s = write(head.data(), head.size()); !s.ok()) return s;
+  RETURN_IF_ERROR(write(head.data(), head.size()));
   for (std::size_t i = 0; i < heads_total(); ++i) {
     // damage must not be written with valid checksums
     if (file_ && !intact(i)) return file_->failure();
     const std::span<const uint32_t> words =
         file_ ? mapped_[i] : std::span<const uint32_t>(words_[i]);
-    if (Status s = write(words.data(), words.size_bytes()); !s.ok()) return s;
+    RETURN_IF_ERROR(write(words.data(), words.size_bytes()));
   }
   return {};
 }
@@ -158,9 +158,9 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group,
   const CacheFile::Section* section = file->find(section_of(kind));
   if (!section || section->bytes == 0) return {};
   std::shared_ptr<TokenIndex> index(new TokenIndex(kind, shape, {}));
-  const auto corrupt = [&](const char* what) {
+  const auto corrupt = [&](const char* reason) {
     return Status::error(Code::corrupt, "%s: section '%s' %s; nothing was loaded",
-                         file->path().c_str(), name_of(kind), what);
+                         file->path().c_str(), name_of(kind), reason);
   };
   uint32_t facts[section_facts];
   if (section->bytes < sizeof facts) return corrupt("is too short");
@@ -169,9 +169,9 @@ Status TokenIndex::map(IndexKind kind, const StoreShape& shape, uint32_t group,
   std::memcpy(facts, at, sizeof facts);
   if (facts[0] != index_version) return {};  // it is built again
   const uint32_t page_tokens = shape.page.page_tokens;
-  const IndexFacts its{facts[1], facts[2], facts[3], facts[4], facts[5]};
-  if (const char* what = wrong_index(its, section->kind, page_tokens, sealed, group))
-    return corrupt(what);
+  const IndexFacts stored{facts[1], facts[2], facts[3], facts[4], facts[5]};
+  if (const char* reason = wrong_index(stored, section->kind, page_tokens, sealed, group))
+    return corrupt(reason);
   index->extent_ = {facts[1], facts[2], facts[4], facts[5]};
   const uint64_t head = index->head_bytes();
   if (section->bytes < head) return corrupt("is too short");
@@ -211,7 +211,7 @@ bool TokenIndex::intact(std::size_t head) const {
 // them may wait for another.
 Status TokenIndex::check(const Cancel* cancel) {
   const auto stopped = [] {
-    return Status::error(Code::cancelled, "cancelled; the index is as it was");
+    return Status::error(Code::cancelled, "cancelled; the index is unchanged");
   };
   std::unique_lock lock(checking_, std::defer_lock);
   while (!lock.try_lock_for(std::chrono::milliseconds(10)))
@@ -222,7 +222,7 @@ Status TokenIndex::check(const Cancel* cancel) {
     if (is_cancelled(cancel)) return stopped();
     if (!intact(i)) return file_->failure();
     if (!view(mapped_[i], &views[i]))
-      return Status::error(Code::corrupt, "%s: section '%s' names what is not there",
+      return Status::error(Code::corrupt, "%s: section '%s' names an item that does not exist",
                            file_->path().c_str(), name_of(kind_));
   }
   views_ = std::move(views);

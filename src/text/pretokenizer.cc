@@ -167,10 +167,10 @@ class Cutter {
     if (rc == PCRE2_ERROR_NOMATCH) return {};
     if (rc == PCRE2_ERROR_NOMEMORY) throw std::bad_alloc();
     if (rc == PCRE2_ERROR_MATCHLIMIT || rc == PCRE2_ERROR_HEAPLIMIT || rc == PCRE2_ERROR_DEPTHLIMIT)
-      return Status::error(Code::limit, "cutting text into words at byte %zu took too much effort",
-                           from);
+      return Status::error(Code::limit,
+                           "splitting text into words at byte %zu took too much effort", from);
     return Status::error(Code::internal,
-                         "cutting text into words failed at byte %zu (PCRE2 error %d)", from, rc);
+                         "splitting text into words failed at byte %zu (PCRE2 error %d)", from, rc);
   }
 
   const std::vector<Pcre<pcre2_code>>& codes_;

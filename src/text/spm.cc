@@ -115,9 +115,9 @@ void SpmTokenizer::add_cuts(std::string_view text, MergeTable::Merge merge) {
 
 void SpmTokenizer::load_bytes() {
   for (unsigned byte = 0; byte < 256; ++byte) {
-    const std::string itself(1, static_cast<char>(byte));
-    if (byte < 128) ascii_[byte] = model_.symbols().find(itself);
-    model_.set_byte_token(static_cast<unsigned char>(byte), vocabulary().find_plain(itself));
+    const std::string spelling(1, static_cast<char>(byte));
+    if (byte < 128) ascii_[byte] = model_.symbols().find(spelling);
+    model_.set_byte_token(static_cast<unsigned char>(byte), vocabulary().find_plain(spelling));
   }
   for (uint32_t i = vocabulary().size(); i-- > 0;) {  // of equal ones the first counts
     const auto token = static_cast<Token>(i);

@@ -98,7 +98,7 @@ class WordCache {
 struct EncodeScratch {
   EncodeScratch(std::size_t text_size, const Cancel* token) : cancel(token), cache(text_size) {}
   static Status cancelled() {
-    return Status::error(Code::cancelled, "cancelled while the text was cut into tokens");
+    return Status::error(Code::cancelled, "cancelled while the text was split into tokens");
   }
 
   CancelPoll cancel;

@@ -239,7 +239,7 @@ Status Vocabulary::load_special(const Gguf& gguf, SpecialIds defaults) {
     *role.id = contains(role.standard) ? role.standard : -1;
     if (!gguf.find(role.key)) continue;
     const auto id = gguf.get_uint(role.key);
-    if (!id) return Status::error(Code::corrupt, "%s is no token id", role.key);
+    if (!id) return Status::error(Code::corrupt, "%s is not a token id", role.key);
     if (*id >= size())
       return Status::error(Code::corrupt, "%s is %" PRIu64 " of %" PRIu32 " tokens", role.key, *id,
                            size());

@@ -250,7 +250,7 @@ TEST_CASE("an array that grows by one again and again is seldom moved") {
   CHECK(numbers[99'999] == 99'999);
 }
 
-TEST_CASE("progress tells the first, the last, and few between") {
+TEST_CASE("progress reports the first, the last, and few between") {
   int reports = 0;
   uint64_t last = 0;
   Progress progress([&](uint64_t done, uint64_t) {

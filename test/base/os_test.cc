@@ -392,7 +392,7 @@ TEST_CASE(
   CHECK(temporary(folder, "abc").is_open());
 }
 
-TEST_CASE("names of temporary files are told from others") {
+TEST_CASE("names of temporary files are recognised") {
   for (const char* name : {"a.kv.kvasir-0123456789abcdef.tmp", ".kvasir-0123456789abcdef.tmp"})
     CHECK(os::is_temporary_name(name));
   for (const char* name :

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "alignment.h"
+#include "backend/device_operations.h"
 #include "select/sampling.h"
 #include "state.h"
 #include "work.h"
@@ -403,14 +404,9 @@ int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention&
 }  // namespace
 
 void fill_attention(DeviceKernels* k) {
-  k->begin_attention = begin_attention;
-  k->attend_sinks_and_window = attend_sinks_and_window;
-  k->score_sketch = score_sketch;
-  k->choose = choose;
-  k->gather_chosen = gather_chosen;
-  k->gather_group = gather_group;
-  k->attend_chosen = attend_chosen;
-  k->finish_attention = finish_attention;
+#define KVASIR_FILL(name) k->name = name;
+  KVASIR_DEVICE_ATTENTION(KVASIR_FILL)
+#undef KVASIR_FILL
 }
 
 }  // namespace kvasir::emulated

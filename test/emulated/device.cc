@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "backend/device_operations.h"
 #include "emulated.h"
 #include "state.h"
 
@@ -311,30 +312,9 @@ int run_graph(DeviceStream* s, const DeviceGraph* graph) {
 
 DeviceKernels make_table() {
   DeviceKernels k{};
-  k.count = count;
-  k.error_text = error_text;
-  k.is_out_of_memory = is_out_of_memory;
-  k.capability = capability;
-  k.open = open;
-  k.close = close;
-  k.describe = describe;
-  k.allocate = allocate;
-  k.release = release;
-  k.allocate_host = allocate_host;
-  k.release_host = release_host;
-  k.register_host = register_host;
-  k.unregister_host = unregister_host;
-  k.map_host = map_host;
-  k.open_stream = open_stream;
-  k.close_stream = close_stream;
-  k.wait = wait;
-  k.after = after;
-  k.upload = upload;
-  k.download = download;
-  k.begin_graph = begin_graph;
-  k.end_graph = end_graph;
-  k.run_graph = run_graph;
-  k.release_graph = release_graph;
+#define KVASIR_FILL(name) k.name = name;
+  KVASIR_DEVICE_MEMORY(KVASIR_FILL)
+#undef KVASIR_FILL
   fill_operations(&k);
   return k;
 }

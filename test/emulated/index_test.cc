@@ -62,7 +62,7 @@ TEST_CASE(
     const IndexQueries queries = some_queries(store, 3, 60, 5);
     for (const uint32_t graphs : {1u, 3u}) {
       const Made expected = make(store, queries, {}, 2, graphs);
-      CHECK(expected.by.names == "processor");
+      CHECK(expected.by.names == "cpu");
       CHECK(expected.by.because.empty());
       const Made one = make(store, queries, {open_device(0)}, 3, graphs),
                  three = make(store, queries, {open_device(0), open_device(1), open_device(2)}, 2,
@@ -91,7 +91,7 @@ TEST_CASE(
   CHECK(same(*found.index, *make(few, few_queries, {}).index, 2));
   CHECK(same(*not_found.index, *make(wide, wide_queries, {}).index, 2));
   CHECK(found.by.names == "cuda:0");
-  CHECK(not_found.by.names == "processor");
+  CHECK(not_found.by.names == "cpu");
   CHECK(not_found.by.because == "cuda:0: heads are of another size");
 }
 
@@ -103,10 +103,10 @@ TEST_CASE(
   const Made expected = make(store, queries, {});
   const auto tight = open_device(0, 30000), wide = open_device(1);
   const Made neither = make(store, queries, {tight}), both = make(store, queries, {tight, wide});
-  CHECK(neither.by.names == "processor");
+  CHECK(neither.by.names == "cpu");
   CHECK_MESSAGE(neither.by.because.starts_with("cuda:0: the nearest keys of an index "),
                 neither.by.because);
-  CHECK(both.by.names == "cuda:1,processor");
+  CHECK(both.by.names == "cuda:1,cpu");
   CHECK(both.by.because == neither.by.because);
   CHECK(same(*neither.index, *expected.index, 4));
   CHECK(same(*both.index, *expected.index, 4));
@@ -143,7 +143,7 @@ TEST_CASE(
       if (error == emulated::out_of_memory) {
         REQUIRE_MESSAGE(made.status.ok(), code_text(made.status));
         CHECK(same(*made.index, *expected.index, 4));
-        CHECK(made.by.names.ends_with("processor"));
+        CHECK(made.by.names.ends_with("cpu"));
         CHECK_MESSAGE(made.by.because.starts_with("cuda:0 has no memory for "), made.by.because);
       } else {
         CHECK_MESSAGE(made.status.code() == (error ? Code::device : Code::cancelled),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "alignment.h"
+#include "backend/device_operations.h"
 #include "backend/kernels.h"
 #include "emulated.h"
 #include "state.h"
@@ -89,7 +90,7 @@ int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon
 
 int add_rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
                  const DeviceCheck& check, const DeviceActivations& out) {
-  return give(s, [=] {
+  return enqueue(s, [=] {
     const std::size_t size = std::size_t{out.n} * out.cols;
     Aligned<float> y(size);
     note(x, size, check);
@@ -247,18 +248,10 @@ int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* l
 }  // namespace
 
 void fill_operations(DeviceKernels* k) {
-  k->matrix_bytes = matrix_bytes;
-  k->lay_out = lay_out;
-  k->matmul = matmul;
-  k->quantize = quantize;
-  k->rms_norm = rms_norm;
-  k->add_rms_norm = add_rms_norm;
-  k->swiglu = swiglu;
-  k->rotate = rotate;
+#define KVASIR_FILL(name) k->name = name;
+  KVASIR_DEVICE_PRODUCTS(KVASIR_FILL)
+#undef KVASIR_FILL
   fill_attention(k);
-  k->prepare_prefill = prepare_prefill;
-  k->attend_prefill = attend_prefill;
-  k->find_nearest = find_nearest;
 }
 
 }  // namespace kvasir::emulated

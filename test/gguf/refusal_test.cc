@@ -173,7 +173,7 @@ TEST_CASE("counts beyond the file are refused before anything is allocated") {
 
 TEST_CASE("wrong keys are refused") {
   check_refused(GgufBuilder().key("twice", 1).key("other", 1).key("twice", 2.0f).build(),
-                Code::corrupt, "'twice' stands twice");
+                Code::corrupt, "'twice' occurs twice");
   check_refused(GgufBuilder().key("", 1).build(), Code::corrupt, "0 bytes long");
   check_refused(GgufBuilder().key(std::string(65536, 'k'), 1).build(), Code::corrupt,
                 "65536 bytes long");
@@ -184,7 +184,7 @@ TEST_CASE("wrong keys are refused") {
                 "boolean of value 2");
   // A name's bytes never reach a terminal as they are.
   check_refused(GgufBuilder().key("\x1b[2J\nk", 1).key("\x1b[2J\nk", 1).build(), Code::corrupt,
-                "'\\x1B[2J\\x0Ak' stands twice");
+                "'\\x1B[2J\\x0Ak' occurs twice");
 }
 
 TEST_CASE("a length beyond the file is refused") {
@@ -289,7 +289,7 @@ TEST_CASE("misplaced, overlapping and repeated tensors are refused") {
   for (uint64_t offset : {uint64_t{32}, uint64_t{64}, uint64_t{96}}) {
     check_refused(two("second", offset), Code::corrupt, "overlap");
   }
-  check_refused(two("first", 128), Code::corrupt, "'first' stands twice");
+  check_refused(two("first", 128), Code::corrupt, "'first' occurs twice");
   for (uint64_t offset : {uint64_t{4}, uint64_t{129}})
     check_refused(two("second", offset), Code::corrupt, "not aligned");
   for (uint64_t offset : {uint64_t{160}, uint64_t{192}, uint64_t{1} << 63, UINT64_MAX - 31}) {

@@ -232,22 +232,22 @@ TEST_CASE("a page whose bias is ln n counts as n such pages") {
   }
 }
 
-TEST_CASE("a row's attention over pages does not depend on the rows beside it") {
+TEST_CASE("a row's attention over pages does not depend on its neighbours") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t dim : test::padded_dims) {
       Random random(dim);
       const uint32_t rows = 9, n = 21;
       Pages pages(dim, n, random);
       Queries q(*k, rows, dim, random, 0.2f);
-      State together(rows, dim);
-      attend(*k, q.view, pages.refs.data(), n, together);
+      State all_rows(rows, dim);
+      attend(*k, q.view, pages.refs.data(), n, all_rows);
       for (uint32_t r = 0; r < rows; ++r) {
         State alone(1, dim);
         attend(*k, one_row(q.view, r), pages.refs.data(), n, alone);
-        CHECK(std::memcmp(alone.o.data(), together.o.data() + std::size_t{r} * dim,
+        CHECK(std::memcmp(alone.o.data(), all_rows.o.data() + std::size_t{r} * dim,
                           dim * sizeof(float)) == 0);
-        CHECK(alone.m[0] == together.m[r]);
-        CHECK(alone.l[0] == together.l[r]);
+        CHECK(alone.m[0] == all_rows.m[r]);
+        CHECK(alone.l[0] == all_rows.l[r]);
       }
     }
   }
@@ -352,7 +352,7 @@ TEST_CASE("equal scores give the plain average") {
     ReferenceState want(5, 64);
     reference::attend_pages(q.view, pages.refs.data(), 11, want.o.data(), want.m.data(),
                             want.l.data());
-    CHECK(worst_row(state, want) < 1e-3);  // the average of many is small beside its terms
+    CHECK(worst_row(state, want) < 1e-3);  // the average of many is small relative to its terms
     CHECK(state.l[0] == 11 * 32);
   }
 }

@@ -1,4 +1,4 @@
-// What a GPU attends beside the CPU, against the reference: the sums of sinks and window, quads of
+// Co-execution of a GPU and the CPU, against the reference: the sums of sinks and window, quads of
 // which some tokens are attended, neighbouring quads, what the CPU has attended, and quads that are
 // put to their places for some layers together.
 #include <cstring>
@@ -55,7 +55,7 @@ struct Expected {
   }
 };
 
-void check_beside(const Shape& s, Random& random) {
+void check_hybrid(const Shape& s, Random& random) {
   CAPTURE(s.head_dim);
   CAPTURE(s.group);
   CAPTURE(s.pages);
@@ -66,7 +66,7 @@ void check_beside(const Shape& s, Random& random) {
                  first = t.page.page_quads(), most = quads, heads = s.kv_heads * s.group;
   const std::size_t row_floats = dim + state_sums;
   Shared<uint32_t> lists(std::size_t{s.kv_heads} * most), counts(2 * s.kv_heads);
-  Shared<float> biases(std::size_t{s.kv_heads} * most), beside(heads * row_floats),
+  Shared<float> biases(std::size_t{s.kv_heads} * most), cpu_states(heads * row_floats),
       near_sums(2 * heads);
   Shared<uint8_t> present(std::size_t{s.kv_heads} * most);
   for (uint32_t h = 0; h < s.kv_heads; ++h)
@@ -77,9 +77,9 @@ void check_beside(const Shape& s, Random& random) {
       present.data()[at] = static_cast<uint8_t>(1 + random.below(15));
       biases.data()[at] = random.below(2) ? 0 : random.uniform(0.1f, 2);
     }
-  for (std::size_t i = 0; i < beside.size(); ++i) beside.data()[i] = random.normal();
+  for (std::size_t i = 0; i < cpu_states.size(); ++i) cpu_states.data()[i] = random.normal();
   for (uint32_t r = 0; r < heads; ++r) {
-    float* its = beside.data() + r * row_floats + dim;
+    float* its = cpu_states.data() + r * row_floats + dim;
     its[1] = random.uniform(0.5f, 20), its[2] = its[1] * random.uniform(0, 1);
     // nothing
     if (r % 5 == 1) std::fill_n(its - dim, dim, 0.0f), its[0] = -HUGE_VALF, its[1] = its[2] = 0;
@@ -99,13 +99,13 @@ void check_beside(const Shape& s, Random& random) {
 
   enum class How { near, listed, neighbours };
   for (const How how : {How::near, How::listed, How::neighbours}) {
-    for (const bool with_processor : {false, true}) {
+    for (const bool with_cpu : {false, true}) {
       CAPTURE(static_cast<int>(how));
-      CAPTURE(with_processor);
+      CAPTURE(with_cpu);
       const uint32_t from = first + (quads - first) / 3;
       DeviceAttention a = w.a;
       a.parts = how == How::near ? near_parts : attention_parts;
-      a.cpu_states = with_processor ? beside.data() : nullptr;
+      a.cpu_states = with_cpu ? cpu_states.data() : nullptr;
       Shared<uint32_t> neighbours(2 * s.kv_heads);
       if (how == How::neighbours) {
         for (uint32_t h = 0; h < s.kv_heads; ++h)
@@ -146,8 +146,8 @@ void check_beside(const Shape& s, Random& random) {
             const State its = attended(query, {ref_of(t, h, quad, 15, 0)});
             e.add(its, its.l);
           }
-          if (const float* its = beside.data() + row * row_floats;
-              with_processor && its[dim + 1] > 0) {
+          if (const float* its = cpu_states.data() + row * row_floats;
+              with_cpu && its[dim + 1] > 0) {
             State state{{its, its + dim}, double{its[dim]}, double{its[dim + 1]}};
             e.add(state, double{its[dim + 2]});
           }
@@ -161,13 +161,13 @@ void check_beside(const Shape& s, Random& random) {
 }  // namespace
 
 TEST_CASE(
-    "a device attends beside the CPU: a part of a quad, neighbouring quads, and what the CPU has "
+    "a device attends with the CPU: a part of a quad, neighbouring quads, and what the CPU has "
     "attended") {
   if (!stream()) return;
   Random random(31);
   for (const uint32_t head_dim : {48u, 64u, 80u, 128u})
     for (const uint32_t group : {1u, 3u, 4u, 9u, 16u})
-      check_beside({head_dim, 1 + random.below(3), group, 2 + random.below(60), random.below(200),
+      check_hybrid({head_dim, 1 + random.below(3), group, 2 + random.below(60), random.below(200),
                     1, 1, 1, 0},
                    random);
 }

@@ -42,7 +42,7 @@ struct Shape {
 
 constexpr uint32_t sequence_layer = 3;
 
-// One layer of a sequence as the store has it, and as the device is told of it.
+// One layer of a sequence in the layout of the store, and as the arguments of a device.
 struct Sequence {
   Sequence(const Shape& s, Random& random)
       : shape(s), page(PageShape::of(s.head_dim)), extents(s.pages / extent_pages + 2),

@@ -45,7 +45,7 @@ struct Found {
   uint32_t get() { return first.get()[0]; }
 };
 
-// The reference's product of the very inputs that the device rounded, beside what was there before
+// The reference's product of the very inputs that the device rounded, added to the former output
 // (null: nothing); errors relative to the sums of magnitudes.
 double product_error(const WeightView& w, Inputs& x, bool quantised, const float* bias,
                      const float* before, const float* y) {
@@ -61,14 +61,14 @@ double product_error(const WeightView& w, Inputs& x, bool quantised, const float
   for (uint32_t r = 0; r < w.rows; ++r) {
     reference::dequantize_row(w, r, weights.data());
     for (std::size_t i = 0; i < x.view.n; ++i) {
-      const double beside =
+      const double former =
           (bias ? double{bias[r]} : 0.0) + (before ? double{before[i * w.rows + r]} : 0.0);
       double magnitude = 1e-30 + (bias ? std::fabs(double{bias[r]}) : 0.0) +
                          (before ? std::fabs(double{before[i * w.rows + r]}) : 0.0);
       for (uint32_t c = 0; c < w.cols; ++c)
         magnitude += std::fabs(weights[c] * double{x.host[i * w.cols + c]});
       const double error =
-          std::fabs(double{y[i * w.rows + r]} - (expected[i * w.rows + r] + beside)) / magnitude;
+          std::fabs(double{y[i * w.rows + r]} - (expected[i * w.rows + r] + former)) / magnitude;
       worst = error <= worst ? worst : error;  // a not-a-number wins
     }
   }

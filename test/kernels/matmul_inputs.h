@@ -25,8 +25,8 @@ struct Inputs {
   Activations view;
 };
 
-// How many outputs of `quantize` are not the nearest step of the block's largest magnitude, its scale
-// or the sums of its quants. Blocks below 1e-30 are zeros.
+// How many outputs of `quantize` are not the nearest step of the block's largest magnitude, its
+// scale or the sums of its quants. Blocks below 1e-30 are zeros.
 inline uint32_t quantize_differences(const float* x, std::size_t size, const int8_t* q,
                                      const float* scale, const int16_t* sums) {
   uint32_t differences = 0;

@@ -176,7 +176,7 @@ TEST_CASE("tokens that are zero, tiny or not numbers seal to zeros with scale 0"
                          : 0.0f;
       values[i] = keys[i];
     }
-    keys[5] = 1.0f;  // beside the NaNs
+    keys[5] = 1.0f;  // next to the NaNs
     values[64] = 3e38f;
     seal(*k, keys, values, 0, extent);
     for (uint32_t t = 0; t < 32; ++t) {
@@ -291,7 +291,7 @@ TEST_CASE("scores of bounds are the reference's, for any rows and stride") {
   }
 }
 
-TEST_CASE("attention shares are the softmax beside others, summed over rows") {
+TEST_CASE("attention shares are the softmax with others, summed over rows") {
   for (const Kernels* k : test::all_kernels()) {
     Random random(12);
     for (uint32_t i = 0; i < 200; ++i) {
@@ -362,7 +362,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a sketch holds the projected keys within half a step, and nothing beside its blocks") {
+TEST_CASE("a sketch holds the projected keys within half a step, and nothing outside its blocks") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t head_dim : head_dims) {
       Random random(head_dim + 71);

@@ -72,7 +72,7 @@ TEST_CASE(
   Selection out;
   for (uint32_t at_a_time : {1u, 7u, 40u}) {
     CAPTURE(at_a_time);
-    strategy_info("flat")->make()->select_together(asked.query(100, true), at_a_time, &scratch,
+    strategy_info("flat")->make()->select_for_rows(asked.query(100, true), at_a_time, &scratch,
                                                    &out);
     REQUIRE(out.lists.size() == 1);
     CHECK(out.tokens == 100);
@@ -93,7 +93,7 @@ TEST_CASE("what scans nothing chooses nothing, whatever the scratch holds") {
   SelectorScratch scratch;
   scratch.scores.assign(24000, 1.0f);
   Selection out;
-  strategy_info("window")->make()->select_together(asked.query(100, true), 12, &scratch, &out);
+  strategy_info("window")->make()->select_for_rows(asked.query(100, true), 12, &scratch, &out);
   CHECK(scratch.sums.empty());
   CHECK(out.lists.at(0).empty());
   CHECK(out.tokens == 0);

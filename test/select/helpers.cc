@@ -79,8 +79,17 @@ Asked::Asked(const PageStore& s, uint32_t head, uint32_t n, uint32_t seed)
 }
 
 SelectorQuery Asked::query(uint64_t budget, bool share) const {
-  return {cpu_kernels(), store,         sketch, 0,      kv_head, rows,
-          near_m.data(), near_l.data(), 1,      budget, share};
+  return {.kernels = cpu_kernels(),
+          .pages = store,
+          .sketch = sketch,
+          .layer = 0,
+          .kv_head = kv_head,
+          .rows = rows,
+          .near_m = near_m.data(),
+          .near_l = near_l.data(),
+          .first_page = 1,
+          .budget_tokens = budget,
+          .share = share};
 }
 
 double Asked::score(uint32_t r, uint32_t token) const { return scores[r][token]; }

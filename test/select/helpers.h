@@ -27,7 +27,7 @@ struct Asked {
   SelectorQuery query(uint64_t budget, bool share) const;
   // Row r's exact score of a token, from int8 key and int8 query.
   double score(uint32_t r, uint32_t token) const;
-  // The share of attention that it has beside all sealed tokens from page 1 on, sinks and window.
+  // Its share of attention among all sealed tokens from page 1 on, sinks and window.
   double share(uint32_t r, uint32_t token) const;
   uint32_t first() const { return store.shape().page.page_tokens; }
   uint32_t tokens() const { return store.pages() * store.shape().page.page_tokens; }

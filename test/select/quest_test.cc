@@ -116,7 +116,7 @@ TEST_CASE(
     REQUIRE(out.lists.size() == 1);
     const auto chosen = chosen_tokens(out, 0, store.shape().page);
     Selection together;
-    strategy_info("quest")->make()->select_together(query, 2, &scratch, &together);
+    strategy_info("quest")->make()->select_for_rows(query, 2, &scratch, &together);
     CHECK(chosen_tokens(together, 0, store.shape().page) == chosen);
     std::vector<double> shares(plain_units(asked, 0, unit).size());
     for (uint32_t r = 0; r < 3; ++r) {

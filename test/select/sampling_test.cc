@@ -209,7 +209,7 @@ TEST_CASE(
 TEST_CASE(
     "rows that choose together read what one of them alone looks for, and no sample stands for too "
     "many") {
-  // of 1152 tokens behind the sinks; the sketch tells it from its like
+  // of 1152 tokens behind the sinks; the sketch separates it from similar tokens
   constexpr uint32_t rows = 60, alone = 17, wanted = 703, budget = 288;
   const PageStore store = random_store(64, 37, 1, 8);
   KeySketch sketch(store.shape());
@@ -223,15 +223,24 @@ TEST_CASE(
     asked.f32[alone * shape.dim + d] = 4 * k[wanted % shape.page_tokens * shape.dim + d];
   cpu_kernels().quantize_queries(asked.f32.data(), rows, shape.dim, asked.q.data(),
                                  asked.split.data(), asked.scale.data());
-  SelectorQuery query{cpu_kernels(),       store, sketch, 0,   0, asked.rows, asked.near_m.data(),
-                      asked.near_l.data(), 1,     budget, true};
+  SelectorQuery query{.kernels = cpu_kernels(),
+                      .pages = store,
+                      .sketch = sketch,
+                      .layer = 0,
+                      .kv_head = 0,
+                      .rows = asked.rows,
+                      .near_m = asked.near_m.data(),
+                      .near_l = asked.near_l.data(),
+                      .first_page = 1,
+                      .budget_tokens = budget,
+                      .share = true};
   SelectorScratch scratch;
   Selection out;
   std::set<std::vector<uint32_t>> drawn;
   double heaviest = 0, read = 0;
   constexpr uint32_t draws = 200;
   for (query.draw = 0; query.draw < draws; ++query.draw) {
-    strategy_info("bounded")->make()->select_together(query, 12, &scratch, &out);
+    strategy_info("bounded")->make()->select_for_rows(query, 12, &scratch, &out);
     REQUIRE(out.sampled);
     CHECK(test::chosen_tokens(out, 0, shape).count(wanted) == 1);
     for (const PageRef& sample : out.samples[0])

@@ -181,8 +181,18 @@ TEST_CASE(
         indexes.truncate(uint64_t{pages} * first);
         const uint32_t known = pages * first - first;
         SelectorQuery asks = asked.query(30, false);
-        SelectorQuery query{asks.kernels, shorter,     asks.sketch, 0,  asks.kv_head, asks.rows,
-                            asks.near_m,  asks.near_l, 1,           30, false,        asks.range};
+        SelectorQuery query{.kernels = asks.kernels,
+                            .pages = shorter,
+                            .sketch = asks.sketch,
+                            .layer = 0,
+                            .kv_head = asks.kv_head,
+                            .rows = asks.rows,
+                            .near_m = asks.near_m,
+                            .near_l = asks.near_l,
+                            .first_page = 1,
+                            .budget_tokens = 30,
+                            .share = false,
+                            .range = asks.range};
         query.indexes = &indexes;
         query.breadth = breadth;
         strategy_info("ood")->make()->select(query, &scratch, &out);

@@ -264,12 +264,12 @@ TEST_CASE(
         CAPTURE(shape.head_dim);
         CAPTURE(tokens);
         CAPTURE(cap);
-        plan.together = false;
+        plan.query_batch = false;
         std::vector<float> totals, its_totals;
         const auto alone =
             reading.attend_by(plan, &selector, tokens, tokens, 2, nullptr, 0, &totals, cap);
         const std::vector<Fixed::Row> all = selector.take_rows();
-        plan.together = true;
+        plan.query_batch = true;
         selector.sums_.clear(), selector.chosen_for_.clear();
         const auto together =
             reading.attend_by(plan, &selector, tokens, tokens, 1, nullptr, 0, &its_totals, cap);
@@ -317,7 +317,7 @@ TEST_CASE("tokens that choose together, with a budget of everything, attend ever
   const auto full = reading.attend(choosing("full", true), asked, asked, 1);
   select.budget_tokens = sealed;
   Plan plan = make_plan(select, sealed, 1, {});
-  plan.together = true;
+  plan.query_batch = true;
   const auto selector = plan.strategy->make();
   const auto all = reading.attend_by(plan, selector.get(), asked, asked, 3);
   for (std::size_t i = 0; i < full.size(); ++i)

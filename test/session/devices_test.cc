@@ -135,8 +135,7 @@ TEST_CASE("lists of devices that are not lists, or name what is not there, are r
     const Status s = open_on(name, 0, &model);
     CHECK_MESSAGE((s.code() == Code::not_found || s.code() == Code::unsupported), s.message());
     CHECK(std::string(s.message()).find(name) != std::string::npos);
-    if (device_model())
-      CHECK(std::string(s.message()).find("cuda:99 is not there") != std::string::npos);
+    if (device_model()) CHECK(std::string(s.message()).find("cuda:99") != std::string::npos);
   }
   CHECK(model == nullptr);
 }

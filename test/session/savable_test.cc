@@ -23,7 +23,7 @@ KvStore store_of(float first_key, ThreadPool* pool) {
   const std::vector<float> k(std::size_t{tokens} * 32, 1.0f);
   std::vector<float> odd = k;
   odd[0] = first_key;
-  REQUIRE(store.prepare(tokens, KvStore::Together::nothing, pool).ok());
+  REQUIRE(store.prepare(tokens, KvStore::Overlap::nothing, pool).ok());
   store.write(0, tokens, odd.data(), k.data());
   store.observe(0, tokens, k.data(), 1);
   store.commit(tokens, cpu_kernels(), pool);
@@ -112,7 +112,7 @@ TEST_CASE("scores of keys and queries that are as large as is allowed can be sav
   const StoreShape shape{1, 1, PageShape::of(32)};
   KvStore store(shape, 1000);
   const std::vector<float> large(std::size_t{tokens} * 32, 9e29f);
-  REQUIRE(store.prepare(tokens, KvStore::Together::nothing, pool.get()).ok());
+  REQUIRE(store.prepare(tokens, KvStore::Overlap::nothing, pool.get()).ok());
   store.write(0, tokens, large.data(), large.data());
   store.observe(0, tokens, large.data(), 1);
   store.commit(tokens, cpu_kernels(), pool.get());

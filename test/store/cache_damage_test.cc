@@ -1,5 +1,5 @@
 // Damaged cache files: every kind of damage is found, at the latest when what it hit is used, and
-// told apart from a file that is merely of another version.
+// distinguished from a file that is merely of another version.
 #include <doctest/doctest.h>
 
 #include <functional>
@@ -326,9 +326,7 @@ TEST_CASE(
     CHECK(specimen.opened(bytes).code() == Code::corrupt);
     samples::repair_header(bytes);
     count_faults("facts that lie behind sound checksums");
-    const Status s = specimen.opened(bytes);
-    CHECK(s.code() == Code::version);
-    CHECK(std::string(s.message()).find("read the document again") != std::string::npos);
+    CHECK(specimen.opened(bytes).code() == Code::version);
   }
 }
 

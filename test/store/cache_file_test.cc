@@ -314,8 +314,8 @@ TEST_CASE("verify_all reports its progress and stops when asked") {
   CHECK(file->verify_all(nullptr, &cancel).code() == Code::cancelled);
 }
 
-// Run by name with --no-skip; prints what a save and an open of 400 MB cost beside the plain system
-// calls.
+// Run by name with --no-skip; prints what a save and an open of 400 MB cost relative to the plain
+// system calls.
 TEST_CASE("benchmark: a file of 400 MB" * doctest::skip()) {
   using clock = std::chrono::steady_clock;
   const auto seconds = [](clock::time_point since) {

@@ -340,9 +340,9 @@ TEST_CASE("room for pages that is cancelled is made by the next step") {
   append(&plain, 300, 1);
   Cancel cancel;
   cancel.fire();
-  REQUIRE(store.prepare_rows(5000, KvStore::Together::nothing, &pool(), &cancel).code() ==
+  REQUIRE(store.prepare_rows(5000, KvStore::Overlap::nothing, &pool(), &cancel).code() ==
           Code::cancelled);
-  REQUIRE(store.prepare_rows(5000, KvStore::Together::nothing, &pool()).ok());
+  REQUIRE(store.prepare_rows(5000, KvStore::Overlap::nothing, &pool()).ok());
   CHECK(store.prepare_pages(5000, &pool(), &cancel).code() == Code::cancelled);
   CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
   append(&store, 5000, 2);

@@ -365,17 +365,18 @@ TEST_CASE("damage that comes after loading is met by the pages that are read lat
   const PageStore store = saved.map();
   std::vector<PageRef> refs(3);
   PageStore::Hold hold;
-  const std::vector<uint32_t> numbers = {20, 21, 40}, beside = {20, 22, 40};
+  const std::vector<uint32_t> numbers = {20, 21, 40}, overlapping = {20, 22, 40};
   REQUIRE(store.fetch(1, 0, std::vector<uint32_t>{20}, refs.data(), &hold).ok());
   saved.flip(saved.offset_of(1, 0, 20) + 77);
   saved.flip(saved.offset_of(1, 0, 21) + 4095);
   const Status s = store.fetch(1, 0, numbers, refs.data(), &hold);
   CHECK(s.code() == Code::corrupt);
   CHECK(s.offset() == saved.offset_of(1, 0, 21));
-  REQUIRE(store.fetch(1, 0, beside, refs.data(), &hold).ok());  // page 20 was checked and is kept
-  for (std::size_t i = 0; i < 3; ++i) CHECK(same(refs[i], 1, 0, beside[i]));
+  REQUIRE(
+      store.fetch(1, 0, overlapping, refs.data(), &hold).ok());  // page 20 was checked and is kept
+  for (std::size_t i = 0; i < 3; ++i) CHECK(same(refs[i], 1, 0, overlapping[i]));
   store.set_cache_limit(PageCache::by_itself);  // forgets it
-  CHECK(store.fetch(1, 0, beside, refs.data(), &hold).offset() == saved.offset_of(1, 0, 20));
+  CHECK(store.fetch(1, 0, overlapping, refs.data(), &hold).offset() == saved.offset_of(1, 0, 20));
   saved.flip(saved.offset_of(1, 0, 21) + 4095);
   saved.flip(saved.offset_of(1, 0, 20) + 77);
   CHECK(store.fetch(1, 0, numbers, refs.data(), &hold).ok());
@@ -566,7 +567,7 @@ TEST_CASE(
     threads.emplace_back([&, t] {
       for (uint32_t round = 0; round < 20; ++round) {
         const uint32_t end = source->count * extent_pages;
-        // two beside each other at the same heads
+        // two at the same heads
         if (!fetch_of_all(&cache, numbers_from(round % 9, end, 5), t % 4)) ++wrong;
       }
     });

@@ -13,7 +13,7 @@ constexpr std::size_t max_batch = 2048;  // queries, over fewer keys
 constexpr float largest_scale = 1e20f;   // of a query: every score stays finite
 
 // The reason why the CPU must search; null: a device can.
-const char* why_processor(const KeyView& keys, const QueryRows& queries, uint32_t k) {
+const char* why_cpu(const KeyView& keys, const QueryRows& queries, uint32_t k) {
   if (std::find(std::begin(attended_dims), std::end(attended_dims), queries.dim) ==
       std::end(attended_dims))
     return "heads are of another size";
@@ -42,7 +42,7 @@ Status DeviceSearch::status() const {
 
 bool DeviceSearch::find(const KeyView& keys, const QueryRows& queries, uint32_t k,
                         const CancelLatch& cancel, Array<uint32_t>* out) {
-  const char* why = why_processor(keys, queries, k);
+  const char* why = why_cpu(keys, queries, k);
   const std::lock_guard lock(mutex_);
   if (why && fallback_.empty()) fallback_ = name() + ": " + why;
   if (!fallback_.empty() || !status_.ok() || cancel.fired()) return false;
@@ -58,10 +58,10 @@ bool DeviceSearch::find(const KeyView& keys, const QueryRows& queries, uint32_t 
 Status DeviceSearch::prepare(uint32_t rows, uint32_t items, uint32_t dim, uint32_t k) {
   if (came_.get()) return {};
   const std::size_t groups = nearest_groups(items),
-                    most = std::max<std::size_t>(
-                               batch_bytes / sizeof(float) / groups / nearest_rows, 1) *
-                           nearest_rows;
-  batch_ = static_cast<uint32_t>(std::min({std::size_t{rows}, most, max_batch}));
+                    max_rows = std::max<std::size_t>(
+                                   batch_bytes / sizeof(float) / groups / nearest_rows, 1) *
+                               nearest_rows;
+  batch_ = static_cast<uint32_t>(std::min({std::size_t{rows}, max_rows, max_batch}));
   const auto take = [&](auto& buffer, std::size_t size) {
     return buffer.allocate(device_, size, "the nearest keys of an index");
   };
@@ -79,7 +79,7 @@ Status DeviceSearch::search(const KeyView& keys, const QueryRows& queries, uint3
                             const CancelLatch& cancel, uint32_t* out) {
   const DeviceKernels& ops = device_->kernels();
   const uint32_t dim = queries.dim;
-  if (Status s = prepare(queries.rows, keys.items, dim, k); !s.ok()) return s;
+  RETURN_IF_ERROR(prepare(queries.rows, keys.items, dim, k));
   int error = ops.upload(stream_, keys_.get(), keys.rows, std::size_t{keys.items} * dim);
   if (!error)
     error = ops.upload(stream_, key_scales_.get(), keys.scales, keys.items * sizeof(float));

@@ -172,7 +172,7 @@ NearestBy who_did(const IndexOrder& order, std::span<const std::unique_ptr<Devic
     if (search->found() > 0) by.names += (by.names.empty() ? "" : ",") + search->name();
     if (by.because.empty()) by.because = search->fallback();
   }
-  if (found < heads) by.names += by.names.empty() ? "processor" : ",processor";
+  if (found < heads) by.names += by.names.empty() ? "cpu" : ",cpu";
   return by;
 }
 
@@ -196,8 +196,7 @@ Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* 
   for (uint32_t begin = 0;; begin += pool->threads()) {
     if (latch.fired()) return Status::error(Code::cancelled, "cancelled; no index was made");
     if (!intact) return pages.damaged();
-    for (const auto& search : searches)
-      if (Status s = search->status(); !s.ok()) return s;
+    for (const auto& search : searches) RETURN_IF_ERROR(search->status());
     const bool stopped =
         !progress->update(read + std::min(begin, heads) * steps / heads, read + steps);
     if (begin >= heads) break;
@@ -226,7 +225,9 @@ Status build_index(const IndexOrder& order, const Kernels& kernels, ThreadPool* 
     out->reset();
     return Status::error(Code::cancelled, "cancelled; no index was made");
   }
-  if (!*out) return Status::error(Code::internal, "an index was made that names what is not there");
+  if (!*out)
+    return Status::error(Code::internal,
+                         "an index was made that names an item that does not exist");
   return {};
 }
 

@@ -109,7 +109,7 @@ uint64_t index_steps(const StoreShape& shape);
 // About the bytes of an index of so many tokens, rather fewer.
 uint64_t index_bytes(IndexKind kind, const StoreShape& shape, uint32_t graphs, uint64_t tokens);
 
-// The processors that found nearest keys, "cuda:0,processor", or empty; and why the CPU did, or
+// The processors that found nearest keys, "cuda:0,cpu", or empty; and why the CPU did, or
 // empty: it did not, or there is no device.
 struct NearestBy {
   std::string names, because;

@@ -98,8 +98,8 @@ void TokenSearch::collect(uint32_t item, uint32_t row) {
     }
     for (const uint32_t second : links.list(next)) {
       if (second >= items_) continue;
-      const uint32_t its = meet(second);
-      if (visit(its, row)) s_.met_now.push_back(its);
+      const uint32_t index = meet(second);
+      if (visit(index, row)) s_.met_now.push_back(index);
     }
   }
   score_fresh();
@@ -133,8 +133,8 @@ void TokenSearch::start(uint32_t row) {
         score_fresh();
         for (const uint32_t next : list) {
           if (next >= items_) continue;
-          const uint32_t its = meet(next);
-          if (score(its, row) > score(place, row)) place = its, at = next, moved = true;
+          const uint32_t index = meet(next);
+          if (score(index, row) > score(place, row)) place = index, at = next, moved = true;
         }
       }
     }
@@ -154,15 +154,15 @@ void TokenSearch::nearest(uint32_t row, uint32_t breadth) {
   const auto worse = [&](const Scored& a, const Scored& b) { return better(b, a); };
   for (;;) {
     for (const uint32_t place : s_.met_now) {
-      const Scored its{score(place, row), place};
-      if (s_.best.size() == breadth && !better(its, s_.best.front())) continue;
-      s_.open.push_back(its);
+      const Scored candidate{score(place, row), place};
+      if (s_.best.size() == breadth && !better(candidate, s_.best.front())) continue;
+      s_.open.push_back(candidate);
       std::push_heap(s_.open.begin(), s_.open.end(), worse);
       if (s_.best.size() == breadth) {
         std::pop_heap(s_.best.begin(), s_.best.end(), better);
         s_.best.pop_back();
       }
-      s_.best.push_back(its);
+      s_.best.push_back(candidate);
       std::push_heap(s_.best.begin(), s_.best.end(), better);
     }
     if (s_.open.empty() || !out_->intact) return;
@@ -184,11 +184,11 @@ void TokenSearch::within(uint32_t row, uint32_t capacity, float range, float see
   uint32_t added = 0;
   for (;;) {
     for (const uint32_t place : s_.met_now) {
-      const float its = score(place, row);
-      largest = std::max(largest, its);
-      if (added >= capacity && its < largest - range) continue;
+      const float candidate_score = score(place, row);
+      largest = std::max(largest, candidate_score);
+      if (added >= capacity && candidate_score < largest - range) continue;
       ++added;
-      s_.open.push_back({its, place});
+      s_.open.push_back({candidate_score, place});
       std::push_heap(s_.open.begin(), s_.open.end(), worse);
     }
     if (s_.open.empty() || !out_->intact) return;
@@ -278,7 +278,7 @@ class NearestSelector final : public Selector {
   NearestSelector(IndexKind graph, const Breadth& breadth) : graph_(graph), breadth_(breadth) {}
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
     TokenSearch search(query, query.indexes->of(graph_), scratch, out);
-    const uint64_t by_budget = std::max(query.budget_tokens / breadth_.part, breadth_.least);
+    const uint64_t by_budget = std::max(query.budget_tokens / breadth_.part, breadth_.min_breadth);
     const auto breadth = static_cast<uint32_t>(std::min<uint64_t>(
         UINT32_MAX, query.breadth ? std::max(query.breadth, min_breadth) : by_budget));
     for (uint32_t r = 0; r < query.rows.rows; ++r) search.nearest(r, breadth);

@@ -67,7 +67,7 @@ class TokenSearch {
 // The breadth of a graph search: search_breadth, or a part of the budget, but at least a minimum.
 // The selection is the best of all scored tokens, which are many more than a search keeps.
 struct Breadth {
-  uint64_t part = 1, least = 64;
+  uint64_t part = 1, min_breadth = 64;
 };
 std::unique_ptr<const Selector> make_nearest_selector(IndexKind graph, const Breadth& breadth = {});
 

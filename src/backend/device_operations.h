@@ -1,0 +1,35 @@
+// The names of the operations of DeviceKernels, from which each backend fills the table with its
+// functions of the same names.
+#pragma once
+
+#include <cstddef>
+
+#include "backend/device.h"
+
+namespace kvasir {
+
+// clang-format off
+#define KVASIR_DEVICE_MEMORY(F) \
+  F(count) F(error_text) F(is_out_of_memory) F(capability) F(open) F(close) F(describe) \
+  F(allocate) F(release) F(allocate_host) F(release_host) F(register_host) F(unregister_host) \
+  F(map_host) F(open_stream) F(close_stream) F(wait) F(after) F(upload) F(download) \
+  F(begin_graph) F(end_graph) F(run_graph) F(release_graph)
+
+#define KVASIR_DEVICE_PRODUCTS(F) \
+  F(matrix_bytes) F(lay_out) F(matmul) F(quantize) F(rms_norm) F(add_rms_norm) F(swiglu) \
+  F(rotate) F(prepare_prefill) F(attend_prefill) F(find_nearest)
+
+#define KVASIR_DEVICE_ATTENTION(F) \
+  F(begin_attention) F(attend_sinks_and_window) F(score_sketch) F(choose) F(gather_chosen) \
+  F(gather_group) F(attend_chosen) F(finish_attention)
+// clang-format on
+
+#define KVASIR_COUNT_ONE(name) +1
+static_assert(sizeof(DeviceKernels) == (0 KVASIR_DEVICE_MEMORY(KVASIR_COUNT_ONE)
+                                            KVASIR_DEVICE_PRODUCTS(KVASIR_COUNT_ONE)
+                                                KVASIR_DEVICE_ATTENTION(KVASIR_COUNT_ONE)) *
+                                           sizeof(void*),
+              "an operation is missing from the lists above");
+#undef KVASIR_COUNT_ONE
+
+}  // namespace kvasir
