@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kvasir.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 

@@ -13,7 +13,7 @@
 
 namespace tool {
 
-struct Context;
+struct Console;
 
 struct GlobalFlags {
   bool json = false;
@@ -225,7 +225,7 @@ struct LogitsArguments {
 
 struct Invocation {
   GlobalFlags global;
-  std::function<void(Context&)> command;  // empty: print `text` and be done
+  std::function<void(Console&)> command;  // empty: print `text` and be done
   std::string text;                       // --help, --version, describe
 };
 

@@ -5,8 +5,8 @@
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
+#include "number_text.h"
 #include "output.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -142,16 +142,16 @@ constexpr uint64_t question_room = 64;  // tokens of the question that a mapped 
 
 // Known before minutes are spent.
 void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
-  const uint64_t context =
+  const uint64_t max_context =
       arguments.session.context ? arguments.session.context : model.info.context;
   // a question, its answer, and what is decoded then
   const uint64_t behind_file = arguments.mapped ? question_room + 2 * arguments.generate + 1 : 0;
   const uint64_t deepest = arguments.depths.back(),
                  more = std::max({arguments.prompt, arguments.generate + 1, behind_file});
-  if (deepest > context || more > context - deepest)
+  if (deepest > max_context || more > max_context - deepest)
     throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " +
                                   grouped(more) + " behind them are more than the context of " +
-                                  grouped(context));
+                                  grouped(max_context));
   if (arguments.prompt == 0 && arguments.generate == 0 && !(arguments.mapped && deepest > 0))
     throw Failure(exit_usage,
                   "--prompt and --generate are 0, and no file is mapped: nothing to measure");
@@ -166,32 +166,32 @@ void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
 
 }  // namespace
 
-void run_bench(Context& context, const BenchArguments& given) {
+void run_bench(Console& console, const BenchArguments& given) {
   BenchArguments arguments = given;
   std::sort(arguments.depths.begin(), arguments.depths.end());
   arguments.depths.erase(std::unique(arguments.depths.begin(), arguments.depths.end()),
                          arguments.depths.end());
   BenchModel model;
-  model.model = open_model(context, arguments.model);
+  model.model = open_model(console, arguments.model);
   kv_error error{};
   model.info.struct_size = sizeof model.info;
   check(kv_model_info(model.model.get(), &model.info, &error), error);
   expect_possible(model, arguments);
-  arguments.session = with_calibration(context, arguments.model, model.model.get(),
+  arguments.session = with_calibration(console, arguments.model, model.model.get(),
                                        arguments.session, arguments.strategies);
-  context.result = header_json(model, arguments);
+  console.result = header_json(model, arguments);
 
-  const std::vector<DepthResult> results = measure(context, model, arguments);
+  const std::vector<DepthResult> results = measure(console, model, arguments);
   for (const DepthResult& result : results)
-    context.result["depths"].push_back(depth_json(result, results.front()));
-  if (context.json) return;
+    console.result["depths"].push_back(depth_json(result, results.front()));
+  if (console.json) return;
   const std::string threads =
       arguments.session.threads == 0 ? "all" : std::to_string(arguments.session.threads);
-  context.terminal.print(std::string(model.info.name) + ", " + model.info.architecture + " " +
+  console.terminal.print(std::string(model.info.name) + ", " + model.info.architecture + " " +
                          model.info.weights + ", " + grouped(model.info.parameters) +
                          " parameters, threads: " + threads + "\n");
-  print_speeds(context.terminal, results, arguments);
-  if (arguments.mapped) print_mapped(context.terminal, results);
+  print_speeds(console.terminal, results, arguments);
+  if (arguments.mapped) print_mapped(console.terminal, results);
 }
 
 }  // namespace tool

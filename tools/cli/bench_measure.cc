@@ -8,10 +8,10 @@
 #include <span>
 
 #include "failure.h"
+#include "number_text.h"
 #include "strategies.h"
 #include "synthetic.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -46,13 +46,13 @@ class TemporaryFile {
 
 class Bench {
  public:
-  Bench(Context& context, const BenchModel& model, const BenchArguments& arguments)
-      : context_(context), model_(model), arguments_(arguments) {
+  Bench(Console& console, const BenchModel& model, const BenchArguments& arguments)
+      : console_(console), model_(model), arguments_(arguments) {
     make_tokens();
     if (arguments_.synthetic)
-      synthetic_ = std::make_unique<SyntheticDocument>(context_, model_.info, arguments_.session,
+      synthetic_ = std::make_unique<SyntheticDocument>(console_, model_.info, arguments_.session,
                                                        arguments_.seed);
-    base_ = open_session(context_, model_.model.get(), arguments_.session);
+    base_ = open_session(console_, model_.model.get(), arguments_.session);
   }
 
   std::vector<DepthResult> run();
@@ -73,7 +73,7 @@ class Bench {
   void measure_mapped(const std::string& path, uint64_t depth, MappedCost& cost);
   void doing(uint64_t depth, const std::string& what);
 
-  Context& context_;
+  Console& console_;
   const BenchModel& model_;
   const BenchArguments& arguments_;
   std::vector<int32_t> tokens_;                   // [deepest + prompt]
@@ -101,7 +101,7 @@ void Bench::make_tokens() {
 
 void Bench::prefill(kv_session* session, uint64_t at, uint64_t count, Progress* progress) {
   kv_error error{};
-  const kv_call_options options = call_options(context_, progress);
+  const kv_call_options options = call_options(console_, progress);
   check(kv_prefill_tokens(session, tokens_.data() + at, count, &options, nullptr, &error), error);
 }
 
@@ -109,7 +109,7 @@ void Bench::prefill(kv_session* session, uint64_t at, uint64_t count, Progress* 
 double Bench::decode(kv_session* session, uint64_t count) {
   kv_generate_options options;
   kv_generate_options_init(&options, sizeof options);
-  options.cancel = context_.interrupt.token();
+  options.cancel = console_.interrupt.token();
   kv_error error{};
   int32_t token = 0;
   // The first one may come from logits that the prefill left.
@@ -138,19 +138,19 @@ void Bench::choose(kv_session* session, const std::string& strategy) {
 // file: tokens alone (kv_next) make no index; and shares with GPUs what they read.
 void Bench::prepare(kv_session* session, const std::string& strategy) {
   choose(session, strategy);
-  Progress progress(context_.terminal, "Preparing " + strategy, Unit::tokens);
-  const kv_call_options options = call_options(context_, &progress);
+  Progress progress(console_.terminal, "Preparing " + strategy, Unit::tokens);
+  const kv_call_options options = call_options(console_, &progress);
   kv_error error{};
   check(kv_prepare(session, &options, &error), error);
 }
 
 void Bench::doing(uint64_t depth, const std::string& what) {
-  context_.terminal.draw("Measuring at " + grouped(depth) + " tokens: " + what);
+  console_.terminal.draw("Measuring at " + grouped(depth) + " tokens: " + what);
 }
 
 // Brings the weights into memory and the CPU out of its sleep.
 void Bench::warm_up() {
-  context_.terminal.draw("Warming up");
+  console_.terminal.draw("Warming up");
   const Session session = fork(base_.get());
   prefill(session.get(), 0, std::min<uint64_t>(tokens_.size(), 128), nullptr);
   decode(session.get(), 4);
@@ -164,7 +164,7 @@ void Bench::grow_to(uint64_t depth) {
     depth_ = depth;
     return;
   }
-  Progress progress(context_.terminal, "Reading to " + grouped(depth), Unit::tokens, depth_);
+  Progress progress(console_.terminal, "Reading to " + grouped(depth), Unit::tokens, depth_);
   prefill(base_.get(), depth_, depth - depth_, &progress);
   depth_ = depth;
 }
@@ -212,7 +212,7 @@ DepthResult Bench::at_depth(uint64_t depth) {
 std::vector<MappedCost> Bench::mapped(uint64_t depth) {
   const TemporaryFile file(arguments_.folder + "/kvasir-bench-" +
                            std::to_string(system::process_number()) + ".kv");
-  save(context_, base_.get(), file.path());
+  save(console_, base_.get(), file.path());
   // memory for the file alone
   if (depth == arguments_.depths.back()) base_.reset(), synthetic_.reset();
   std::vector<MappedCost> costs;
@@ -231,7 +231,7 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
   SessionFlags flags = arguments_.session;
   flags.strategy = cost.strategy;
   keep_what_it_takes(&flags);
-  const kv_session_options options = session_options(context_, flags);
+  const kv_session_options options = session_options(console_, flags);
   kv_session* loaded = nullptr;
   const Stopwatch watch;
   check(kv_load(model_.model.get(), path.c_str(), &options, nullptr, &loaded, &error), error);
@@ -241,7 +241,7 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
   kv_generate_options generate;
   kv_generate_options_init(&generate, sizeof generate);
   generate.max_tokens = static_cast<uint32_t>(std::max<uint64_t>(arguments_.generate, 1));
-  generate.cancel = context_.interrupt.token();
+  generate.cancel = console_.interrupt.token();
   kv_answer answer{};
   answer.struct_size = sizeof answer;
   const std::string question = short_question;
@@ -267,7 +267,7 @@ std::vector<DepthResult> Bench::run() {
   warm_up();
   std::vector<DepthResult> results;
   for (const uint64_t depth : arguments_.depths) results.push_back(at_depth(depth));
-  context_.terminal.erase();
+  console_.terminal.erase();
   return results;
 }
 
@@ -281,9 +281,9 @@ double Samples::median() const {
   return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-std::vector<DepthResult> measure(Context& context, const BenchModel& model,
+std::vector<DepthResult> measure(Console& console, const BenchModel& model,
                                  const BenchArguments& arguments) {
-  return Bench(context, model, arguments).run();
+  return Bench(console, model, arguments).run();
 }
 
 }  // namespace tool

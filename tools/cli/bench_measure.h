@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "console.h"
 
 namespace tool {
 
@@ -45,7 +45,7 @@ struct BenchModel {
 
 // Depths come sorted; a sequence grows through them, read or made up, and every measurement is made
 // on a fork of it.
-std::vector<DepthResult> measure(Context& context, const BenchModel& model,
+std::vector<DepthResult> measure(Console& console, const BenchModel& model,
                                  const BenchArguments& arguments);
 
 // Resident bytes of this process's mappings of a file; nothing where the system does not tell.

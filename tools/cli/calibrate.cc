@@ -2,18 +2,18 @@
 // questions.
 #include <algorithm>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
-#include "compared.h"
+#include "comparison.h"
 #include "eval_progress.h"
 #include "eval_tasks.h"
 #include "eval_values.h"
 #include "failure.h"
 #include "files.h"
 #include "filter_choice.h"
+#include "number_text.h"
 #include "output.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -56,9 +56,9 @@ std::string made_text(uint64_t tokens, uint64_t seed, const CountTokens& count) 
 
 class Calibration {
  public:
-  Calibration(Context& context, const CalibrateArguments& arguments)
-      : context_(context), arguments_(arguments), model_(open_model(context, arguments.model)),
-        progress_(context.terminal, &estimate_) {
+  Calibration(Console& console, const CalibrateArguments& arguments)
+      : console_(console), arguments_(arguments), model_(open_model(console, arguments.model)),
+        progress_(console.terminal, &estimate_) {
     kv_error error{};
     info.struct_size = sizeof info;
     check(kv_model_info(model_.get(), &info, &error), error);
@@ -81,7 +81,7 @@ class Calibration {
     SessionFlags flags = arguments_.session;
     flags.strategy = "full";
     flags.compare = 2;
-    const Session session = open_session(context_, model_.get(), flags);
+    const Session session = open_session(console_, model_.get(), flags);
     estimate_.expect(Work::reading, reading_cost(arguments_.length));
     estimate_.expect(Work::answering, answering_cost(1, arguments_.length) *
                                           static_cast<double>(document_.questions.size()));
@@ -94,7 +94,7 @@ class Calibration {
       sums.add(stats_of(session.get()));
       progress_.step(Work::answering, answering_cost(1, arguments_.length));
     }
-    context_.terminal.erase();
+    console_.terminal.erase();
     if (sums.covered_steps() == 0)
       throw Failure(exit_usage, "--length: so few tokens leave nothing to choose");
   }
@@ -104,7 +104,7 @@ class Calibration {
   std::pair<uint32_t, uint32_t> wanted() {
     SessionFlags flags = arguments_.session;
     flags.strategy = filter_strategy;
-    const Session session = open_session(context_, model_.get(), flags);
+    const Session session = open_session(console_, model_.get(), flags);
     const auto filters = stats_of(session.get()).at("filter_layers").get<std::vector<uint32_t>>();
     const uint32_t count =
         arguments_.filters > 0 ? arguments_.filters : static_cast<uint32_t>(filters.size());
@@ -115,7 +115,7 @@ class Calibration {
   size_t questions() const { return document_.questions.size(); }
 
   kv_model_information info{};
-  ComparedSums sums;
+  ComparisonSums sums;
 
  private:
   [[noreturn]] static void stopped() {
@@ -124,7 +124,7 @@ class Calibration {
 
   void read(kv_session* session) {
     progress_.begin("reading " + grouped(arguments_.length) + " tokens");
-    kv_call_options options = call_options(context_, nullptr);
+    kv_call_options options = call_options(console_, nullptr);
     options.progress_user = this;
     options.progress = [](int32_t, uint64_t done, uint64_t, void* user) {
       auto& self = *static_cast<Calibration*>(user);
@@ -143,7 +143,7 @@ class Calibration {
     kv_generate_options options;
     kv_generate_options_init(&options, sizeof options);
     options.max_tokens = answer_tokens;
-    options.cancel = context_.interrupt.token();
+    options.cancel = console_.interrupt.token();
     kv_error error{};
     std::string text;
     const kv_status status = kv_generate(session, turn.question.data(), turn.question.size(),
@@ -156,7 +156,7 @@ class Calibration {
     std::vector<int32_t> tokens = tokenize(model_.get(), text, 0);
     tokens.resize(std::min(tokens.size(), scored_tokens));
     std::vector<float> logarithms(tokens.size());
-    const kv_call_options options = call_options(context_, nullptr);
+    const kv_call_options options = call_options(console_, nullptr);
     kv_error error{};
     const kv_status status =
         kv_score(session, tokens.data(), tokens.size(), logarithms.data(), &options, &error);
@@ -164,7 +164,7 @@ class Calibration {
     check(status, error);
   }
 
-  Context& context_;
+  Console& console_;
   const CalibrateArguments& arguments_;
   Model model_;
   Document document_;
@@ -194,11 +194,11 @@ void print_choice(Terminal& terminal, const Json& result) {
 
 }  // namespace
 
-void run_calibrate(Context& context, const CalibrateArguments& arguments) {
+void run_calibrate(Console& console, const CalibrateArguments& arguments) {
   const std::string path =
       arguments.output.empty() ? calibration_path(arguments.model.path) : arguments.output;
   expect_unused(path, arguments.force);
-  Calibration calibration(context, arguments);
+  Calibration calibration(console, arguments);
   const auto [count, max_dense] = calibration.wanted();
   if (count > calibration.info.layers)
     throw Failure(exit_usage,
@@ -207,7 +207,7 @@ void run_calibrate(Context& context, const CalibrateArguments& arguments) {
   const std::vector<std::vector<double>> covered = calibration.sums.covered();
   const FilterChoice choice = choose_filters(covered, count, max_dense);
   const uint32_t sparse = calibration.info.layers - choice.dense;
-  context.result = {{"model", calibration.identity()},
+  console.result = {{"model", calibration.identity()},
                     {"filter_layers", choice.filters},
                     {"dense_layers", choice.dense},
                     {"mass_found", sparse > 0 ? 1 - choice.lost / sparse : 1.0},
@@ -216,9 +216,9 @@ void run_calibrate(Context& context, const CalibrateArguments& arguments) {
                     {"questions", calibration.questions()},
                     {"steps", calibration.sums.covered_steps()},
                     {"covered", covered}};
-  write_file(path, json_text(context.result));
-  if (!context.json) print_choice(context.terminal, context.result);
-  context.terminal.note("Kept in " + path);
+  write_file(path, json_text(console.result));
+  if (!console.json) print_choice(console.terminal, console.result);
+  console.terminal.note("Kept in " + path);
 }
 
 }  // namespace tool

@@ -28,26 +28,26 @@ Json model_identity(const std::string& path, const kv_model* model) {
   return {{"name", info.name}, {"layers", info.layers}, {"fingerprint", hex(sampled_hash(path))}};
 }
 
-std::optional<std::string> calibrated_filters(Context& context, const std::string& model_path,
+std::optional<std::string> calibrated_filters(Console& console, const std::string& model_path,
                                               const kv_model* model) {
   const std::string path = calibration_path(model_path);
   if (!std::filesystem::exists(system::path(path))) return {};
   try {
     const Json file = Json::parse(read_file(path));
     if (file.at("model") != model_identity(model_path, model)) {
-      context.terminal.note("warning: " + path +
+      console.terminal.note("warning: " + path +
                             " is of another model and is not used; run `kvasir calibrate` again");
       return {};
     }
     return list_text(file.at("filter_layers").get<std::vector<uint32_t>>());
   } catch (const Json::exception&) {
-    context.terminal.note("warning: " + path +
+    console.terminal.note("warning: " + path +
                           " is no calibration and is not used; run `kvasir calibrate` again");
     return {};
   }
 }
 
-SessionFlags with_calibration(Context& context, const ModelFlags& model_flags,
+SessionFlags with_calibration(Console& console, const ModelFlags& model_flags,
                               const kv_model* model, const SessionFlags& flags,
                               const std::vector<std::string>& strategies) {
   SessionFlags found = flags;
@@ -56,9 +56,9 @@ SessionFlags with_calibration(Context& context, const ModelFlags& model_flags,
   });
   if (!filters || !flags.filter_layers.empty()) return found;
   if (const std::optional<std::string> layers =
-          calibrated_filters(context, model_flags.path, model)) {
+          calibrated_filters(console, model_flags.path, model)) {
     found.filter_layers = *layers;
-    context.terminal.note("filter layers " + *layers + ", as calibrated in " +
+    console.terminal.note("filter layers " + *layers + ", as calibrated in " +
                           calibration_path(model_flags.path));
   }
   return found;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "console.h"
 
 namespace tool {
 
@@ -19,12 +19,12 @@ Json model_identity(const std::string& path, const kv_model* model);
 
 // The layers, as "2,8,18"; none where there is no file. A file that cannot be read or is of another
 // model is ignored, which a warning says.
-std::optional<std::string> calibrated_filters(Context& context, const std::string& model_path,
+std::optional<std::string> calibrated_filters(Console& console, const std::string& model_path,
                                               const kv_model* model);
 
 // The flags, with the calibrated layers where one of the strategies takes them and none are given;
 // says so.
-SessionFlags with_calibration(Context& context, const ModelFlags& model_flags,
+SessionFlags with_calibration(Console& console, const ModelFlags& model_flags,
                               const kv_model* model, const SessionFlags& flags,
                               const std::vector<std::string>& strategies);
 

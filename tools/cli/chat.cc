@@ -4,14 +4,14 @@
 #include <optional>
 #include <string_view>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
+#include "number_text.h"
 #include "output.h"
 #include "prefill.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -63,8 +63,8 @@ class Lines {
 
 class Chat {
  public:
-  Chat(Context& context, kv_model* model, Session start, const SamplingFlags& sampling)
-      : context_(context), model_(model), start_(std::move(start)), sampling_(sampling) {
+  Chat(Console& console, kv_model* model, Session start, const SamplingFlags& sampling)
+      : console_(console), model_(model), start_(std::move(start)), sampling_(sampling) {
     reset();
   }
 
@@ -77,7 +77,7 @@ class Chat {
   void save_as(std::string path);
   std::string lost_with(const std::string& path);
 
-  Context& context_;
+  Console& console_;
   kv_model* model_;
   Session start_;  // as it was at the beginning; the conversation is a fork of it
   Session session_;
@@ -92,14 +92,14 @@ void Chat::reset() {
 }
 
 void Chat::say(const std::string& line) {
-  const Answer given = answer(context_, session_.get(), line, sampling_, Keep::yes);
-  context_.terminal.note("  " + facts_line(given));
+  const Answer given = answer(console_, session_.get(), line, sampling_, Keep::yes);
+  console_.terminal.note("  " + facts_line(given));
 }
 
 // What replacing this file would lose: nothing where the conversation begins with all of it, as
 // where it was saved earlier.
 std::string Chat::lost_with(const std::string& path) {
-  const kv_session_options options = session_options(context_, {});
+  const kv_session_options options = session_options(console_, {});
   kv_session* loaded = nullptr;
   if (kv_load(model_, path.c_str(), &options, nullptr, &loaded, nullptr) != KV_OK)
     return "is not a cache of this model";
@@ -113,12 +113,12 @@ void Chat::save_as(std::string path) {
   constexpr std::string_view forced = "--force ";
   const bool force = path.starts_with(forced);
   if (force) path.erase(0, forced.size());
-  if (path.empty()) return context_.terminal.error("/save needs a file name");
+  if (path.empty()) return console_.terminal.error("/save needs a file name");
   expect_writable(path);
   if (!force && is_there(path))
     if (const std::string lost = lost_with(path); !lost.empty()) expect_force(path, lost, force);
-  save(context_, session_.get(), path);
-  context_.terminal.note("Saved " + grouped(token_count(session_.get())) + " tokens in " + path);
+  save(console_, session_.get(), path);
+  console_.terminal.note("Saved " + grouped(token_count(session_.get())) + " tokens in " + path);
 }
 
 void Chat::command(const std::string& line) {
@@ -129,35 +129,35 @@ void Chat::command(const std::string& line) {
       space == std::string::npos || rest == std::string::npos ? "" : line.substr(rest);
   if (name == "/reset") {
     reset();
-    context_.terminal.note("Forgotten; the document is still there");
+    console_.terminal.note("Forgotten; the document is still there");
   } else if (name == "/stats") {
-    context_.terminal.print(json_text(stats_of(session_.get())));
+    console_.terminal.print(json_text(stats_of(session_.get())));
   } else if (name == "/save") {
     save_as(argument);
   } else if (name == "/help") {
-    context_.terminal.print(help_text + std::string(system::end_of_input) + "      leave\n");
+    console_.terminal.print(help_text + std::string(system::end_of_input) + "      leave\n");
   } else {
-    context_.terminal.error("no command " + name + "; /help lists them");
+    console_.terminal.error("no command " + name + "; /help lists them");
   }
 }
 
 void Chat::run() {
   const bool person = system::is_terminal(system::Stream::input);
   if (person)
-    context_.terminal.note(std::string("Ask away. /help lists commands, ") + system::end_of_input +
+    console_.terminal.note(std::string("Ask away. /help lists commands, ") + system::end_of_input +
                            " leaves.");
-  Lines lines(&context_.interrupt);
+  Lines lines(&console_.interrupt);
   bool leaving = false;  // a second Ctrl-C in a row at the prompt leaves too
   while (true) {
-    context_.interrupt.arm();
-    if (person) context_.terminal.prompt("> ");
+    console_.interrupt.arm();
+    if (person) console_.terminal.prompt("> ");
     std::string line;
     const Lines::Kind kind = lines.next(&line);
     if (kind == Lines::Kind::end || (kind == Lines::Kind::interrupted && (leaving || !person)))
       break;
     leaving = kind == Lines::Kind::interrupted;
     if (leaving) {
-      context_.terminal.prompt(std::string("\n") + system::end_of_input + " leaves.\n");
+      console_.terminal.prompt(std::string("\n") + system::end_of_input + " leaves.\n");
       continue;
     }
     if (line.find_first_not_of(" \t") == std::string::npos) continue;
@@ -167,33 +167,33 @@ void Chat::run() {
       // A failed call leaves the session as it was: the conversation goes on, unless nobody
       // listens.
       if (failure.exit_code() == exit_pipe || !person) throw;
-      context_.terminal.error(failure.what());
+      console_.terminal.error(failure.what());
     }
   }
-  if (person) context_.terminal.prompt("\n");
+  if (person) console_.terminal.prompt("\n");
 }
 
 }  // namespace
 
-void run_chat(Context& context, const ChatArguments& arguments) {
-  if (context.json) throw Failure(exit_usage, "chat has no --json; `kvasir ask --json` has");
+void run_chat(Console& console, const ChatArguments& arguments) {
+  if (console.json) throw Failure(exit_usage, "chat has no --json; `kvasir ask --json` has");
   expect_one_source(arguments.source);
-  const Model model = open_model(context, arguments.model, true);
+  const Model model = open_model(console, arguments.model, true);
   const SessionFlags flags =
-      with_calibration(context, arguments.model, model.get(), arguments.session,
+      with_calibration(console, arguments.model, model.get(), arguments.session,
                        {arguments.session.strategy, arguments.session.prefill});
   Session session;
   if (arguments.source.document.empty() && arguments.source.cache.empty()) {
-    session = open_session(context, model.get(), flags);
+    session = open_session(console, model.get(), flags);
   } else {
     if (arguments.source.document == "-")
       throw Failure(exit_usage,
                     "chat reads questions from standard input; the document must be a file");
-    Reading reading = open_reading(context, model.get(), arguments.source, flags);
-    if (reading.save_failure) context.terminal.error(reading.save_failure->what());
-    session = std::move(reading.session);
+    OpenDocument opened = open_document(console, model.get(), arguments.source, flags);
+    if (opened.save_failure) console.terminal.error(opened.save_failure->what());
+    session = std::move(opened.session);
   }
-  Chat(context, model.get(), std::move(session), arguments.sampling).run();
+  Chat(console, model.get(), std::move(session), arguments.sampling).run();
 }
 
 }  // namespace tool

@@ -7,9 +7,9 @@
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
+#include "number_text.h"
 #include "output.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -118,13 +118,13 @@ std::string lost_with(const Evaluation& evaluation, const std::string& path,
 
 }  // namespace
 
-void run_eval(Context& context, const EvalArguments& arguments) {
+void run_eval(Console& console, const EvalArguments& arguments) {
   make_folder(arguments.work);
   expect_writable_folder(arguments.work);
   const std::string output =
       arguments.output.empty() ? arguments.work + "/results.json" : arguments.output;
   expect_writable(output);
-  Evaluation evaluation(context, arguments);
+  Evaluation evaluation(console, arguments);
   if (is_there(output))
     if (const std::string lost = lost_with(evaluation, output, arguments.work); !lost.empty())
       expect_force(output, lost, arguments.force);
@@ -135,13 +135,13 @@ void run_eval(Context& context, const EvalArguments& arguments) {
   const double kv_bytes =
       static_cast<double>(model.kv_bytes_per_token) / (model.layers * model.kv_heads);
 
-  context.result = header_json(evaluation, arguments);
-  context.result["rows"] = rows_json(summaries, kv_bytes);
-  Json whole = context.result;
+  console.result = header_json(evaluation, arguments);
+  console.result["rows"] = rows_json(summaries, kv_bytes);
+  Json whole = console.result;
   for (const Result* result : results) whole["results"].push_back(to_json(*result));
   write_file(output, json_text(whole));
-  if (!context.json) print_tables(context.terminal, summaries);
-  context.terminal.note("All of it is in " + output);
+  if (!console.json) print_tables(console.terminal, summaries);
+  console.terminal.note("All of it is in " + output);
 }
 
 }  // namespace tool

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "context.h"
+#include "console.h"
 #include "eval_tasks.h"
 
 namespace tool {

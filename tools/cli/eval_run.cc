@@ -4,14 +4,14 @@
 #include <filesystem>
 #include <fstream>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "failure.h"
 #include "files.h"
+#include "number_text.h"
 #include "sequence_text.h"
 #include "strategies.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -73,11 +73,11 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies,
   return methods;
 }
 
-Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
-    : context_(context), arguments_(arguments), flags_(arguments.session),
+Evaluation::Evaluation(Console& console, const EvalArguments& arguments)
+    : console_(console), arguments_(arguments), flags_(arguments.session),
       methods_(methods_of(arguments.strategies, arguments.budgets, arguments.select_tokens)),
-      kept_(arguments.work + "/results.jsonl"), progress_(context.terminal, &estimate_) {
-  model_ = open_model(context, arguments.model);
+      kept_(arguments.work + "/results.jsonl"), progress_(console.terminal, &estimate_) {
+  model_ = open_model(console, arguments.model);
   kv_error error{};
   info_.struct_size = sizeof info_;
   check(kv_model_info(model_.get(), &info_, &error), error);
@@ -85,20 +85,20 @@ Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
     if (length > info_.context)
       throw Failure(exit_usage, "--length: " + grouped(length) + " tokens are more than the " +
                                     grouped(info_.context) + " that the model was trained for");
-  flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session,
+  flags_ = with_calibration(console, arguments.model, model_.get(), arguments.session,
                             arguments.strategies);
   model_identity_ = hex(sampled_hash(arguments.model.path)) + " " + arguments.model.chat_format;
   std::string device = arguments.model.device;  // which rounds otherwise
   if (device == "auto")
     device =
-        stats_of(open_session(context, model_.get(), {}).get()).at("device").get<std::string>();
+        stats_of(open_session(console, model_.get(), {}).get()).at("device").get<std::string>();
   if (!device.empty() && device != "cpu") model_identity_ += " " + device;
   program_identity_ = hex(sampled_hash(system::program_path()));
-  context.terminal.draw("Making documents");
+  console.terminal.draw("Making documents");
   make_jobs(Haystack(joined_texts(arguments.texts), [model = model_.get()](std::string_view text) {
     return count_tokens(model, text);
   }));
-  context.terminal.erase();
+  console.terminal.erase();
 }
 
 // A document is the same whichever of its tasks are asked, so that it is read once for all of them.
@@ -193,8 +193,8 @@ Session Evaluation::resume(const Job& job, size_t* bytes, uint64_t* tokens) {
   if (!std::filesystem::exists(system::path(path_of(job)))) return nullptr;
   kv_error error{};
   kv_session* loaded = nullptr;
-  const kv_session_options options = session_options(context_, flags_);
-  const kv_call_options call = call_options(context_, nullptr);
+  const kv_session_options options = session_options(console_, flags_);
+  const kv_call_options call = call_options(console_, nullptr);
   const kv_status status =
       kv_load(model_.get(), path_of(job).c_str(), &options, &call, &loaded, &error);
   if (kv_status_is_stale(status) != 0 || status == KV_CORRUPT || status == KV_NOT_A_CACHE)
@@ -202,7 +202,7 @@ Session Evaluation::resume(const Job& job, size_t* bytes, uint64_t* tokens) {
   if (status == KV_CANCELLED) stopped();
   check(status, error);
   Session session(loaded);
-  const Holdings holdings = compare(context_, model_.get(), session.get(), job.document.text);
+  const Holdings holdings = compare(console_, model_.get(), session.get(), job.document.text);
   if (holdings.kind != Holdings::whole && holdings.kind != Holdings::beginning) return nullptr;
   *bytes = holdings.bytes;
   *tokens = token_count(session.get());
@@ -222,11 +222,11 @@ void Evaluation::read(const Job& job) {
     estimate_.drop(Work::reading, reading_cost(job.tokens));
     return;
   }
-  if (session == nullptr) session = open_session(context_, model_.get(), flags_);
+  if (session == nullptr) session = open_session(console_, model_.get(), flags_);
   estimate_.drop(Work::reading, reading_cost(before));
   progress_.begin(label);
   ReadingSteps steps{progress_, before, reading_cost(before)};
-  kv_call_options options = call_options(context_, nullptr);
+  kv_call_options options = call_options(console_, nullptr);
   options.progress = ReadingSteps::callback;
   options.progress_user = &steps;
   kv_error error{};
@@ -236,7 +236,7 @@ void Evaluation::read(const Job& job) {
   if (status != KV_CANCELLED) check(status, error);
   if (added > 0) {
     kv_error save_error{};  // not to be cancelled: it takes moments, and what it keeps took minutes
-    context_.terminal.draw("Saving " + path_of(job));
+    console_.terminal.draw("Saving " + path_of(job));
     check(kv_save(session.get(), path_of(job).c_str(), nullptr, &save_error), save_error);
   }
   if (status == KV_CANCELLED) stopped();
@@ -248,8 +248,8 @@ Session Evaluation::load(const Job& job, const Method& method) {
   flags.budget = method.budget.value;
   flags.select_tokens = method.select_tokens;
   keep_what_it_takes(&flags);
-  const kv_session_options options = session_options(context_, flags);
-  const kv_call_options call = call_options(context_, nullptr);
+  const kv_session_options options = session_options(console_, flags);
+  const kv_call_options call = call_options(console_, nullptr);
   kv_error error{};
   kv_session* session = nullptr;
   const kv_status status =
@@ -270,7 +270,7 @@ void Evaluation::ask(kv_session* session, const Turn& turn, uint32_t max_tokens,
   kv_generate_options_init(&options, sizeof options);
   options.max_tokens = max_tokens;
   options.keep = keep ? 1 : 0;
-  options.cancel = context_.interrupt.token();
+  options.cancel = console_.interrupt.token();
   kv_answer facts{};
   facts.struct_size = sizeof facts;
   kv_error error{};
@@ -309,7 +309,7 @@ void Evaluation::score_text(kv_session* session, const std::string& text, Result
   std::vector<int32_t> tokens = tokenize(model_.get(), text, 0);
   tokens.resize(std::min(tokens.size(), following_tokens));
   std::vector<float> logarithms(tokens.size());
-  const kv_call_options options = call_options(context_, nullptr);
+  const kv_call_options options = call_options(console_, nullptr);
   kv_error error{};
   const auto start = std::chrono::steady_clock::now();
   const kv_status status =
@@ -359,7 +359,7 @@ void Evaluation::run() {
     read(job);
     for (const Method& method : open) answer_all(job, method);
   }
-  context_.terminal.erase();
+  console_.terminal.erase();
 }
 
 }  // namespace tool

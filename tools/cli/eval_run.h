@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "console.h"
 #include "eval_progress.h"
 #include "eval_results.h"
 #include "eval_tasks.h"
@@ -27,7 +27,7 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies,
 class Evaluation {
  public:
   // Makes documents and questions; throws Failure.
-  Evaluation(Context& context, const EvalArguments& arguments);
+  Evaluation(Console& console, const EvalArguments& arguments);
 
   // Answers what was not answered before. Throws Failure; what was answered by then is kept.
   void run();
@@ -63,7 +63,7 @@ class Evaluation {
   void ask(kv_session* session, const Turn& turn, uint32_t max_tokens, bool keep, Result* result);
   void score_text(kv_session* session, const std::string& text, Result* result);
 
-  Context& context_;
+  Console& console_;
   const EvalArguments& arguments_;
   SessionFlags flags_;
   Model model_;

@@ -6,7 +6,7 @@
 
 #include "eval_values.h"
 #include "failure.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {

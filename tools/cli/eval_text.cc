@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "failure.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "context.h"
+#include "console.h"
 #include "eval_random.h"
 #include "failure.h"
 #include "system.h"

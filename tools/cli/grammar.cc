@@ -1,8 +1,8 @@
 #include "grammar.h"
 
 #include "failure.h"
+#include "number_text.h"
 #include "strategies.h"
-#include "words.h"
 
 namespace tool {
 

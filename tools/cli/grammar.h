@@ -83,7 +83,7 @@ void add_passages(CLI::App* app, uint32_t* target);
 void add_document(CLI::App* app, SourceFlags* flags, const char* save_names, const char* save_help);
 void add_source(CLI::App* app, SourceFlags* flags);
 
-using Command = std::function<void(Context&)>;
+using Command = std::function<void(Console&)>;
 
 struct Grammar {
   CLI::App& app;
@@ -93,11 +93,11 @@ struct Grammar {
   // A subcommand and its own arguments, which live as long as the command can be called.
   template <typename Arguments>
   std::pair<CLI::App*, std::shared_ptr<Arguments>> add(const char* name, const char* help,
-                                                       void (*run)(Context&, const Arguments&)) {
+                                                       void (*run)(Console&, const Arguments&)) {
     const auto arguments = std::make_shared<Arguments>();
     CLI::App* command = app.add_subcommand(name, help);
     command->callback([to = chosen, run, arguments] {
-      *to = [run, arguments](Context& c) { run(c, *arguments); };
+      *to = [run, arguments](Console& c) { run(c, *arguments); };
     });
     add_global(command, global);
     return {command, arguments};

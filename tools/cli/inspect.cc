@@ -6,8 +6,8 @@
 
 #include "commands.h"
 #include "failure.h"
+#include "number_text.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -22,37 +22,37 @@ bool is_model(const std::string& path) {
 
 const std::string neither = "it is neither a model (GGUF) nor a cache of Kvasir";
 
-void row(Context& context, const char* name, const std::string& value) {
-  if (!context.json) context.terminal.print(printed("%-18s", name) + value + "\n");
+void row(Console& console, const char* name, const std::string& value) {
+  if (!console.json) console.terminal.print(printed("%-18s", name) + value + "\n");
 }
 
-void inspect_model(Context& context, const std::string& path) {
+void inspect_model(Console& console, const std::string& path) {
   kv_error error{};
   kv_model_information info{};
   info.struct_size = sizeof info;
   ModelFlags flags;
   flags.path = path;
   // Opened, not inspected: so a hash is found that was kept. Its thread ends at once.
-  check(kv_model_info(open_model(context, flags, true).get(), &info, &error), error);
-  row(context, "model", info.name);
-  row(context, "architecture", info.architecture);
-  row(context, "parameters", grouped(info.parameters));
-  row(context, "weights", std::string(info.weights) + ", " + byte_count(info.weight_bytes));
-  row(context, "layers", std::to_string(info.layers));
-  row(context, "width", std::to_string(info.width));
-  row(context, "heads",
+  check(kv_model_info(open_model(console, flags, true).get(), &info, &error), error);
+  row(console, "model", info.name);
+  row(console, "architecture", info.architecture);
+  row(console, "parameters", grouped(info.parameters));
+  row(console, "weights", std::string(info.weights) + ", " + byte_count(info.weight_bytes));
+  row(console, "layers", std::to_string(info.layers));
+  row(console, "width", std::to_string(info.width));
+  row(console, "heads",
       std::to_string(info.heads) + " query, " + std::to_string(info.kv_heads) + " key/value, of " +
           std::to_string(info.head_dim));
-  row(context, "feed forward", std::to_string(info.feed_forward));
-  row(context, "vocabulary", grouped(info.vocabulary) + " tokens, " + info.tokenizer);
-  row(context, "chat format", info.chat_format);
-  row(context, "context", grouped(info.context) + " tokens");
-  row(context, "cache",
+  row(console, "feed forward", std::to_string(info.feed_forward));
+  row(console, "vocabulary", grouped(info.vocabulary) + " tokens, " + info.tokenizer);
+  row(console, "chat format", info.chat_format);
+  row(console, "context", grouped(info.context) + " tokens");
+  row(console, "cache",
       byte_count(info.kv_bytes_per_token) + " a token, " +
           byte_count(info.kv_bytes_per_token * info.context) + " for the whole context");
-  row(context, "fingerprint", info.fingerprint);
-  row(context, "hash", *info.hash ? info.hash : "unknown; kvasir verify computes it");
-  context.result = {{"kind", "model"},
+  row(console, "fingerprint", info.fingerprint);
+  row(console, "hash", *info.hash ? info.hash : "unknown; kvasir verify computes it");
+  console.result = {{"kind", "model"},
                     {"path", path},
                     {"name", info.name},
                     {"architecture", info.architecture},
@@ -74,24 +74,24 @@ void inspect_model(Context& context, const std::string& path) {
                     {"hash", *info.hash ? Json(info.hash) : Json()}};
 }
 
-void inspect_cache(Context& context, const std::string& path) {
+void inspect_cache(Console& console, const std::string& path) {
   kv_error error{};
   kv_file_information info{};
   info.struct_size = sizeof info;
   const kv_status status = kv_file_inspect(path.c_str(), &info, &error);
   check(status, error, status == KV_NOT_A_CACHE ? neither : "");
-  row(context, "cache of", info.model_name);
-  row(context, "tokens",
+  row(console, "cache of", info.model_name);
+  row(console, "tokens",
       grouped(info.tokens) + ", " + grouped(info.sealed_tokens) + " of them in sealed pages");
-  row(context, "keys and values",
+  row(console, "keys and values",
       byte_count(info.kv_bytes) + (info.kv_type == KV_KV_F32 ? ", f32" : ", int8"));
-  if (info.chat_format[0] != '\0') row(context, "chat format", info.chat_format);
-  row(context, "layers", std::to_string(info.layers));
-  row(context, "heads",
+  if (info.chat_format[0] != '\0') row(console, "chat format", info.chat_format);
+  row(console, "layers", std::to_string(info.layers));
+  row(console, "heads",
       std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
-  row(context, "file",
+  row(console, "file",
       byte_count(info.file_bytes) + ", format " + std::to_string(info.format_version));
-  context.result = {{"kind", "cache"},
+  console.result = {{"kind", "cache"},
                     {"path", path},
                     {"model_name", info.model_name},
                     {"format_version", info.format_version},
@@ -107,23 +107,23 @@ void inspect_cache(Context& context, const std::string& path) {
 }
 
 // False when it is something else.
-bool inspect_packed(Context& context, const std::string& path) {
+bool inspect_packed(Console& console, const std::string& path) {
   kv_error error{};
   kv_packed_information info{};
   info.struct_size = sizeof info;
   const kv_status status = kv_packed_inspect(path.c_str(), &info, &error);
   if (status == KV_NOT_A_CACHE) return false;
   check(status, error);
-  row(context, "packed cache of", info.model_name);
-  row(context, "tokens", grouped(info.tokens));
-  row(context, "layers", std::to_string(info.layers));
-  row(context, "heads",
+  row(console, "packed cache of", info.model_name);
+  row(console, "tokens", grouped(info.tokens));
+  row(console, "layers", std::to_string(info.layers));
+  row(console, "heads",
       std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
-  row(context, "cache",
+  row(console, "cache",
       byte_count(info.document_bytes) + " when it is unpacked, format " +
           std::to_string(info.format_version));
-  row(context, "file", byte_count(info.file_bytes) + ", level " + std::to_string(info.level));
-  context.result = {{"kind", "packed"},
+  row(console, "file", byte_count(info.file_bytes) + ", level " + std::to_string(info.level));
+  console.result = {{"kind", "packed"},
                     {"path", path},
                     {"model_name", info.model_name},
                     {"packed_version", info.packed_version},
@@ -140,52 +140,52 @@ bool inspect_packed(Context& context, const std::string& path) {
 
 }  // namespace
 
-void run_inspect(Context& context, const FileArguments& arguments) {
+void run_inspect(Console& console, const FileArguments& arguments) {
   if (is_model(arguments.path)) {
-    inspect_model(context, arguments.path);
-  } else if (!inspect_packed(context, arguments.path)) {
-    inspect_cache(context, arguments.path);
+    inspect_model(console, arguments.path);
+  } else if (!inspect_packed(console, arguments.path)) {
+    inspect_cache(console, arguments.path);
   }
 }
 
-static std::string verify_model(Context& context, const Model& model) {
+static std::string verify_model(Console& console, const Model& model) {
   kv_error error{};
   kv_model_information info{};
   info.struct_size = sizeof info;
-  Progress progress(context.terminal, "Hashing the model", Unit::bytes);
-  const kv_call_options options = call_options(context, &progress);
+  Progress progress(console.terminal, "Hashing the model", Unit::bytes);
+  const kv_call_options options = call_options(console, &progress);
   const kv_status status = kv_model_hash(model.get(), &options, &error);
   if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
   check(status, error);
   check(kv_model_info(model.get(), &info, &error), error);
-  context.result["hash"] = info.hash;
+  console.result["hash"] = info.hash;
   return std::string(
              "metadata and tensor shapes are sound (the format has no checksums for the weights), "
              "hash ") +
          info.hash;
 }
 
-void run_verify(Context& context, const FileArguments& arguments) {
-  context.result = {{"path", arguments.path},
+void run_verify(Console& console, const FileArguments& arguments) {
+  console.result = {{"path", arguments.path},
                     {"kind", is_model(arguments.path) ? "model" : "cache"}};
   std::string verdict;
   if (is_model(arguments.path)) {
     ModelFlags flags;
     flags.path = arguments.path;
-    verdict = verify_model(context, open_model(context, flags, true));
+    verdict = verify_model(console, open_model(console, flags, true));
   } else {
     kv_error error{};
-    Progress progress(context.terminal,
+    Progress progress(console.terminal,
                       "Checking " + system::text(system::path(arguments.path).filename()),
                       Unit::bytes);
-    const kv_call_options options = call_options(context, &progress);
+    const kv_call_options options = call_options(console, &progress);
     const kv_status status = kv_file_verify(arguments.path.c_str(), &options, &error);
     if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
     check(status, error, status == KV_NOT_A_CACHE ? neither : "");
     verdict = "sound, every byte of " + byte_count(progress.total());
   }
-  context.result["sound"] = true;
-  if (!context.json) context.terminal.print(arguments.path + ": " + verdict + "\n");
+  console.result["sound"] = true;
+  if (!console.json) console.terminal.print(arguments.path + ": " + verdict + "\n");
 }
 
 }  // namespace tool

@@ -2,14 +2,14 @@
 #include <ctime>
 #include <filesystem>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
 #include "grammar.h"
+#include "number_text.h"
 #include "output.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -19,12 +19,12 @@ void on_log(int32_t level, const char* message, void* user) {
                                      std::string(message));
 }
 
-Library open_library(Context& context, const LibraryFlags& flags) {
+Library open_library(Console& console, const LibraryFlags& flags) {
   kv_library_options options;
   kv_library_options_init(&options, sizeof options);
   options.max_bytes = flags.max_bytes;
   options.log = on_log;
-  options.log_user = &context.terminal;
+  options.log_user = &console.terminal;
   kv_error error{};
   kv_library* library = nullptr;
   check(kv_library_open(flags.folder.c_str(), &options, &library, &error), error);
@@ -40,7 +40,7 @@ std::string day_and_time(uint64_t nanoseconds) {
   return text;
 }
 
-void list_document(Context& context, const kv_library_document& d) {
+void list_document(Console& console, const kv_library_document& d) {
   const bool usable = d.status == KV_OK;
   Json entry = {{"name", d.name},
                 {"file_bytes", d.file_bytes},
@@ -53,9 +53,9 @@ void list_document(Context& context, const kv_library_document& d) {
   } else {
     entry["status_text"] = kv_status_text(d.status);
   }
-  context.result["documents"].push_back(std::move(entry));
-  if (context.json) return;
-  context.terminal.print(printed("%-32s ", d.name) +
+  console.result["documents"].push_back(std::move(entry));
+  if (console.json) return;
+  console.terminal.print(printed("%-32s ", d.name) +
                          printed("%10s  ", byte_count(d.file_bytes).c_str()) +
                          day_and_time(d.last_used) + "  " +
                          (usable ? grouped(d.tokens) + " tokens, " + d.model_name
@@ -96,13 +96,13 @@ std::string name_after(const std::string& path) {
 
 // A session of the document: from the library as far as it is there, read and added where it is
 // not.
-Session add(Context& context, kv_model* model, const LibraryAddArguments& arguments,
+Session add(Console& console, kv_model* model, const LibraryAddArguments& arguments,
             const SessionFlags& flags) {
   const std::string text = read_file(arguments.document);
   const std::string name = arguments.name.empty() ? name_after(arguments.document) : arguments.name;
-  const Library library = open_library(context, arguments.library);
-  const kv_session_options session_flags = session_options(context, flags);
-  Progress progress(context.terminal, "Reading " + (name.empty() ? "standard input" : name),
+  const Library library = open_library(console, arguments.library);
+  const kv_session_options session_flags = session_options(console, flags);
+  Progress progress(console.terminal, "Reading " + (name.empty() ? "standard input" : name),
                     Unit::tokens);
   kv_library_session_options options;
   kv_library_session_options_init(&options, sizeof options);
@@ -110,7 +110,7 @@ Session add(Context& context, kv_model* model, const LibraryAddArguments& argume
       (arguments.verify ? KV_LIBRARY_VERIFY : 0) | (arguments.replace ? KV_LIBRARY_REPLACE : 0);
   options.name = name.empty() ? nullptr : name.c_str();
   options.session = &session_flags;
-  options.cancel = context.interrupt.token();
+  options.cancel = console.interrupt.token();
   options.progress = [](int32_t phase, uint64_t done, uint64_t total, void* user) -> int32_t {
     return phase == KV_PHASE_PREFILL || phase == KV_PHASE_PREPARE
                ? Progress::callback(phase, done, total, user)
@@ -127,19 +127,19 @@ Session add(Context& context, kv_model* model, const LibraryAddArguments& argume
   check(status, error,
         status == KV_BAD_STATE ? "give this one another --name, or add --force to replace it" : "");
   Session owner(session);
-  context.result["source"] = {{"library", arguments.library.folder},
+  console.result["source"] = {{"library", arguments.library.folder},
                               {"name", result.name},
                               {"tokens", result.tokens},
                               {"found_tokens", result.tokens_found},
                               {"saved", result.saved != 0},
                               {"seconds", progress.seconds()}};
   const uint64_t read = result.tokens - result.tokens_found;
-  context.terminal.note(std::string(result.name) + ": found " + grouped(result.tokens_found) +
+  console.terminal.note(std::string(result.name) + ": found " + grouped(result.tokens_found) +
                         " tokens, read " + grouped(read) + " in " + duration(progress.seconds()) +
                         (result.saved ? "; saved" : ""));
   if (result.save_status != KV_OK) {
-    context.result["source"]["save_status"] = result.save_status;
-    context.terminal.error(std::string("what was read is not in the library: ") +
+    console.result["source"]["save_status"] = result.save_status;
+    console.terminal.error(std::string("what was read is not in the library: ") +
                            kv_status_text(result.save_status));
   }
   return owner;
@@ -147,9 +147,9 @@ Session add(Context& context, kv_model* model, const LibraryAddArguments& argume
 
 }  // namespace
 
-void run_library_list(Context& context, const LibraryListArguments& arguments) {
-  const Library library = open_library(context, arguments.library);
-  context.result["documents"] = Json::array();
+void run_library_list(Console& console, const LibraryListArguments& arguments) {
+  const Library library = open_library(console, arguments.library);
+  console.result["documents"] = Json::array();
   for (uint32_t i = 0;; ++i) {
     kv_library_document document{};
     document.struct_size = sizeof document;
@@ -157,42 +157,42 @@ void run_library_list(Context& context, const LibraryListArguments& arguments) {
     const kv_status status = kv_library_list(library.get(), i, &document, &error);
     if (status == KV_NOT_FOUND) return;
     check(status, error);
-    list_document(context, document);
+    list_document(console, document);
   }
 }
 
-void run_library_add(Context& context, const LibraryAddArguments& arguments) {
+void run_library_add(Console& console, const LibraryAddArguments& arguments) {
   if (is_there(arguments.library.folder)) expect_writable_folder(arguments.library.folder);
-  const Model model = open_model(context, arguments.model, true);
-  add(context, model.get(), arguments,
-      with_calibration(context, arguments.model, model.get(), arguments.session,
+  const Model model = open_model(console, arguments.model, true);
+  add(console, model.get(), arguments,
+      with_calibration(console, arguments.model, model.get(), arguments.session,
                        {arguments.session.prefill}));
-  const Json& source = context.result["source"];
+  const Json& source = console.result["source"];
   if (source.contains("save_status"))
     throw Failure(exit_code_for(source["save_status"]), "the document was not added");
 }
 
-void run_library_ask(Context& context, const LibraryAskArguments& arguments) {
+void run_library_ask(Console& console, const LibraryAskArguments& arguments) {
   const std::vector<std::string> questions =
       questions_of(arguments.questions, arguments.add.document);
-  const Model model = open_model(context, arguments.add.model, true);
+  const Model model = open_model(console, arguments.add.model, true);
   const SessionFlags flags =
-      with_calibration(context, arguments.add.model, model.get(), arguments.add.session,
+      with_calibration(console, arguments.add.model, model.get(), arguments.add.session,
                        {arguments.add.session.strategy, arguments.add.session.prefill});
-  const Session session = add(context, model.get(), arguments.add, flags);
-  answer_each(context, model.get(), session.get(), questions, arguments.sampling,
+  const Session session = add(console, model.get(), arguments.add, flags);
+  answer_each(console, model.get(), session.get(), questions, arguments.sampling,
               arguments.passages);
 }
 
-void run_library_rename(Context& context, const LibraryRenameArguments& arguments) {
-  const Library library = open_library(context, arguments.library);
+void run_library_rename(Console& console, const LibraryRenameArguments& arguments) {
+  const Library library = open_library(console, arguments.library);
   kv_error error{};
   check(kv_library_rename(library.get(), arguments.from.c_str(), arguments.to.c_str(), &error),
         error);
 }
 
-void run_library_remove(Context& context, const LibraryRemoveArguments& arguments) {
-  const Library library = open_library(context, arguments.library);
+void run_library_remove(Console& console, const LibraryRemoveArguments& arguments) {
+  const Library library = open_library(console, arguments.library);
   for (const std::string& name : arguments.names) {
     kv_error error{};
     check(kv_library_remove(library.get(), name.c_str(), &error), error);

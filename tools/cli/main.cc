@@ -38,19 +38,19 @@ int report(const Failure& failure, Terminal& terminal, bool json, Json result) {
 }
 
 int run(const Invocation& invocation) {
-  Context context(invocation.global);
+  Console console(invocation.global);
   try {
-    invocation.command(context);
-    if (context.json) context.terminal.print(json_text(context.result));
+    invocation.command(console);
+    if (console.json) console.terminal.print(json_text(console.result));
     return exit_ok;
   } catch (const Failure& failure) {
-    return report(failure, context.terminal, context.json, context.result);
+    return report(failure, console.terminal, console.json, console.result);
   } catch (const std::bad_alloc&) {
-    return report(Failure(exit_resources, "out of memory"), context.terminal, context.json,
-                  context.result);
+    return report(Failure(exit_resources, "out of memory"), console.terminal, console.json,
+                  console.result);
   } catch (const std::exception& error) {
-    return report(Failure(exit_failure, error.what()), context.terminal, context.json,
-                  context.result);
+    return report(Failure(exit_failure, error.what()), console.terminal, console.json,
+                  console.result);
   }
 }
 

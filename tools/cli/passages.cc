@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "failure.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {
@@ -107,10 +107,10 @@ std::vector<AttendedPassage> passages_of(const kv_model* model, kv_session* sess
   return passages;
 }
 
-void print_passages(Context& context, const std::vector<AttendedPassage>& passages) {
-  if (context.json) return;
+void print_passages(Console& console, const std::vector<AttendedPassage>& passages) {
+  if (console.json) return;
   for (const AttendedPassage& p : passages)
-    context.terminal.print("  " + percent(static_cast<double>(p.span.share), 1) + " at " +
+    console.terminal.print("  " + percent(static_cast<double>(p.span.share), 1) + " at " +
                            percent(p.at, 1) + ": \"" + cut(p.text) + "\"\n");
 }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "console.h"
 
 namespace tool {
 
@@ -20,7 +20,7 @@ struct AttendedPassage {
 std::vector<AttendedPassage> passages_of(const kv_model* model, kv_session* session, size_t most);
 
 // A line for each: share, place, quotation.
-void print_passages(Context& context, const std::vector<AttendedPassage>& passages);
+void print_passages(Console& console, const std::vector<AttendedPassage>& passages);
 Json passages_json(const std::vector<AttendedPassage>& passages);
 
 // The part of text from the beginning of the sentence, or else the word, in which `begin` lies to

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kvasir.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {

@@ -2,18 +2,18 @@
 #include <algorithm>
 #include <cmath>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
-#include "compared.h"
+#include "comparison.h"
 #include "eval_progress.h"
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
+#include "number_text.h"
 #include "output.h"
 #include "prefill.h"
 #include "strategies.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -23,21 +23,21 @@ constexpr double usual_steps = 60;  // of a question and its answer
 
 struct Measured {
   Method method;
-  ComparedSums sums;
+  ComparisonSums sums;
   double log_probability = 0;  // of the document's end, mean
   Json stats;                  // of the last answer
 };
 
 class Recall {
  public:
-  Recall(Context& context, const RecallArguments& arguments)
-      : context_(context), arguments_(arguments),
+  Recall(Console& console, const RecallArguments& arguments)
+      : console_(console), arguments_(arguments),
         methods_(methods_of(arguments.strategies, arguments.budgets, arguments.select_tokens)),
-        model_(open_model(context, arguments.model)), progress_(context.terminal, &estimate_) {
+        model_(open_model(console, arguments.model)), progress_(console.terminal, &estimate_) {
     kv_error error{};
     info.struct_size = sizeof info;
     check(kv_model_info(model_.get(), &info, &error), error);
-    flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session,
+    flags_ = with_calibration(console, arguments.model, model_.get(), arguments.session,
                               arguments.strategies);
     flags_.compare = 1;
     flags_.certify = true;
@@ -48,9 +48,9 @@ class Recall {
     for (const Method& method : methods_)
       if (flags_.head_graphs && takes_head_graphs(method.strategy))
         flags_.strategy = method.strategy;
-    Reading reading = open_reading(context, model_.get(), arguments.source, flags_);
-    if (reading.save_failure) context.terminal.error(reading.save_failure->what());
-    document_ = std::move(reading.session);
+    OpenDocument opened = open_document(console, model_.get(), arguments.source, flags_);
+    if (opened.save_failure) console.terminal.error(opened.save_failure->what());
+    document_ = std::move(opened.session);
     take_off_end();
   }
 
@@ -61,7 +61,7 @@ class Recall {
     estimate_.expect(Work::answering, cost * static_cast<double>(methods_.size()));
     std::vector<Measured> all;
     for (const Method& method : methods_) all.push_back(measure(method));
-    context_.terminal.erase();
+    console_.terminal.erase();
     return all;
   }
 
@@ -119,7 +119,7 @@ class Recall {
     const Session session = fork_with(shortened_.get(), measured->method);
     progress_.begin(label_ + ": the document's end");
     done_ = 0;
-    kv_call_options options = call_options(context_, nullptr);
+    kv_call_options options = call_options(console_, nullptr);
     options.progress_user = this;
     options.progress = [](int32_t, uint64_t done, uint64_t, void* user) {
       auto& self = *static_cast<Recall*>(user);
@@ -145,7 +145,7 @@ class Recall {
     kv_generate_options options;
     kv_generate_options_init(&options, sizeof options);
     options.max_tokens = answer_tokens;
-    options.cancel = context_.interrupt.token();
+    options.cancel = console_.interrupt.token();
     kv_error error{};
     std::string text;
     const kv_status status = kv_generate(session, question.data(), question.size(), &options,
@@ -157,7 +157,7 @@ class Recall {
     progress_.step(Work::answering, answering_cost(static_cast<uint64_t>(usual_steps), tokens));
   }
 
-  Context& context_;
+  Console& console_;
   const RecallArguments& arguments_;
   std::vector<Method> methods_;
   Model model_;
@@ -195,7 +195,7 @@ Json row_json(const Measured& measured, const kv_model_information& info) {
     if (measured.stats.contains(name)) row[name] = measured.stats[name];
   for (const auto& layer : measured.sums.layers()) {
     Json heads = Json::array();
-    for (const ComparedSum& head : layer) heads.push_back(head.json());
+    for (const ComparisonSum& head : layer) heads.push_back(head.json());
     row["layers"].push_back(std::move(heads));
   }
   return row;
@@ -238,16 +238,16 @@ void print_table(Terminal& terminal, const Json& result) {
 
 }  // namespace
 
-void run_recall(Context& context, const RecallArguments& arguments) {
+void run_recall(Console& console, const RecallArguments& arguments) {
   expect_one_source(arguments.source);
   if (arguments.source.document.empty() && arguments.source.cache.empty())
     throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
   if (arguments.steps == 0 && arguments.questions.empty())
     throw Failure(exit_usage, "--steps is 0 and there is no question: nothing to compare");
   expect_unused(arguments.output, arguments.source.force);
-  Recall recall(context, arguments);
+  Recall recall(console, arguments);
   const std::vector<Measured> measured = recall.run();
-  Json& result = context.result;
+  Json& result = console.result;
   result["build"] = Json::parse(kv_build_info());
   result["model"] = {{"path", arguments.model.path},
                      {"name", recall.info.name},
@@ -258,8 +258,8 @@ void run_recall(Context& context, const RecallArguments& arguments) {
   result["questions"] = arguments.questions;
   for (const Measured& one : measured) result["compared"].push_back(row_json(one, recall.info));
   write_file(arguments.output, json_text(result));
-  if (!context.json) print_table(context.terminal, result);
-  context.terminal.note("All of it is in " + arguments.output);
+  if (!console.json) print_table(console.terminal, result);
+  console.terminal.note("All of it is in " + arguments.output);
 }
 
 }  // namespace tool

@@ -31,13 +31,13 @@ std::string_view first_character(std::string_view text) {
 
 // The marks that the model's chat format puts before a document, as the library itself puts them:
 // by reading one character.
-std::string opening_marks(Context& context, kv_model* model, std::string_view document) {
+std::string opening_marks(Console& console, kv_model* model, std::string_view document) {
   SessionFlags small;
   small.threads = 1;
-  const Session session = open_session(context, model, small);
+  const Session session = open_session(console, model, small);
   const std::string_view probe = first_character(document);
   kv_error error{};
-  const kv_call_options options = call_options(context, nullptr);
+  const kv_call_options options = call_options(console, nullptr);
   check(kv_prefill(session.get(), probe.data(), probe.size(), &options, nullptr, nullptr, &error),
         error);
   std::string text = text_of(model, session.get());
@@ -47,10 +47,10 @@ std::string opening_marks(Context& context, kv_model* model, std::string_view do
 
 }  // namespace
 
-Holdings compare(Context& context, kv_model* model, const kv_session* session,
+Holdings compare(Console& console, kv_model* model, const kv_session* session,
                  const std::string& document) {
   const std::string text = text_of(model, session);
-  const std::string marks = opening_marks(context, model, document);
+  const std::string marks = opening_marks(console, model, document);
   if (!text.starts_with(marks)) return {};
   const std::string_view held = std::string_view(text).substr(marks.size());
   if (held == document) return {Holdings::whole, document.size()};

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <string>
 
-#include "context.h"
+#include "console.h"
 
 namespace tool {
 
@@ -20,7 +20,7 @@ struct Holdings {
   size_t bytes = 0;
 };
 
-Holdings compare(Context& context, kv_model* model, const kv_session* session,
+Holdings compare(Console& console, kv_model* model, const kv_session* session,
                  const std::string& document);
 
 }  // namespace tool

@@ -15,7 +15,7 @@
 
 #include "eval_random.h"
 #include "failure.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {
@@ -40,9 +40,9 @@ float number(Random& random) { return number(random.bits()); }
 
 }  // namespace
 
-SyntheticDocument::SyntheticDocument(Context& context, const kv_model_information& model,
+SyntheticDocument::SyntheticDocument(Console& console, const kv_model_information& model,
                                      const SessionFlags& flags, uint64_t seed)
-    : context_(context), model_(model), flags_(flags), seed_(seed),
+    : console_(console), model_(model), flags_(flags), seed_(seed),
       width_(size_t{model.kv_heads} * model.head_dim),
       at_once_(std::clamp<uint64_t>(max_floats / (model.layers * width_), 1, max_step)) {
   make_centres();
@@ -112,13 +112,13 @@ void SyntheticDocument::make(uint64_t first, uint64_t count, Rows* rows) const {
 }
 
 void SyntheticDocument::grow_to(uint64_t tokens) {
-  Progress progress(context_.terminal, "Making up " + grouped(tokens) + " tokens", Unit::tokens);
+  Progress progress(console_.terminal, "Making up " + grouped(tokens) + " tokens", Unit::tokens);
   const uint64_t before = tokens_;
   const size_t floats = std::min(at_once_, tokens - before) * model_.layers * width_;
   Rows rows{std::vector<float>(floats), std::vector<float>(floats)};
   kv_error error{};
   while (tokens_ < tokens) {
-    if (context_.interrupt.fired())
+    if (console_.interrupt.fired())
       throw Failure(exit_cancelled,
                     "stopped after " + grouped(tokens_) + " of " + grouped(tokens) + " tokens");
     const uint64_t count = std::min(at_once_, tokens - tokens_);
@@ -135,10 +135,10 @@ void SyntheticDocument::grow_to(uint64_t tokens) {
 }
 
 Session SyntheticDocument::open(kv_model* model, std::span<const int32_t> tokens) {
-  Progress progress(context_.terminal, "Reading the newest of " + grouped(tokens.size()),
+  Progress progress(console_.terminal, "Reading the newest of " + grouped(tokens.size()),
                     Unit::tokens);
-  const kv_session_options options = session_options(context_, flags_);
-  kv_call_options how = call_options(context_, &progress);
+  const kv_session_options options = session_options(console_, flags_);
+  kv_call_options how = call_options(console_, &progress);
   how.flags = KV_CACHE_UNCHECKED;
   kv_error error{};
   kv_session* session = nullptr;

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "context.h"
+#include "console.h"
 
 namespace tool {
 
@@ -15,7 +15,7 @@ namespace tool {
 // its sessions.
 class SyntheticDocument {
  public:
-  SyntheticDocument(Context& context, const kv_model_information& model, const SessionFlags& flags,
+  SyntheticDocument(Console& console, const kv_model_information& model, const SessionFlags& flags,
                     uint64_t seed);
 
   void grow_to(uint64_t tokens);
@@ -31,7 +31,7 @@ class SyntheticDocument {
   void make(uint64_t first, uint64_t count, Rows* rows) const;
   void make_token(uint64_t token, uint32_t layer, float* k, float* v) const;
 
-  Context& context_;
+  Console& console_;
   const kv_model_information model_;
   const SessionFlags flags_;
   const uint64_t seed_;

@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "shown.h"
+#include "terminal_text.h"
 
 namespace tool {
 
@@ -45,8 +45,8 @@ class Terminal {
   bool utf8_ = false;
   bool output_is_terminal_;
   bool drawn_ = false;
-  Shown shown_{
-      Shown::Newlines::keep};  // what standard output has been given, where it is a terminal
+  TerminalText terminal_text_{
+      TerminalText::Newlines::keep};  // what standard output has been given, where it is a terminal
 };
 
 }  // namespace tool

@@ -1,4 +1,4 @@
-#include "words.h"
+#include "number_text.h"
 
 #include <cmath>
 #include <cstdarg>

@@ -1,13 +1,13 @@
-#include "context.h"
+#include "console.h"
 
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 
 #include "failure.h"
-#include "shown.h"
+#include "number_text.h"
 #include "system.h"
-#include "words.h"
+#include "terminal_text.h"
 
 namespace tool {
 namespace {
@@ -24,12 +24,12 @@ void on_choice(int32_t level, const char* message, void* user) {
 
 }  // namespace
 
-Model open_model(Context& context, const ModelFlags& flags, bool hashed) {
+Model open_model(Console& console, const ModelFlags& flags, bool hashed) {
   const std::string folder = hashed ? system::cache_folder() : "";
   kv_model_options options;
   kv_model_options_init(&options, sizeof options);
   options.log = flags.device == "auto" ? on_choice : on_log;
-  options.log_user = &context.terminal;
+  options.log_user = &console.terminal;
   if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
   if (!flags.device.empty()) options.device = flags.device.c_str();
   options.device_memory = flags.device_memory;
@@ -40,7 +40,7 @@ Model open_model(Context& context, const ModelFlags& flags, bool hashed) {
   return Model(model);
 }
 
-kv_session_options session_options(Context& context, const SessionFlags& flags) {
+kv_session_options session_options(Console& console, const SessionFlags& flags) {
   kv_session_options options;
   kv_session_options_init(&options, sizeof options);
   options.threads = flags.threads;
@@ -68,22 +68,22 @@ kv_session_options session_options(Context& context, const SessionFlags& flags) 
   options.memory_budget = flags.memory;
   if (!flags.spill_folder.empty()) options.spill_folder = flags.spill_folder.c_str();
   options.log = on_log;
-  options.log_user = &context.terminal;
+  options.log_user = &console.terminal;
   return options;
 }
 
-Session open_session(Context& context, kv_model* model, const SessionFlags& flags) {
-  const kv_session_options options = session_options(context, flags);
+Session open_session(Console& console, kv_model* model, const SessionFlags& flags) {
+  const kv_session_options options = session_options(console, flags);
   kv_error error{};
   kv_session* session = nullptr;
   check(kv_session_open(model, &options, &session, &error), error);
   return Session(session);
 }
 
-kv_call_options call_options(Context& context, Progress* progress) {
+kv_call_options call_options(Console& console, Progress* progress) {
   kv_call_options options;
   kv_call_options_init(&options, sizeof options);
-  options.cancel = context.interrupt.token();
+  options.cancel = console.interrupt.token();
   if (progress != nullptr) {
     options.progress = Progress::callback;
     options.progress_user = progress;
@@ -142,11 +142,11 @@ Json stats_of(kv_session* session) {
   return Json::parse(text.c_str());
 }
 
-void save(Context& context, kv_session* session, const std::string& path) {
+void save(Console& console, kv_session* session, const std::string& path) {
   kv_error error{};
-  Progress progress(context.terminal, "Saving " + system::text(system::path(path).filename()),
+  Progress progress(console.terminal, "Saving " + system::text(system::path(path).filename()),
                     Unit::bytes);
-  const kv_call_options options = call_options(context, &progress);
+  const kv_call_options options = call_options(console, &progress);
   check(kv_save(session, path.c_str(), &options, &error), error);
 }
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "console.h"
 
 namespace tool {
 
@@ -21,7 +21,7 @@ enum class Keep { no, yes };  // whether the turn stays in the sequence
 
 // trace: for passages_of(). Streams to standard output unless --json. Throws Failure; a Ctrl-C
 // returns an answer with KV_STOP_CANCELLED.
-Answer answer(Context& context, kv_session* session, const std::string& question,
+Answer answer(Console& console, kv_session* session, const std::string& question,
               const SamplingFlags& flags, Keep keep, bool trace = false);
 
 // The questions of the command line; none: one a line from standard input, unless that is the
@@ -29,9 +29,9 @@ Answer answer(Context& context, kv_session* session, const std::string& question
 std::vector<std::string> questions_of(const std::vector<std::string>& given,
                                       const std::string& document);
 
-// Asks each on its own, prints and puts all into context.result["answers"], with the `passages`
+// Asks each on its own, prints and puts all into console.result["answers"], with the `passages`
 // that each answer attended most. Throws Failure, also after a Ctrl-C.
-void answer_each(Context& context, const kv_model* model, kv_session* session,
+void answer_each(Console& console, const kv_model* model, kv_session* session,
                  const std::vector<std::string>& questions, const SamplingFlags& flags,
                  uint32_t passages);
 

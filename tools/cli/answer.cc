@@ -1,19 +1,19 @@
-#include "answering.h"
+#include "answer.h"
 
 #include <exception>
 #include <sstream>
 #include <vector>
 
 #include "failure.h"
+#include "number_text.h"
 #include "passages.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
 struct Stream {
-  Context& context;
+  Console& console;
   std::string text;
   std::exception_ptr failure;  // may not cross the library
 };
@@ -22,7 +22,7 @@ int32_t on_text(const char* text, size_t size, void* user) {
   Stream& stream = *static_cast<Stream*>(user);
   try {
     stream.text.append(text, size);
-    if (!stream.context.json) stream.context.terminal.print({text, size});
+    if (!stream.console.json) stream.console.terminal.print({text, size});
     return 0;
   } catch (...) {
     stream.failure = std::current_exception();
@@ -30,7 +30,7 @@ int32_t on_text(const char* text, size_t size, void* user) {
   }
 }
 
-kv_generate_options generate_options(Context& context, const SamplingFlags& flags, Keep keep,
+kv_generate_options generate_options(Console& console, const SamplingFlags& flags, Keep keep,
                                      const std::vector<const char*>& stop) {
   kv_generate_options options;
   kv_generate_options_init(&options, sizeof options);
@@ -44,7 +44,7 @@ kv_generate_options generate_options(Context& context, const SamplingFlags& flag
   options.stop = stop.data();
   options.stop_count = static_cast<uint32_t>(stop.size());
   options.keep = keep == Keep::yes ? 1 : 0;
-  options.cancel = context.interrupt.token();
+  options.cancel = console.interrupt.token();
   return options;
 }
 
@@ -96,20 +96,20 @@ int32_t append_text(const char* text, size_t size, void* string) {
   }
 }
 
-Answer answer(Context& context, kv_session* session, const std::string& question,
+Answer answer(Console& console, kv_session* session, const std::string& question,
               const SamplingFlags& flags, Keep keep, bool trace) {
   std::vector<const char*> stop;
   for (const std::string& text : flags.stop) stop.push_back(text.c_str());
-  kv_generate_options options = generate_options(context, flags, keep, stop);
+  kv_generate_options options = generate_options(console, flags, keep, stop);
   options.trace = trace ? 1 : 0;
   Answer result;
   result.facts.struct_size = sizeof result.facts;
-  Stream stream{context, {}, nullptr};
+  Stream stream{console, {}, nullptr};
   kv_error error{};
   const kv_status status = kv_generate(session, question.data(), question.size(), &options, on_text,
                                        &stream, &result.facts, &error);
   if (stream.failure) std::rethrow_exception(stream.failure);
-  if (!stream.text.empty() && !context.json) context.terminal.print("\n");
+  if (!stream.text.empty() && !console.json) console.terminal.print("\n");
   if (status == KV_CANCELLED) {
     result.facts.stop_reason = KV_STOP_CANCELLED;
   } else {
@@ -135,18 +135,18 @@ std::vector<std::string> questions_of(const std::vector<std::string>& given,
   return questions;
 }
 
-void answer_each(Context& context, const kv_model* model, kv_session* session,
+void answer_each(Console& console, const kv_model* model, kv_session* session,
                  const std::vector<std::string>& questions, const SamplingFlags& flags,
                  uint32_t passages) {
-  Json& answers = context.result["answers"] = Json::array();
+  Json& answers = console.result["answers"] = Json::array();
   for (const std::string& question : questions) {
-    if (context.terminal.chatty()) context.terminal.print("\n> " + question + "\n");
-    const Answer given = answer(context, session, question, flags, Keep::no, passages > 0);
+    if (console.terminal.chatty()) console.terminal.print("\n> " + question + "\n");
+    const Answer given = answer(console, session, question, flags, Keep::no, passages > 0);
     const bool stopped = given.facts.stop_reason == KV_STOP_CANCELLED;
     std::vector<AttendedPassage> attended;
     if (passages > 0 && !stopped) attended = passages_of(model, session, passages);
-    print_passages(context, attended);
-    context.terminal.note("  " + facts_line(given));
+    print_passages(console, attended);
+    console.terminal.note("  " + facts_line(given));
     Json entry = {{"question", question}, {"answer", given.text}};
     if (passages > 0) entry["passages"] = passages_json(attended);
     entry.update(facts_json(given));

@@ -26,11 +26,11 @@ bool is_control(char32_t code);
 
 // A text that comes in parts. The beginning of a character at the end of a part waits for the next
 // one.
-class Shown {
+class TerminalText {
  public:
   enum class Newlines { keep, replace };
 
-  explicit Shown(Newlines newlines) : newlines_(newlines) {}
+  explicit TerminalText(Newlines newlines) : newlines_(newlines) {}
   std::string next(std::string_view part);
   std::string end();  // what waited, replaced
 
@@ -40,7 +40,7 @@ class Shown {
 };
 
 // A text that is whole, in one line.
-std::string shown_in_line(std::string_view text);
+std::string one_terminal_line(std::string_view text);
 
 // The same JSON with such characters as \u escapes. What is not UTF-8 has been replaced before.
 std::string with_escapes(std::string_view json);

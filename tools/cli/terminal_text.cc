@@ -1,9 +1,9 @@
-#include "shown.h"
+#include "terminal_text.h"
 
 #include <algorithm>
 #include <cstdint>
 
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {
@@ -40,7 +40,7 @@ bool is_control(char32_t code) {
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069);
 }
 
-std::string Shown::next(std::string_view part) {
+std::string TerminalText::next(std::string_view part) {
   waiting_ += part;
   std::string clean;
   size_t at = 0;
@@ -63,15 +63,15 @@ std::string Shown::next(std::string_view part) {
   return clean;
 }
 
-std::string Shown::end() {
+std::string TerminalText::end() {
   std::string clean;
   for (size_t i = 0; i < waiting_.size(); ++i) clean += replacement;
   waiting_.clear();
   return clean;
 }
 
-std::string shown_in_line(std::string_view text) {
-  Shown shown(Shown::Newlines::replace);
+std::string one_terminal_line(std::string_view text) {
+  TerminalText shown(TerminalText::Newlines::replace);
   std::string line = shown.next(text);
   return line += shown.end();
 }

@@ -19,8 +19,8 @@ namespace tool {
 
 using Json = nlohmann::ordered_json;
 
-struct Context {
-  explicit Context(const GlobalFlags& flags)
+struct Console {
+  explicit Console(const GlobalFlags& flags)
       : json(flags.json), terminal(flags.quiet, flags.json) {}
 
   const bool json;
@@ -31,12 +31,12 @@ struct Context {
 
 // hashed: the hash of the whole file is looked for, computed meanwhile and kept in the user's cache
 // folder.
-Model open_model(Context& context, const ModelFlags& flags, bool hashed = false);
-Session open_session(Context& context, kv_model* model, const SessionFlags& flags);
-kv_session_options session_options(Context& context, const SessionFlags& flags);
+Model open_model(Console& console, const ModelFlags& flags, bool hashed = false);
+Session open_session(Console& console, kv_model* model, const SessionFlags& flags);
+kv_session_options session_options(Console& console, const SessionFlags& flags);
 
 // For calls with a progress line; progress may be null.
-kv_call_options call_options(Context& context, Progress* progress);
+kv_call_options call_options(Console& console, Progress* progress);
 
 std::vector<int32_t> tokens_of(const kv_session* session);
 std::vector<int32_t> tokenize(const kv_model* model, const std::string& text, uint32_t flags);
@@ -44,7 +44,7 @@ size_t count_tokens(const kv_model* model, std::string_view text);  // of a text
 uint64_t token_count(const kv_session* session);
 Json stats_of(kv_session* session);
 
-void save(Context& context, kv_session* session, const std::string& path);
+void save(Console& console, kv_session* session, const std::string& path);
 
 // A whole file, "-" for standard input.
 std::string read_file(const std::string& path);
