@@ -10,7 +10,7 @@ namespace tool {
 void run_ask(Console& console, const AskArguments& arguments) {
   expect_one_source(arguments.source);
   if (arguments.source.document.empty() && arguments.source.cache.empty())
-    throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
+    throw Failure(exit_usage, "no document; name one with -f FILE, or a cache file with -c FILE");
   const std::vector<std::string> questions =
       questions_of(arguments.questions, arguments.source.document);
   const Model model = open_model(console, arguments.model, true);
@@ -26,8 +26,10 @@ void run_ask(Console& console, const AskArguments& arguments) {
 
 void run_prefill(Console& console, const PrefillArguments& arguments) {
   const Model model = open_model(console, arguments.model, true);
-  const OpenDocument opened =
-      open_document(console, model.get(), arguments.source, arguments.session);
+  const SessionFlags flags =
+      with_calibration(console, arguments.model, model.get(), arguments.session,
+                       {arguments.session.strategy, arguments.session.prefill});
+  const OpenDocument opened = open_document(console, model.get(), arguments.source, flags);
   if (opened.save_failure) throw *opened.save_failure;
 }
 

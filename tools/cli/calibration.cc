@@ -6,6 +6,7 @@
 #include "eval_random.h"
 #include "failure.h"
 #include "files.h"
+#include "strategies.h"
 #include "system.h"
 
 namespace tool {
@@ -21,10 +22,7 @@ std::string calibration_path(const std::string& model_path) {
 }
 
 Json model_identity(const std::string& path, const kv_model* model) {
-  kv_model_information info{};
-  kv_error error{};
-  info.struct_size = sizeof info;
-  check(kv_model_info(model, &info, &error), error);
+  const kv_model_info info = info_of(model);
   return {{"name", info.name}, {"layers", info.layers}, {"fingerprint", hex(sampled_hash(path))}};
 }
 
@@ -35,14 +33,15 @@ std::optional<std::string> calibrated_filters(Console& console, const std::strin
   try {
     const Json file = Json::parse(read_file(path));
     if (file.at("model") != model_identity(model_path, model)) {
-      console.terminal.note("warning: " + path +
-                            " is of another model and is not used; run `kvasir calibrate` again");
+      console.terminal.note(
+          "warning: " + path +
+          " belongs to another model and is ignored; run `kvasir calibrate` again");
       return {};
     }
     return list_text(file.at("filter_layers").get<std::vector<uint32_t>>());
   } catch (const Json::exception&) {
     console.terminal.note("warning: " + path +
-                          " is no calibration and is not used; run `kvasir calibrate` again");
+                          " is not a result of `kvasir calibrate` and is ignored; run it again");
     return {};
   }
 }
@@ -58,7 +57,7 @@ SessionFlags with_calibration(Console& console, const ModelFlags& model_flags,
   if (const std::optional<std::string> layers =
           calibrated_filters(console, model_flags.path, model)) {
     found.filter_layers = *layers;
-    console.terminal.note("filter layers " + *layers + ", as calibrated in " +
+    console.terminal.note("filter layers " + *layers + ", calibrated in " +
                           calibration_path(model_flags.path));
   }
   return found;

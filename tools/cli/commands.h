@@ -1,4 +1,4 @@
-// The commands. Each prints its result, or fills console.result for --json; each throws Failure.
+// Commands. Each prints its result, or fills console.result for --json, and throws Failure.
 #pragma once
 
 #include "arguments.h"
@@ -11,6 +11,7 @@ void run_prefill(Console& console, const PrefillArguments& arguments);
 void run_library_list(Console& console, const LibraryListArguments& arguments);
 void run_library_add(Console& console, const LibraryAddArguments& arguments);
 void run_library_ask(Console& console, const LibraryAskArguments& arguments);
+void run_library_chat(Console& console, const LibraryChatArguments& arguments);
 void run_library_rename(Console& console, const LibraryRenameArguments& arguments);
 void run_library_remove(Console& console, const LibraryRemoveArguments& arguments);
 void run_chat(Console& console, const ChatArguments& arguments);

@@ -1,4 +1,4 @@
-// Sums of what kv_stats says under "compared", over several answers.
+// Sums over answers of "compared", the comparison with exact attention in kv_session_stats_json.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace tool {
 
-// Over query heads and tokens.
+// Sums over query heads and tokens.
 struct ComparisonSum {
   uint64_t queries = 0;
   double mass = 0, min_mass = 1;
@@ -17,7 +17,7 @@ struct ComparisonSum {
   double tokens = 0;
   double searches = 0, search_keys = 0, search_recall = 0;  // of query heads alone
   double estimated_queries = 0, mass_estimated = 0, estimate_error = 0;
-  // the largest: above 0 were a certificate that is wrong
+  // certificate_excess: the largest; over 0 would be a wrong certificate
   double certified_queries = 0, certificate = 0, certificate_excess = -1;
 
   void add(const Json& head);
@@ -27,7 +27,7 @@ struct ComparisonSum {
 
 class ComparisonSums {
  public:
-  // stats: of the session that answered. Throws Json::exception.
+  // Adds the statistics of a session after an answer. Throws Json::exception.
   void add(const Json& stats);
 
   ComparisonSum all() const;

@@ -1,4 +1,5 @@
-// kvasir inspect and kvasir verify: a model, a cache or a packed cache, told apart by content.
+// kvasir inspect and kvasir verify. The content of a file says whether it is a model, a cache file or
+// a packed file.
 #include <array>
 #include <cstring>
 #include <filesystem>
@@ -7,33 +8,35 @@
 #include "commands.h"
 #include "failure.h"
 #include "number_text.h"
+#include "sessions.h"
 #include "system.h"
 
 namespace tool {
 namespace {
 
 bool is_model(const std::string& path) {
-  std::error_code unknown;  // what is no plain file the library refuses; a pipe would have no end
+  std::error_code unknown;  // a pipe may have no end
   if (!std::filesystem::is_regular_file(system::path(path), unknown)) return false;
   std::array<char, 4> magic{};
   std::ifstream file(system::path(path), std::ios::binary);
   return file.read(magic.data(), magic.size()) && std::memcmp(magic.data(), "GGUF", 4) == 0;
 }
 
-const std::string neither = "it is neither a model (GGUF) nor a cache of Kvasir";
+[[noreturn]] void fail_unknown(const std::string& path, const kv_error& error) {
+  Failure failure(error, "");
+  failure.reword(path + " is neither a model (GGUF) nor a cache file of Kvasir");
+  throw failure;
+}
 
 void row(Console& console, const char* name, const std::string& value) {
-  if (!console.json) console.terminal.print(printed("%-18s", name) + value + "\n");
+  if (!console.json) console.terminal.print(string_printf("%-18s", name) + value + "\n");
 }
 
 void inspect_model(Console& console, const std::string& path) {
-  kv_error error{};
-  kv_model_information info{};
-  info.struct_size = sizeof info;
   ModelFlags flags;
   flags.path = path;
-  // Opened, not inspected: so a hash is found that was kept. Its thread ends at once.
-  check(kv_model_info(open_model(console, flags, true).get(), &info, &error), error);
+  // kv_model_inspect would not look up the hash.
+  const kv_model_info info = info_of(open_model(console, flags, true).get());
   row(console, "model", info.name);
   row(console, "architecture", info.architecture);
   row(console, "parameters", grouped(info.parameters));
@@ -41,17 +44,17 @@ void inspect_model(Console& console, const std::string& path) {
   row(console, "layers", std::to_string(info.layers));
   row(console, "width", std::to_string(info.width));
   row(console, "heads",
-      std::to_string(info.heads) + " query, " + std::to_string(info.kv_heads) + " key/value, of " +
+      std::to_string(info.heads) + " query, " + std::to_string(info.kv_heads) + " KV, of " +
           std::to_string(info.head_dim));
-  row(console, "feed forward", std::to_string(info.feed_forward));
+  row(console, "FFN width", std::to_string(info.feed_forward));
   row(console, "vocabulary", grouped(info.vocabulary) + " tokens, " + info.tokenizer);
   row(console, "chat format", info.chat_format);
-  row(console, "context", grouped(info.context) + " tokens");
-  row(console, "cache",
-      byte_count(info.kv_bytes_per_token) + " a token, " +
-          byte_count(info.kv_bytes_per_token * info.context) + " for the whole context");
+  row(console, "context", grouped(info.context_tokens) + " tokens");
+  row(console, "KV cache",
+      byte_count(info.kv_bytes_per_token) + " per token, " +
+          byte_count(info.kv_bytes_per_token * info.context_tokens) + " for the whole context");
   row(console, "fingerprint", info.fingerprint);
-  row(console, "hash", *info.hash ? info.hash : "unknown; kvasir verify computes it");
+  row(console, "hash", *info.hash ? info.hash : "unknown; `kvasir verify` computes it");
   console.result = {{"kind", "model"},
                     {"path", path},
                     {"name", info.name},
@@ -68,7 +71,7 @@ void inspect_model(Console& console, const std::string& path) {
                     {"vocabulary", info.vocabulary},
                     {"tokenizer", info.tokenizer},
                     {"chat_format", info.chat_format},
-                    {"context", info.context},
+                    {"context_tokens", info.context_tokens},
                     {"kv_bytes_per_token", info.kv_bytes_per_token},
                     {"fingerprint", info.fingerprint},
                     {"hash", *info.hash ? Json(info.hash) : Json()}};
@@ -76,19 +79,19 @@ void inspect_model(Console& console, const std::string& path) {
 
 void inspect_cache(Console& console, const std::string& path) {
   kv_error error{};
-  kv_file_information info{};
-  info.struct_size = sizeof info;
+  kv_file_info info = initialised<kv_file_info>();
   const kv_status status = kv_file_inspect(path.c_str(), &info, &error);
-  check(status, error, status == KV_NOT_A_CACHE ? neither : "");
-  row(console, "cache of", info.model_name);
+  if (status == KV_NOT_A_CACHE) fail_unknown(path, error);
+  check(status, error);
+  row(console, "cache file of", info.model_name);
   row(console, "tokens",
-      grouped(info.tokens) + ", " + grouped(info.sealed_tokens) + " of them in sealed pages");
-  row(console, "keys and values",
-      byte_count(info.kv_bytes) + (info.kv_type == KV_KV_F32 ? ", f32" : ", int8"));
+      grouped(info.tokens) + ", " + grouped(info.sealed_tokens) +
+          " of them in int8 pages, the newest in the window");
+  row(console, "KV cache",
+      byte_count(info.kv_bytes) + (info.precision == KV_PRECISION_F32 ? ", f32" : ", int8"));
   if (info.chat_format[0] != '\0') row(console, "chat format", info.chat_format);
   row(console, "layers", std::to_string(info.layers));
-  row(console, "heads",
-      std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
+  row(console, "heads", std::to_string(info.kv_heads) + " KV, of " + std::to_string(info.head_dim));
   row(console, "file",
       byte_count(info.file_bytes) + ", format " + std::to_string(info.format_version));
   console.result = {{"kind", "cache"},
@@ -99,29 +102,26 @@ void inspect_cache(Console& console, const std::string& path) {
                     {"tokens", info.tokens},
                     {"sealed_tokens", info.sealed_tokens},
                     {"kv_bytes", info.kv_bytes},
-                    {"kv_type", info.kv_type == KV_KV_F32 ? "f32" : "int8"},
+                    {"precision", info.precision == KV_PRECISION_F32 ? "f32" : "int8"},
                     {"chat_format", info.chat_format},
                     {"layers", info.layers},
                     {"kv_heads", info.kv_heads},
                     {"head_dim", info.head_dim}};
 }
 
-// False when it is something else.
+// False for another kind of file.
 bool inspect_packed(Console& console, const std::string& path) {
   kv_error error{};
-  kv_packed_information info{};
-  info.struct_size = sizeof info;
+  kv_packed_info info = initialised<kv_packed_info>();
   const kv_status status = kv_packed_inspect(path.c_str(), &info, &error);
   if (status == KV_NOT_A_CACHE) return false;
   check(status, error);
-  row(console, "packed cache of", info.model_name);
+  row(console, "packed file of", info.model_name);
   row(console, "tokens", grouped(info.tokens));
   row(console, "layers", std::to_string(info.layers));
-  row(console, "heads",
-      std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
-  row(console, "cache",
-      byte_count(info.document_bytes) + " when it is unpacked, format " +
-          std::to_string(info.format_version));
+  row(console, "heads", std::to_string(info.kv_heads) + " KV, of " + std::to_string(info.head_dim));
+  row(console, "unpacked",
+      byte_count(info.document_bytes) + ", format " + std::to_string(info.format_version));
   row(console, "file", byte_count(info.file_bytes) + ", level " + std::to_string(info.level));
   console.result = {{"kind", "packed"},
                     {"path", path},
@@ -150,19 +150,20 @@ void run_inspect(Console& console, const FileArguments& arguments) {
 
 static std::string verify_model(Console& console, const Model& model) {
   kv_error error{};
-  kv_model_information info{};
-  info.struct_size = sizeof info;
   Progress progress(console.terminal, "Hashing the model", Unit::bytes);
-  const kv_call_options options = call_options(console, &progress);
-  const kv_status status = kv_model_hash(model.get(), &options, &error);
+  const kv_control control = control_of(console, &progress);
+  const kv_status status = kv_model_hash(model.get(), &control, &error);
   if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
   check(status, error);
-  check(kv_model_info(model.get(), &info, &error), error);
+  const kv_model_info info = info_of(model.get());
   console.result["hash"] = info.hash;
-  return std::string(
-             "metadata and tensor shapes are sound (the format has no checksums for the weights), "
-             "hash ") +
+  return std::string("metadata and tensor shapes are sound; weights have no checksums; hash ") +
          info.hash;
+}
+
+static bool packed(const std::string& path) {
+  kv_packed_info info = initialised<kv_packed_info>();
+  return kv_packed_inspect(path.c_str(), &info, nullptr) == KV_OK;
 }
 
 void run_verify(Console& console, const FileArguments& arguments) {
@@ -176,12 +177,13 @@ void run_verify(Console& console, const FileArguments& arguments) {
   } else {
     kv_error error{};
     Progress progress(console.terminal,
-                      "Checking " + system::text(system::path(arguments.path).filename()),
+                      "Verifying " + system::text(system::path(arguments.path).filename()),
                       Unit::bytes);
-    const kv_call_options options = call_options(console, &progress);
-    const kv_status status = kv_file_verify(arguments.path.c_str(), &options, &error);
+    const kv_control control = control_of(console, &progress);
+    const kv_status status = kv_file_verify(arguments.path.c_str(), &control, &error);
     if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
-    check(status, error, status == KV_NOT_A_CACHE ? neither : "");
+    if (status == KV_NOT_A_CACHE && !packed(arguments.path)) fail_unknown(arguments.path, error);
+    check_cache(status, error, arguments.path);
     verdict = "sound, every byte of " + byte_count(progress.total());
   }
   console.result["sound"] = true;

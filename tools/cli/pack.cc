@@ -1,10 +1,11 @@
-// kvasir pack and kvasir unpack: a smaller copy of a cache, and the cache again.
+// kvasir pack and kvasir unpack.
 #include <filesystem>
 
 #include "commands.h"
 #include "failure.h"
 #include "number_text.h"
 #include "output.h"
+#include "prefill.h"
 #include "system.h"
 
 namespace tool {
@@ -12,22 +13,13 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string file_name(const std::string& path) {
-  return system::text(system::path(path).filename());
-}
-
-void run(Console& console, const PackArguments& arguments, const char* doing,
-         decltype(kv_pack)* call) {
+template <typename Call>
+void run(Console& console, const PackArguments& arguments, const char* action, Call call) {
   expect_unused(arguments.output, arguments.force);
-  Progress progress(console.terminal, doing + (" " + file_name(arguments.path)), Unit::bytes);
-  kv_pack_options options;
-  kv_pack_options_init(&options, sizeof options);
-  options.level = arguments.level;
-  options.cancel = console.interrupt.token();
-  options.progress = Progress::callback;
-  options.progress_user = &progress;
+  Progress progress(console.terminal, action + (" " + document_name(arguments.path)), Unit::bytes);
+  const kv_control control = control_of(console, &progress);
   kv_error error{};
-  const kv_status status = call(arguments.path.c_str(), arguments.output.c_str(), &options, &error);
+  const kv_status status = call(arguments.path.c_str(), arguments.output.c_str(), &control, &error);
   if (status == KV_CANCELLED)
     throw Failure(exit_cancelled, "stopped; " + arguments.output + " was not written");
   check(status, error);
@@ -50,7 +42,10 @@ void run(Console& console, const PackArguments& arguments, const char* doing,
 }  // namespace
 
 void run_pack(Console& console, const PackArguments& arguments) {
-  run(console, arguments, "Packing", kv_pack);
+  run(console, arguments, "Packing",
+      [&](const char* path, const char* packed, const kv_control* control, kv_error* error) {
+        return kv_pack(path, packed, arguments.level, control, error);
+      });
 }
 
 void run_unpack(Console& console, const PackArguments& arguments) {

@@ -56,8 +56,7 @@ int Terminal::columns() const {
 void Terminal::draw(std::string_view line) {
   if (!draws_) return;
   drawn_ = true;
-  // One write, so that the line is never seen half drawn; what an earlier, longer one left is
-  // erased behind it.
+  // One write, so that the line is never half drawn. The end of a longer earlier line is erased.
   system::write(system::Stream::error, "\r" + one_terminal_line(line) + "\x1b[K");
 }
 

@@ -1,11 +1,13 @@
-// kvasir tokenize and kvasir logits: to compare with other runtimes.
+// kvasir tokenize and kvasir logits.
 #include <algorithm>
 
 #include "commands.h"
 #include "failure.h"
 #include "files.h"
+#include "kvasir_experimental.h"
 #include "number_text.h"
 #include "output.h"
+#include "sessions.h"
 
 namespace tool {
 namespace {
@@ -32,24 +34,22 @@ void run_tokenize(Console& console, const TokenizeArguments& arguments) {
 }
 
 void run_logits(Console& console, const LogitsArguments& arguments) {
-  constexpr size_t slice = 512;  // tokens whose logits are held at once
+  constexpr size_t slice = 512;  // tokens per call, which bounds the memory of their logits
   expect_unused(arguments.output, arguments.force);
   const std::vector<int32_t> tokens = read_token_ids(arguments.tokens);
   if (tokens.empty()) throw Failure(exit_file, arguments.tokens + " has no tokens");
   const Model model = open_model(console, arguments.model);
   kv_error error{};
-  kv_model_information info{};
-  info.struct_size = sizeof info;
-  check(kv_model_info(model.get(), &info, &error), error);
+  const kv_model_info info = info_of(model.get());
   const Session session = open_session(console, model.get(), arguments.session);
   NewFile output(arguments.output);
   // [slice][vocabulary]
   std::vector<float> logits(std::min(slice, tokens.size()) * info.vocabulary);
-  Progress progress(console.terminal, "Reading " + arguments.tokens, Unit::tokens);
-  const kv_call_options options = call_options(console, nullptr);
+  Progress progress(console.terminal, "Prefilling " + arguments.tokens, Unit::tokens);
+  const kv_control control = control_of(console);
   for (size_t at = 0; at < tokens.size(); at += slice) {
     const size_t count = std::min(slice, tokens.size() - at);
-    check(kv_prefill_logits(session.get(), tokens.data() + at, count, logits.data(), &options,
+    check(kv_prefill_logits(session.get(), tokens.data() + at, count, logits.data(), &control,
                             &error),
           error);
     output.write(logits.data(), count * info.vocabulary * sizeof(float));
