@@ -111,7 +111,6 @@ struct LibraryAddArguments {
   std::string name;      // empty: the document's file name
   bool replace = false;  // a document of that name
   bool verify = false;
-  bool force = false;
 };
 
 struct LibraryAskArguments {

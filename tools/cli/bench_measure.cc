@@ -117,8 +117,8 @@ double Bench::decode(kv_session* session, uint64_t count) {
   return watch.seconds();
 }
 
-// Builds the strategy's index, in the base for all forks and the saved file, because kv_session_next
-// builds none. Uploads to GPUs what they read.
+// Builds the strategy's index, in the base for all forks and the saved file, because
+// kv_session_next builds none. Uploads to GPUs what they read.
 void Bench::prepare(kv_session* session, const std::string& strategy) {
   set_strategy(session, flags_for(arguments_.session, strategy));
   Progress progress(console_.terminal, "Preparing " + strategy, Unit::tokens);

@@ -1,4 +1,5 @@
-// Completion for fish: one `complete` per option of each command, with the command as its condition.
+// Completion for fish: one `complete` per option of each command, with the command as its
+// condition.
 #include "describe.h"
 
 namespace tool {

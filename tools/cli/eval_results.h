@@ -1,5 +1,5 @@
-// Results of an evaluation: appended to a file line by line, so that a stopped evaluation continues,
-// and summed.
+// Results of an evaluation: appended to a file line by line, so that a stopped evaluation
+// continues, and summed.
 #pragma once
 
 #include <cstdint>

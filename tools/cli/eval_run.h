@@ -1,5 +1,5 @@
-// An evaluation: each document is prefilled once, and every strategy and budget answers its questions
-// over the mapped cache file.
+// An evaluation: each document is prefilled once, and every strategy and budget answers its
+// questions over the mapped cache file.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ struct Method {
   NamedBudget budget;
 };
 
-// "all" stands for all strategies of the library. Throws Failure(exit_usage) for an unknown name, and
-// for a parameter of the flags that none of the strategies has.
+// "all" stands for all strategies of the library. Throws Failure(exit_usage) for an unknown name,
+// and for a parameter of the flags that none of the strategies has.
 std::vector<Method> methods_of(const std::vector<std::string>& strategies,
                                const std::vector<NamedBudget>& budgets, const SessionFlags& flags);
 // The flags for one method.

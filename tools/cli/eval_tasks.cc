@@ -235,8 +235,9 @@ Document Story::make() {
 using MakeText = std::string (*)(Random*);
 
 // Keys are of one kind and values of one kind. UUIDs for UUIDs are left out: the bundled model does
-// not end its answer after many of them. The same happens over longer tables where either are UUIDs,
-// also with full attention in full precision: 9 of 16 right over 112K tokens of UUIDs and numbers.
+// not end its answer after many of them. The same happens over longer tables where either are
+// UUIDs, also with full attention in full precision: 9 of 16 right over 112K tokens of UUIDs and
+// numbers.
 std::pair<MakeText, MakeText> kinds_of_table(size_t tokens, Random* random) {
   constexpr size_t min_pair_tokens = 12, longest_with_uuids = 65'536;
   // two words have too few combinations

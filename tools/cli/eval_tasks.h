@@ -66,12 +66,12 @@ struct DocumentPlan {
 };
 
 // A part of the text with hidden facts, numbers and a pass key, and the questions of all tasks but
-// key_value. The document does not depend on the requested tasks. Throws Failure where text or length
-// are too short.
+// key_value. The document does not depend on the requested tasks. Throws Failure where text or
+// length are too short.
 Document make_story(const Haystack& haystack, const DocumentPlan& plan);
 
-// A part of the text, then a table of keys and values with three quarters of the tokens. The bundled
-// model was not trained on a small table in a long text.
+// A part of the text, then a table of keys and values with three quarters of the tokens. The
+// bundled model was not trained on a small table in a long text.
 Document make_table(const Haystack& haystack, const DocumentPlan& plan);
 
 // Tokens after a story whose perplexity is measured.

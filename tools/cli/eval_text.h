@@ -55,8 +55,8 @@ struct Passage {
   std::vector<size_t> before;  // [needles] sentence of the haystack after each
 };
 
-// Sentences from `first` on with the needles, `tokens` tokens to within half a percent where sentences
-// are short enough. Throws Failure.
+// Sentences from `first` on with the needles, `tokens` tokens to within half a percent where
+// sentences are short enough. Throws Failure.
 Passage hide(const Haystack& haystack, size_t first, size_t tokens,
              std::span<const Needle> needles);
 

@@ -4,8 +4,8 @@
 // layer, and by the layer after each. The layers from there up to the next filter layer read the
 // tokens that the filter layer before them selected. covered[i][j] is the share of layer j's
 // attention in the tokens that layer i selects. So a choice loses the sum of 1 - covered over the
-// layers that read another layer's tokens. More layers with full attention lose less, but read more.
-// choose_filters() finds the choice with the smallest loss among those with a limited number.
+// layers that read another layer's tokens. More layers with full attention lose less, but read
+// more. choose_filters() finds the choice with the smallest loss among those with a limited number.
 #pragma once
 
 #include <cstdint>

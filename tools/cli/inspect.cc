@@ -1,5 +1,5 @@
-// kvasir inspect and kvasir verify. The content of a file says whether it is a model, a cache file or
-// a packed file.
+// kvasir inspect and kvasir verify. The content of a file says whether it is a model, a cache file
+// or a packed file.
 #include <array>
 #include <cstring>
 #include <filesystem>

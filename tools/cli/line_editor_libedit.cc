@@ -64,8 +64,8 @@ class LineEditor : public LineInput {
 
   static char* prompt(EditLine* editor) { return of(editor).prompt_.data(); }
 
-  // One character of the terminal; 0 at its end, -1 after a Ctrl-C. libedit's own function retries a
-  // read that a signal interrupted.
+  // One character of the terminal; 0 at its end, -1 after a Ctrl-C. libedit's own function retries
+  // a read that a signal interrupted.
   static int read_character(EditLine* editor, wchar_t* character) {
     LineEditor& self = of(editor);
     std::mbstate_t state{};

@@ -18,7 +18,7 @@ class DocumentOpener {
   DocumentOpener(Console& console, kv_model* model, const SourceFlags& flags,
                  const SessionFlags& session_flags)
       : console_(console), model_(model), flags_(flags), session_flags_(session_flags),
-        name_(document_name(flags.document)), source_(console.result["source"]) {}
+        name_(document_name(flags.document)) {}
 
   OpenDocument from_cache();
   OpenDocument from_document();
@@ -32,13 +32,14 @@ class DocumentOpener {
   void save_result();
   [[noreturn]] void stopped(const kv_error& error, uint64_t added, uint64_t expected);
   void report_mapped(const std::string& path, const char* more);
+  // Not stored as a reference: an insertion into result moves its members.
+  Json& source() { return console_.result["source"]; }
 
   Console& console_;
   kv_model* model_;
   const SourceFlags& flags_;
   const SessionFlags& session_flags_;
   const std::string name_;
-  Json& source_;
   std::string text_;
   std::optional<FileState> saved_;  // of flags_.save, when it was examined
   size_t bytes_done_ = 0;           // of text_, in the session
@@ -56,8 +57,8 @@ kv_status DocumentOpener::load(const std::string& path, kv_error* error) {
   if (status != KV_OK) return status;
   opened_.session.reset(session);
   opened_.tokens = token_count(session);
-  source_["mapped_tokens"] = opened_.tokens;
-  source_["load_ms"] = load_seconds_ * 1e3;
+  source()["mapped_tokens"] = opened_.tokens;
+  source()["load_ms"] = load_seconds_ * 1e3;
   return status;
 }
 
@@ -68,9 +69,9 @@ void DocumentOpener::report_mapped(const std::string& path, const char* more) {
 
 OpenDocument DocumentOpener::from_cache() {
   kv_error error{};
-  source_["cache"] = flags_.cache;
+  source()["cache"] = flags_.cache;
   check_cache(load(flags_.cache, &error), error, flags_.cache);
-  source_["tokens"] = opened_.tokens;
+  source()["tokens"] = opened_.tokens;
   report_mapped(flags_.cache, "");
   return std::move(opened_);
 }
@@ -98,7 +99,7 @@ void DocumentOpener::reuse_saved() {
   }
   expect_force(flags_.save, why, flags_.force);
   console_.terminal.note(flags_.save + ": " + why + "; " + name_ + " replaces it");
-  source_["replaced"] = replaced;
+  source()["replaced"] = replaced;
 }
 
 // Called before the file is replaced: another program may have written it since.
@@ -129,9 +130,9 @@ void DocumentOpener::use(const Overlap& overlap) {
       terminal.note(flags_.save + ": holds another document; " + name_ + " replaces it");
       break;
   }
-  source_["replaced"] = overlap.kind == Overlap::longer ? "conversation" : "other document";
-  source_.erase("mapped_tokens");
-  source_.erase("load_ms");
+  source()["replaced"] = overlap.kind == Overlap::longer ? "conversation" : "other document";
+  source().erase("mapped_tokens");
+  source().erase("load_ms");
   opened_ = OpenDocument();
 }
 
@@ -149,7 +150,7 @@ void DocumentOpener::stopped(const kv_error& error, uint64_t added, uint64_t exp
   if (flags_.save.empty())
     throw Failure(exit_cancelled,
                   "stopped after " + part + "; nothing was saved: --save FILE saves that part");
-  source_["tokens"] = tokens;
+  source()["tokens"] = tokens;
   if (added > 0) {
     console_.terminal.note("Saving the finished part; Ctrl-C again drops it");
     expect_unchanged();
@@ -177,8 +178,8 @@ void DocumentOpener::prefill_rest() {
   }
   if (status != KV_OK) stopped(error, added, expected);
   opened_.tokens = token_count(session);
-  source_["prefill_tokens"] = added;
-  source_["prefill_seconds"] = seconds;
+  source()["prefill_tokens"] = added;
+  source()["prefill_seconds"] = seconds;
   console_.terminal.note(prefill_text(added, name_, seconds));
 }
 
@@ -194,11 +195,11 @@ void DocumentOpener::save_result() {
 }
 
 OpenDocument DocumentOpener::from_document() {
-  source_["document"] = flags_.document;
+  source()["document"] = flags_.document;
   if (!flags_.save.empty()) expect_writable(flags_.save);
   text_ = read_document(console_, flags_.document);
   if (!flags_.save.empty()) {
-    source_["cache"] = flags_.save;
+    source()["cache"] = flags_.save;
     reuse_saved();
   }
   if (opened_.session == nullptr) opened_.session = open_session(console_, model_, session_flags_);
@@ -206,7 +207,7 @@ OpenDocument DocumentOpener::from_document() {
     prefill_rest();
     if (!flags_.save.empty()) save_result();
   }
-  source_["tokens"] = opened_.tokens;
+  source()["tokens"] = opened_.tokens;
   return std::move(opened_);
 }
 

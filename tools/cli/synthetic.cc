@@ -1,12 +1,12 @@
-// Synthetic keys make a selector work as a model's keys do. Every head has a mean. Around it lie the
-// centres of topics, which follow one another like paragraphs, and around these the keys. In every
-// head one key in 512 is three times as far from the mean: queries in its direction find it first.
-// Values lie around a mean too, independent of the keys.
+// Synthetic keys make a selector work as a model's keys do. Every head has a mean. Around it lie
+// the centres of topics, which follow one another like paragraphs, and around these the keys. In
+// every head one key in 512 is three times as far from the mean: queries in its direction find it
+// first. Values lie around a mean too, independent of the keys.
 //
 // The sizes make attention concentrate. The bundled model's keys have an RMS of 1.2 to 5.5 around
 // means of 0.8 to 2.9, by layer; these have 1.3 around 1.2. By the estimate of "bounded", 1% of
-// 32,768 tokens with sinks and window have 84% of its attention, and 41% in a model of random weights
-// of width 4,096. With strength 1 they have 59% of the bundled model's (8,192 tokens).
+// 32,768 tokens with sinks and window have 84% of its attention, and 41% in a model of random
+// weights of width 4,096. With strength 1 they have 59% of the bundled model's (8,192 tokens).
 #include "synthetic.h"
 
 #include <algorithm>

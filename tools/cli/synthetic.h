@@ -10,8 +10,8 @@
 
 namespace tool {
 
-// A growing document in a kv_cache. Its numbers depend on the seed alone, not on the steps of growth.
-// Sessions share its pages.
+// A growing document in a kv_cache. Its numbers depend on the seed alone, not on the steps of
+// growth. Sessions share its pages.
 class SyntheticDocument {
  public:
   SyntheticDocument(Console& console, const kv_model_info& model, const SessionFlags& flags,

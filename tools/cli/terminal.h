@@ -18,8 +18,8 @@ class Terminal {
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
-  // Writes the text to standard output at once; on a terminal, the beginning of a character waits for
-  // its end. Throws Failure, with exit_pipe where the reader is gone.
+  // Writes the text to standard output at once; on a terminal, the beginning of a character waits
+  // for its end. Throws Failure, with exit_pipe where the reader is gone.
   void print(std::string_view text);
 
   void note(std::string_view line);    // unless quiet or json

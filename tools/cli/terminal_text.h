@@ -1,7 +1,7 @@
 // Text of models, documents and file names, made safe for a terminal.
 //
-// A character that a terminal obeys, or that reorders text, becomes U+FFFD. So does each byte that is
-// not UTF-8. Nothing is removed: the characters around it cannot form a new one.
+// A character that a terminal obeys, or that reorders text, becomes U+FFFD. So does each byte that
+// is not UTF-8. Nothing is removed: the characters around it cannot form a new one.
 #pragma once
 
 #include <cstddef>
