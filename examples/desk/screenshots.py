@@ -1,6 +1,6 @@
 """Draws the pictures that README shows: screenshots.py PROGRAM EXAMPLES FOLDER [DEMO.kv]. Needs ImageMagick and the font Cantarell.
 
-Reads demo.txt, in minutes, unless it is given what tools/demo has kept of it, and then some of a longer book."""
+Prefills demo.txt, in minutes, unless DEMO.kv is the cache file of `tools/demo --long`, and then a part of a longer book."""
 import pathlib
 import shutil
 import subprocess

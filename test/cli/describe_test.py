@@ -66,7 +66,7 @@ class Describe(tool.InFolder):
     def test_bash_offers_choices_where_they_stand(self):
         offered = self.completed(
             ["ask", "--strategy", "bo"], ["ask", "--strategy", "=", "bo"], ["ask", "--chat-format", "mistral-"], ["eval", "--strategy", "quest,bo"],
-            ["eval", "--task", "single,p"], ["library", "ask", "folder", "--budget-schedule", ""], ["logits", "--kv", "=", ""],
+            ["eval", "--task", "single,p"], ["library", "ask", "folder", "--budget-schedule", ""], ["logits", "--precision", "=", ""],
             ["library", "re"], ["ask", "--max-tokens", ""], ["--json", "pre"], ["ask", "--json", "--stra"], ["ask", "--", "--stra"])
         self.assertEqual([words for words, _ in offered], [
             "bounded", "bounded", "mistral-v3 mistral-tekken", "quest,bounded", "single,pass-key single,perplexity", "uniform linear pyramid",

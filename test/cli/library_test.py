@@ -31,10 +31,10 @@ class Library(tool.InFolder):
         document = self.file("short.txt", SHORT)
         first = self.expect(run("library", "ask", self.library, "-m", MODEL, "-f", document, QUESTION), 0)
         self.assertIn(CODE, first.stdout)
-        self.assertRegex(first.stderr, r"short.txt: found 0 tokens, read [\d,]+ in .*; saved")
+        self.assertRegex(first.stderr, r"short.txt: found 0 tokens, prefilled [\d,]+ in .*; saved")
         second = self.expect(run("library", "ask", self.library, "-m", MODEL, "-f", document, QUESTION), 0)
         self.assertEqual(second.stdout, first.stdout)
-        self.assertRegex(second.stderr, r"short.txt: found [\d,]+ tokens, read 0 in ")
+        self.assertRegex(second.stderr, r"short.txt: found [\d,]+ tokens, prefilled 0 in ")
         beginning = self.add(self.file("beginning.txt", SHORT[:SHORT.rindex(" and ", 0, 4000)]))
         self.assertFalse(beginning["saved"])
         self.assertEqual(beginning["name"], "short.txt")
@@ -53,11 +53,34 @@ class Library(tool.InFolder):
         self.assertEqual(self.names(), ["Tagebuch"])
         self.expect_error(run("library", "rename", self.library, "a.txt", "b"), 3, "a.txt")
         self.expect_error(run("library", "rename", self.library, "Tagebuch", "x/y"), 2, "slash")
-        self.expect_error(run("library", "remove", self.library, "none"), 3, "none")
+        self.expect_error(run("library", "remove", self.library, "none"), 3, "has no document 'none'")
         self.expect(run("library", "remove", self.library, "Tagebuch"), 0)
         self.assertEqual(self.names(), [])
+        self.assertIn("no documents", self.expect(run("library", "list", self.library), 0).stderr)
         self.expect_error(run("library"), 2)
         self.expect_error(run("library", "add", self.library, "-m", TINY), 2, "--file", "kvasir library add --help")
+
+    def test_a_document_is_asked_by_its_name(self):
+        document = self.file("short.txt", SHORT)
+        ask = ["library", "ask", self.library, "-m", MODEL]
+        first = self.expect(run(*ask, "-q", "-f", document, QUESTION), 0).stdout
+        document.unlink()
+        self.assertEqual(self.expect(run(*ask, "-q", "short.txt", QUESTION), 0).stdout, first)
+        report = self.expect_json(run(*ask, "--json", "short.txt", "--verify", QUESTION))
+        self.assertEqual((report["source"]["name"], len(report["answers"])), ("short.txt", 1))
+        self.assertEqual(self.expect(run(*ask, "-q", "short.txt", stdin=QUESTION + "\n"), 0).stdout, first)
+        talk = run("library", "chat", self.library, "-q", "-m", MODEL, "short.txt", stdin=QUESTION + "\n")
+        self.assertIn(CODE, self.expect(talk, 0).stdout)
+        self.expect_error(run(*ask, "shrt.txt", QUESTION), 3, "has no document 'shrt.txt'; did you mean 'short.txt'?")
+        self.expect_error(run(*ask), 2, "no document")
+        self.expect_error(run(*ask, "--name", "x", "short.txt", QUESTION), 2, "--name")
+        self.expect_error(run("library", "chat", self.library, "-m", MODEL), 2, "no document")
+        self.expect_error(run("library", "chat", self.library, "-m", MODEL, "short.txt", "--json"), 2, "--json")
+
+    def test_a_folder_that_is_not_there_is_not_created(self):
+        for arguments in (["list"], ["ask", "-m", MODEL, "x", "q"], ["rename", "a", "b"], ["remove", "a"]):
+            self.expect_error(run("library", arguments[0], self.library, *arguments[1:]), 3, "has no documents")
+        self.assertFalse(self.library.exists())
 
     def test_documents_of_one_file_name_are_kept_apart_and_replaced_when_asked(self):
         texts = []
@@ -99,11 +122,11 @@ class Library(tool.InFolder):
         for path in others.values():
             path.write_text("<Widget>:\n" * 5000)
         document = self.file("layout", "Some text. " * 80)
-        added = self.add(document, "--most-bytes", 40_000_000, model=TINY)
+        added = self.add(document, "--max-bytes", 40_000_000, model=TINY)
         self.assertRegex(added["name"], "^layout-")
         self.expect(run("library", "list", self.library), 0)
         document.write_text("Other text. " * 80)
-        self.expect(run("library", "add", self.library, "-m", TINY, "-f", document, "--most-bytes", 1), 5)
+        self.expect(run("library", "add", self.library, "-m", TINY, "-f", document, "--max-bytes", 1), 5)
         self.assertEqual(self.names(), [])  # what is too much goes, what is another's does not
         self.expect_error(run("library", "remove", self.library, "layout"), 3, "layout")
         for path in others.values():
@@ -121,13 +144,13 @@ class Library(tool.InFolder):
             self.assertNotEqual(chat.stdout.readline(), "")  # it has the file open
             self.expect_error(run("library", "remove", self.library, "short.txt"), 1, "open in a session")
             other = self.file("other.txt", BOOK[9000:15000])
-            full = run("library", "add", self.library, "-m", MODEL, "-f", other, "--most-bytes", int(size * 1.7))
+            full = run("library", "add", self.library, "-m", MODEL, "-f", other, "--max-bytes", int(size * 1.7))
             self.expect_error(full, 5, "not added")
             self.assertEqual(self.names(), ["short.txt"])
         finally:
             chat.kill()
             chat.communicate()
-        added = self.expect_json(run("library", "add", self.library, "-m", MODEL, "-f", other, "--json", "--most-bytes", int(size * 1.7)))
+        added = self.expect_json(run("library", "add", self.library, "-m", MODEL, "-f", other, "--json", "--max-bytes", int(size * 1.7)))
         self.assertTrue(added["source"]["saved"])
         self.assertEqual(self.names(), ["other.txt"])
 
@@ -167,9 +190,9 @@ class Library(tool.InFolder):
             if i % 5 == 4 and self.names():
                 command = ["rename", chance.choice(self.names()), f"r{i}"]
             else:
-                command = ["add", "-m", TINY, "-f", str(chance.choice(texts)), "--most-bytes", str(1_500_000 + 300_000 * (i % 3))]
+                command = ["add", "-m", TINY, "-f", str(chance.choice(texts)), "--max-bytes", str(1_500_000 + 300_000 * (i % 3))]
                 if i % 3 == 0:
-                    command += ["--name", f"n{i % 4}", "--force"]
+                    command += ["--name", f"n{i % 4}", "--replace"]
             process = subprocess.Popen([tool.PROGRAM, "library", command[0], str(self.library), *command[1:]], stdout=subprocess.DEVNULL,
                                        stderr=subprocess.DEVNULL)
             time.sleep(chance.uniform(0, 1.1 * whole))

@@ -22,12 +22,12 @@ class Usage(tool.InFolder):
         for code in ["0 ", "1 ", "2 ", "3 ", "4 ", "5 ", "130 ", "141 "]:
             self.assertIn(f"\n  {code}", text.split("Exit codes:")[1])
 
-    def test_the_version_is_told(self):
+    def test_the_version_is_printed(self):
         self.assertRegex(self.expect(run("--version"), 0).stdout, r"^kvasir \d+\.\d+\.\d+\n")
 
     def test_senseless_command_lines_are_refused_before_any_work(self):
         self.expect_error(run(), 2, "no command")
-        self.expect_error(run("frobnicate"), 2, "frobnicate")
+        self.expect_error(run("frobnicate"), 2, "unknown command 'frobnicate'", "kvasir --help")
         self.expect_error(run("ask", "question"), 2, "--model")
         self.expect_error(run("ask", "-m", MODEL, "question"), 2, "-f FILE")
         self.expect_error(run("ask", "-m", MODEL, "-f", "a", "-c", "b", "question"), 2, "-c")
@@ -40,8 +40,39 @@ class Usage(tool.InFolder):
         self.expect_error(run("bench", "-m", MODEL, "--depth", "0,,5"), 2, "--depth")
         self.expect_error(run("bench", "-m", MODEL, "--depth", ""), 2, "--depth", "empty")
         self.expect_error(run("bench", "-m", MODEL, "--strategy", ""), 2, "--strategy", "empty")
-        self.expect_error(run("logits", "-m", MODEL, "--tokens", "x", "-o", "y", "--kv", "f64"), 2, "f64")
+        self.expect_error(run("logits", "-m", MODEL, "--tokens", "x", "-o", "y", "--precision", "f64"), 2, "f64")
         self.expect_error(run("chat", "-m", MODEL, "--json"), 2, "--json")
+
+    def test_a_mistyped_name_is_recognised(self):
+        self.expect_error(run("asks"), 2, "unknown command 'asks'; did you mean 'ask'?")
+        self.expect_error(run("library", "lst"), 2, "unknown command 'lst'; did you mean 'list'?", "kvasir library --help")
+        self.expect_error(run("ask", "-m", MODEL, "-f", "x", "--max-token", "5", "q"), 2, "unknown option '--max-token'; did you mean '--max-tokens'?")
+        self.expect_error(run("ask", "--modell", MODEL, "q"), 2, "unknown option '--modell'; did you mean '--model'?")
+        self.expect_error(run("bench", "-m", MODEL, "--stratgy=full"), 2, "did you mean '--strategy'?")
+        self.expect_error(run("inspect", MODEL, "more"), 2, "unexpected argument 'more'")
+        self.assertNotIn("did you mean", run("ask", "--completely-else", "q").stderr)
+
+    def test_an_empty_question_is_refused(self):
+        document = self.file("a.txt", tool.SHORT)
+        for arguments in (["ask", "-m", MODEL, "-f", document], ["recall", "-m", MODEL, "-f", document],
+                          ["library", "ask", self.folder / "lib", "-m", MODEL, "-f", document]):
+            for question in ("", " \n"):
+                self.expect_error(run(*arguments, question, cwd=self.folder), 2, "a question is empty")
+        self.assertEqual([path.name for path in self.folder.iterdir()], ["a.txt"])
+
+    def test_a_parameter_that_the_strategy_lacks_is_refused(self):
+        document = self.file("a.txt", tool.SHORT)
+        ask = ["ask", "-m", MODEL, "-f", document, "--strategy"]
+        self.expect_error(run(*ask, "quest", "--coverage", "95%", "q"), 2, "--coverage is not a parameter of the strategy 'quest'")
+        self.expect_error(run(*ask, "full", "--budget", "5%", "q"), 2, "--budget")
+        self.expect_error(run(*ask, "bounded", "--filter-layers", "3", "q"), 2, "--filter-layers")
+        self.expect_error(run("bench", "-m", MODEL, "--strategy", "full,quest", "--coverage", "95%"), 2, "--coverage")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--prefill-budget", "5%", "q"), 2, "--prefill")
+
+    def test_a_device_that_is_not_there_is_a_resource(self):
+        document = self.file("a.txt", tool.SHORT)
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--device", "cuda:77", "q"), 5, "cuda")
+        self.expect_error(run("ask", "-m", self.folder / "missing", "-f", document, "--device", "cuda:77", "q"), 3 if "cuda" in run("--version").stdout.split("backends")[1].split("]")[0] else 5)
 
     def test_an_empty_path_or_name_is_refused_before_any_work(self):
         text = self.file("text.txt", tool.SHORT)
@@ -53,7 +84,7 @@ class Usage(tool.InFolder):
                           ["eval", "-m", MODEL, "-f", ""], ["bench", "-m", MODEL, "--mapped", "--folder", ""], ["bench", "-m", MODEL, "--text", ""],
                           ["logits", "-m", MODEL, "--tokens", text, "-o", ""], ["logits", "-m", MODEL, "--tokens", "", "-o", "x"],
                           ["tokenize", "-m", MODEL, "-f", ""], ["library", "add", "", *read], ["library", "add", "lib", *read, "--name", ""],
-                          ["library", "rename", "lib", "", "b"], ["library", "remove", "lib", ""], ["ask", *read, "--spill-folder", "", "q"]):
+                          ["library", "rename", "lib", "", "b"], ["library", "remove", "lib", ""], ["ask", *read, "--spill-directory", "", "q"]):
             self.expect_error(run(*arguments, cwd=self.folder), 2, "empty")
         self.assertEqual([path.name for path in self.folder.iterdir()], ["text.txt"])
 
@@ -124,7 +155,10 @@ class Usage(tool.InFolder):
 
     def test_a_document_longer_than_the_context_is_refused(self):
         document = self.file("long.txt", "many words " * 500)
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--context", 100, "q"), 1, "100")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--context", 100, "q"), 1, "long.txt is too long for --context", "of 100 tokens")
+        book = self.file("book.txt", tool.BOOK)
+        for arguments in (["ask", "-m", MODEL, "-f", book, "q"], ["library", "add", self.folder / "lib", "-m", MODEL, "-f", book]):
+            self.expect_error(run(*arguments), 1, "book.txt is too long for the model (150,6", "of 131,072 tokens)", "longer context")
 
     def test_errors_are_json_where_json_is_wanted(self):
         error = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", self.folder / "missing", "q"), 3)["error"]
@@ -149,7 +183,7 @@ class Usage(tool.InFolder):
         self.assertEqual(process.returncode, 141)
 
     @unittest.skipUnless(os.path.exists("/dev/full"), "needs /dev/full")
-    def test_a_full_disk_behind_the_output_is_told(self):
+    def test_a_full_disk_behind_the_output_is_reported(self):
         with open("/dev/full", "w") as full:
             process = subprocess.run([tool.PROGRAM, "inspect", MODEL], stdout=full, stderr=subprocess.PIPE, text=True)
         self.assertEqual(process.returncode, 5)

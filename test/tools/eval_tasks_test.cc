@@ -42,7 +42,7 @@ const Haystack& haystack() {
   return made;
 }
 
-Wishes wishes(size_t tokens, uint64_t seed = 1, size_t number = 0) {
+DocumentPlan plan(size_t tokens, uint64_t seed = 1, size_t number = 0) {
   return {tokens, number, 10, 5, seed};
 }
 
@@ -77,26 +77,26 @@ std::vector<std::string> flat(const Document& document) {
 }  // namespace
 
 TEST_CASE("the same seed gives the same document, and another seed, number or length another") {
-  const std::vector<std::string> first = flat(make_story(haystack(), wishes(4096)));
-  CHECK(flat(make_story(haystack(), wishes(4096))) == first);
-  CHECK(flat(make_story(haystack(), wishes(4096, 2))) != first);
-  CHECK(flat(make_story(haystack(), wishes(4096, 1, 1))) != first);
-  CHECK(flat(make_story(haystack(), wishes(4100))) != first);
-  const std::vector<std::string> table = flat(make_table(haystack(), wishes(4096)));
-  CHECK(flat(make_table(haystack(), wishes(4096))) == table);
-  CHECK(flat(make_table(haystack(), wishes(4096, 2))) != table);
+  const std::vector<std::string> first = flat(make_story(haystack(), plan(4096)));
+  CHECK(flat(make_story(haystack(), plan(4096))) == first);
+  CHECK(flat(make_story(haystack(), plan(4096, 2))) != first);
+  CHECK(flat(make_story(haystack(), plan(4096, 1, 1))) != first);
+  CHECK(flat(make_story(haystack(), plan(4100))) != first);
+  const std::vector<std::string> table = flat(make_table(haystack(), plan(4096)));
+  CHECK(flat(make_table(haystack(), plan(4096))) == table);
+  CHECK(flat(make_table(haystack(), plan(4096, 2))) != table);
 }
 
 TEST_CASE("documents have the length asked for within one percent") {
   for (const size_t tokens : {4096u, 8192u, 32768u, 130048u}) {
     CAPTURE(tokens);
-    CHECK(off(count_tokens(make_story(haystack(), wishes(tokens)).text), tokens) < 0.01);
-    CHECK(off(count_tokens(make_table(haystack(), wishes(tokens)).text), tokens) < 0.01);
+    CHECK(off(count_tokens(make_story(haystack(), plan(tokens)).text), tokens) < 0.01);
+    CHECK(off(count_tokens(make_table(haystack(), plan(tokens)).text), tokens) < 0.01);
   }
 }
 
 TEST_CASE("every task has its questions") {
-  const Document story = make_story(haystack(), wishes(8192));
+  const Document story = make_story(haystack(), plan(8192));
   std::map<Task, size_t> counts;
   for (const Question& question : story.questions) ++counts[question.task];
   const std::map<Task, size_t> expected = {{Task::single, 10},      {Task::many_keys, 10},
@@ -104,12 +104,12 @@ TEST_CASE("every task has its questions") {
                                            {Task::pass_key, 1},     {Task::number_string, 10},
                                            {Task::quote, 10},       {Task::perplexity, 1}};
   CHECK(counts == expected);
-  CHECK(of_task(make_table(haystack(), wishes(8192)), Task::key_value).size() == 10);
+  CHECK(of_task(make_table(haystack(), plan(8192)), Task::key_value).size() == 10);
 }
 
 TEST_CASE("an answer is in the document exactly once, near the depth that is told") {
   for (const uint64_t seed : {1u, 2u, 3u}) {
-    const Document story = make_story(haystack(), wishes(8192, seed));
+    const Document story = make_story(haystack(), plan(8192, seed));
     for (const Task task : {Task::single, Task::many_keys, Task::number_string}) {
       for (const Question& question : of_task(story, task)) {
         const std::string& value = question.turns.at(0).expected.at(0);
@@ -129,7 +129,7 @@ TEST_CASE("an answer is in the document exactly once, near the depth that is tol
     CHECK(occurrences(story.text,
                       "The pass key is " +
                           of_task(story, Task::pass_key).at(0).turns.at(0).expected.at(0)) == 1);
-    const Document table = make_table(haystack(), wishes(8192, seed));
+    const Document table = make_table(haystack(), plan(8192, seed));
     for (const Question& question : of_task(table, Task::key_value)) {
       const std::string asked = question.turns.at(0).question;
       const std::string key = asked.substr(asked.find('"'), asked.rfind('"') - asked.find('"') + 1);
@@ -151,14 +151,14 @@ TEST_CASE("tables that are longer than the bundled model can copy UUIDs from hav
   };
   bool short_has = false;
   for (uint64_t seed = 1; seed <= 6; ++seed)
-    short_has = short_has || has_uuids(make_table(haystack(), wishes(4096, seed)));
+    short_has = short_has || has_uuids(make_table(haystack(), plan(4096, seed)));
   CHECK(short_has);
   for (uint64_t seed = 1; seed <= 6; ++seed)
-    CHECK_FALSE(has_uuids(make_table(haystack(), wishes(70'000, seed))));
+    CHECK_FALSE(has_uuids(make_table(haystack(), plan(70'000, seed))));
 }
 
 TEST_CASE("each stretch of the document has its share of the answers") {
-  const Document story = make_story(haystack(), wishes(16384));
+  const Document story = make_story(haystack(), plan(16384));
   for (const Task task : {Task::single, Task::many_keys, Task::number_string, Task::quote}) {
     std::map<int, size_t> stretches;
     for (const Question& question : of_task(story, task))
@@ -169,7 +169,7 @@ TEST_CASE("each stretch of the document has its share of the answers") {
   std::set<int> pass_keys;
   for (size_t number = 0; number < 5; ++number)
     pass_keys.insert(
-        static_cast<int>(of_task(make_story(haystack(), wishes(4096, 1, number)), Task::pass_key)
+        static_cast<int>(of_task(make_story(haystack(), plan(4096, 1, number)), Task::pass_key)
                              .at(0)
                              .depth.value() *
                          5));
@@ -190,7 +190,7 @@ TEST_CASE("facts that many-keys asks for stand among others of their kind") {
 }
 
 TEST_CASE("a quote's beginning and end stand in the document one after the other") {
-  const Document story = make_story(haystack(), wishes(8192));
+  const Document story = make_story(haystack(), plan(8192));
   std::string plain;  // with one space where the document has some
   for (const char c : story.text)
     if (c != '\n' && c != '\r') plain += c;
@@ -202,7 +202,7 @@ TEST_CASE("a quote's beginning and end stand in the document one after the other
 }
 
 TEST_CASE("the text that follows is what the book goes on with") {
-  const Document story = make_story(haystack(), wishes(4096));
+  const Document story = make_story(haystack(), plan(4096));
   const std::string following = of_task(story, Task::perplexity).at(0).turns.at(0).expected.at(0);
   CHECK(count_tokens(following) >= following_tokens);
   const size_t at = book().find(following);
@@ -211,13 +211,13 @@ TEST_CASE("the text that follows is what the book goes on with") {
 }
 
 TEST_CASE("a text or a length that is too short is refused, and says what to do") {
-  CHECK_THROWS_WITH_AS(make_story(haystack(), wishes(200'000)),
+  CHECK_THROWS_WITH_AS(make_story(haystack(), plan(200'000)),
                        doctest::Contains("name more texts"), Failure);
-  CHECK_THROWS_WITH_AS(make_story(haystack(), wishes(1024)), doctest::Contains("fewer --questions"),
+  CHECK_THROWS_WITH_AS(make_story(haystack(), plan(1024)), doctest::Contains("fewer --questions"),
                        Failure);
-  CHECK_THROWS_WITH_AS(make_table(haystack(), wishes(256)), doctest::Contains("fewer --questions"),
+  CHECK_THROWS_WITH_AS(make_table(haystack(), plan(256)), doctest::Contains("fewer --questions"),
                        Failure);
-  CHECK_THROWS_WITH_AS(make_story(Haystack("", count_tokens), wishes(4096)),
+  CHECK_THROWS_WITH_AS(make_story(Haystack("", count_tokens), plan(4096)),
                        doctest::Contains("name more texts"), Failure);
 }
 

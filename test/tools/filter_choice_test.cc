@@ -5,7 +5,7 @@
 
 #include <random>
 
-#include "compared.h"
+#include "comparison.h"
 
 using namespace tool;
 
@@ -78,7 +78,7 @@ TEST_CASE("comparisons of several answers are summed by how much each was") {
                   {"covered_steps", steps},
                   {"covered", Json::array({Json::array({covered})})}}}};
   };
-  ComparedSums sums;
+  ComparisonSums sums;
   sums.add(stats(1, 0.5, 0.5, 1, 1.0));
   sums.add(stats(3, 0.9, 0.2, 3, 0.0));
   sums.add(Json{

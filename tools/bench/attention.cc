@@ -1,11 +1,10 @@
-// Speed of the attention and store kernels of every instruction set that this processor has, on one
-// thread.
+// Speed of the attention and store kernels of every instruction set of this CPU, on one thread.
 //
-//   bench-attention [name]      name: a part of a row's name; all rows without it
+//   bench-attention [name]      name: a part of a row's name [all rows]
 //
-// A figure comes from the fastest eighth of many short runs, which other programs disturb least.
-// Ratios are against the scalar table and, where memory is the limit, against plain reads of the
-// same memory, all measured in the same run.
+// A figure comes from the fastest eighth of many short runs: other programs disturb these least.
+// Ratios are to the scalar table and, where memory is the limit, to plain reads of the same memory,
+// all from the same run.
 #include <algorithm>
 #include <bit>
 #include <chrono>
@@ -45,8 +44,8 @@ Array<float> random_floats(std::size_t n) {
 using Run = std::function<void()>;
 using Prepare = std::function<Run(const Kernels&)>;
 
-// Seconds of a run, the fastest eighth's slowest; runs for a quarter of a second and at least eight
-// times.
+// Seconds of the slowest run in the fastest eighth. Runs for a quarter of a second and at least
+// eight times.
 double run_time(const Run& run) {
   using Clock = std::chrono::steady_clock;
   std::vector<double> times;
@@ -78,7 +77,7 @@ void report(const std::string& row, const char* table, double figure, const char
   std::fflush(stdout);
 }
 
-// One row for all tables: `work` units a run.
+// Prints a row for all tables: `work` units per run.
 void bench_rate(const std::string& row, const char* unit, double work, const Prepare& prepare,
                 const std::vector<Baseline>& baselines = {}) {
   if (!is_wanted(row)) return;
@@ -92,7 +91,7 @@ void bench_rate(const std::string& row, const char* unit, double work, const Pre
   }
 }
 
-// The same for what is better told in microseconds: a run does it `times` times.
+// The same in microseconds, for work that a run does `times` times.
 void bench_time(const std::string& row, uint32_t times, const Prepare& prepare) {
   if (!is_wanted(row)) return;
   double scalar = 0;
@@ -174,7 +173,7 @@ void prefill_pages(uint32_t dim, uint32_t rows) {
       });
 }
 
-// A decode step's calls: 128 pages each, or a quad of each of 512, chosen all over 256 MB.
+// The calls of a decode step: 128 pages each, or one quad of each of 512, spread over 256 MB.
 void decode_pages(uint32_t dim, uint32_t rows, bool one_quad) {
   const uint32_t n = one_quad ? 512 : 128;
   const std::string row = shape_name(one_quad ? "quads decode" : "pages decode", dim, rows);
@@ -187,7 +186,7 @@ void decode_pages(uint32_t dim, uint32_t rows, bool one_quad) {
       ref.tokens = uint64_t{15} << random.next() % (pages.tokens / quad_tokens) * quad_tokens;
   std::size_t at = 0;
   const auto next = [&] { return at = (at + n) % (pages.refs.size() - n); };
-  // of what is read of a page: its keys, or its values
+  // bytes read of a page: its keys, or its values
   const std::size_t half = one_quad ? dim * quad_tokens : page_bytes / 2;
   const double gigabytes = 2.0 * n * static_cast<double>(half) * 1e-9;
   const double streaming = gigabytes / run_time([&] {
@@ -214,7 +213,7 @@ void decode_pages(uint32_t dim, uint32_t rows, bool one_quad) {
               {one_quad ? "a read of these quads" : "a read of these pages", same}});
 }
 
-// A chunk with itself: 512 rows are 128 tokens of four heads, the last of n.
+// A chunk with itself: 512 rows are the last 128 of n tokens, with four heads.
 void prefill_rows(uint32_t dim, uint32_t n) {
   constexpr uint32_t rows = 512;
   const Array<float> keys = random_floats(std::size_t{n} * dim), values = keys;
@@ -248,7 +247,7 @@ void decode_rows(uint32_t dim, uint32_t rows) {
   });
 }
 
-// A scan of one head's bounds: 64 MB, 128 extents a run.
+// A scan of one head's bounds: 64 MB, 128 extents per run.
 void scan_bounds(uint32_t dim, uint32_t rows) {
   constexpr uint32_t n = 128;
   const std::string row = shape_name("score bounds", dim, rows);
@@ -258,7 +257,7 @@ void scan_bounds(uint32_t dim, uint32_t rows) {
   Array<int8_t> bounds(extents * bytes);
   Random random;
   for (int8_t& x : bounds) x = random.byte();
-  for (std::size_t e = 1; e <= extents; ++e) {  // scales of 0: any bytes might not be numbers
+  for (std::size_t e = 1; e <= extents; ++e) {  // scales of 0: random bytes may be NaN
     std::memset(bounds.data() + e * bytes - shape.extent_blocks() * sizeof(float), 0,
                 shape.extent_blocks() * sizeof(float));
   }

@@ -1,23 +1,20 @@
-// Speed of a GPU's matrix products, of the attention of a text that is read, of that of one token,
-// and of the search for the nearest keys that an index is made from.
+// Speed of a GPU: matrix products, prefill attention, decode attention, and the search for the
+// nearest keys of an index build.
 //
-//   bench-device [type]            a type's name ("Q4_0"), "attention", "nearest" or "attend"; all
-//                                  without it
-//   bench-device attend TOKENS     of one token at the end of so many, 131072 where it is not said:
-//                                  tools/bench/device_attend.cc
-//   bench-device attention RATE    RATE: 10^12 operations a second that a library's half-precision
-//                                  products do, which attention is compared with
+//   bench-device [type]            type: "Q4_0" and others, "attention", "nearest", "attend" [all]
+//   bench-device attend TOKENS     one token at the end of TOKENS tokens [131072]: device_attend.cc
+//   bench-device attention RATE    RATE: 10^12 operations per second of a library's half-precision
+//                                  products, to compare with
 //
-// Decode: one input with matrices of 14336 x 4096 that together are larger than any cache, in GB of
-// weights (as the file has them) a second, with the ratio to a copy within the device's memory
-// (bytes read and written). Prefill: several inputs, in 10^12 operations a second. Layer: all that
-// one token takes of a layer of Llama 3 8B but its attention; then the layer's products alone with
-// the 22 inputs of a question, all of them and each launch by itself, some of whose weights a large
-// cache keeps. Medians of seven runs, of work that follows one another in a graph, as that of a
-// decoded token does. Attention: of 8 KV heads of 128 with 4 query heads each, over a text's pages
-// in the device's memory; two products a score. Nearest: the 400 nearest of 131,072 keys of a KV
-// head for each of 16,384 queries, the kernels alone, then all of it with its copies; beside it one
-// thread of the CPU, which has to find the same ones.
+// Decode: one input with matrices of 14336 x 4096 that together exceed any cache; GB per second of
+// weights as stored in the file, and the ratio to a copy within GPU memory (bytes read and
+// written). Prefill: several inputs, in 10^12 operations per second. Layer: all work of one token
+// in a layer of Llama 3 8B except attention; then the layer's products with the 22 inputs of a
+// question, together and each launch alone, where a large cache holds some of the weights. Medians
+// of seven runs of consecutive work in a graph, as in decode. Attention: 8 KV heads of 128 with 4
+// query heads each, over pages in GPU memory; two products per score. Nearest: the 400 nearest of
+// 131,072 keys of a KV head for each of 16,384 queries, kernels alone and with copies, compared
+// with one CPU thread, which must find the same keys.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -67,7 +64,7 @@ struct Inputs {
   DeviceCheck check() const { return {1e30f, 0, first_bad.get()}; }
 };
 
-// Bytes read and written a second.
+// Bytes read and written per second.
 double copy_speed(Bench* bench) {
   DeviceBuffer<std::byte> from, to;
   constexpr uint32_t copied_rows = 4 * rows;
@@ -75,14 +72,14 @@ double copy_speed(Bench* bench) {
   if (!from.allocate(bench->device, bytes, "a copy").ok() ||
       !to.allocate(bench->device, bytes, "a copy").ok())
     return 0;
-  // which is laid out as it is
+  // this type needs no other layout
   const DeviceMatrix matrix{TensorType::f32, copied_rows, cols, to.get()};
   return 2 * static_cast<double>(bytes) / bench->median_seconds([&](uint32_t) {
     bench->check(bench->ops().lay_out(bench->stream, matrix, from.get(), 0, copied_rows));
   });
 }
 
-// The products of layers with the inputs of a question: matrices as measure_layer() has them.
+// Products of layers with the inputs of a question, with the matrices of measure_layer().
 void measure_question(Bench* bench, const Inputs& inputs, std::span<const DeviceMatrix> w,
                       std::size_t layer_bytes, double copy) {
   constexpr uint32_t matrices_of_layer = 7;
@@ -117,7 +114,7 @@ void measure_question(Bench* bench, const Inputs& inputs, std::span<const Device
   std::printf("\n");
 }
 
-// What is between two attentions of one token: bytes of weights, as the file has them, and seconds.
+// Work of one token between two attentions: bytes of weights as stored in the file, and seconds.
 void measure_layer(Bench* bench, const Inputs& inputs, TensorType type, const std::byte* file,
                    double copy) {
   constexpr uint32_t layers = 4, width = 4096, heads = 32, kv_heads = 8, dim = 128,
@@ -192,8 +189,8 @@ void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
     std::printf("%-7s no memory\n", info.name);
     return;
   }
-  // Half-precision numbers of 0x2d2d are small and finite; the quants are then alike, which no
-  // kernel here takes another way for.
+  // Half-precision numbers of 0x2d2d are small and finite. All quants are equal, for which no
+  // kernel here has another path.
   const Array<uint8_t> blocks(file_bytes, 0x2d);
   bench->check(ops.upload(bench->stream, file.get(), blocks.data(), file_bytes));
   const auto matrix = [&](uint32_t i) {
@@ -302,7 +299,7 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
   std::printf("; %.3f ms to lay out what it reads\n", 1e3 * prepared);
 }
 
-// As select/graph/ood.cc has it, of `n` queries: the CPU's nearest keys, best first.
+// The nearest keys of `n` queries on the CPU, best first, as in select/graph/ood.cc.
 void find_by_processor(const QueryRows& q, uint32_t n, std::span<const PageRef> pages,
                        uint32_t items, uint32_t k, uint32_t* out) {
   constexpr uint32_t batch_rows = 16, batch_pages = 256;
@@ -343,7 +340,7 @@ void measure_nearest(Bench* bench, uint32_t dim) {
   for (float& f : q_scales) f = 1e-4f * static_cast<float>(random() % 1000);
   for (uint32_t i = 0; i < items; ++i) {
     const uint32_t p = i / page.page_tokens, t = i % page.page_tokens;
-    const auto scale = static_cast<uint16_t>(0x3c00 + random() % 128);  // from 1/128 on
+    const auto scale = static_cast<uint16_t>(0x3c00 + random() % 128);  // from 1/128
     scales[i] = std::bit_cast<float>(uint32_t{scale} << 16);
     page_scales[std::size_t{p} * 2 * page.page_tokens + t] = scale;
     int8_t* to = data.data() + std::size_t{p} * page_bytes + page.key_at(t);
@@ -389,7 +386,7 @@ void measure_nearest(Bench* bench, uint32_t dim) {
   const auto since = [&](auto begin) {
     return std::chrono::duration<double>(clock() - begin).count();
   };
-  // which allocates
+  // the first run allocates
   bool good = search.find({keys.data(), scales.data(), items, true}, all, k, never, &found);
   auto begin = clock();
   good = good && search.find({keys.data(), scales.data(), items, true}, all, k, never, &found);
@@ -425,7 +422,7 @@ int main(int argc, char** argv) {
   for (std::size_t i = 0; i < x.size(); ++i)
     x[i] = static_cast<float>(i * 7919 % 1000) * 0.001f - 0.5f;
   bench.check(bench.ops().upload(bench.stream, inputs.x.get(), x.data(), x.size() * sizeof(float)));
-  // a layer reads what no product has written
+  // a layer reads buffers that no product has written
   bench.check(bench.ops().upload(bench.stream, inputs.y.get(), x.data(), x.size() * sizeof(float)));
   bench.check(bench.ops().quantize(bench.stream, inputs.view(max_inputs), inputs.check()));
   const std::string only = argc > 1 ? argv[1] : "";

@@ -1,4 +1,4 @@
-// What the files of bench-device share: a GPU, and how long work on it takes.
+// Shared by the files of bench-device: a GPU, and the time of work on it.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace kvasir {
 
 struct Bench {
-  static constexpr uint32_t times = 24;  // that a run does its work
+  static constexpr uint32_t times = 24;  // repetitions in a run
 
   std::shared_ptr<Device> device;
   DeviceStream* stream = nullptr;
@@ -26,8 +26,8 @@ struct Bench {
   }
   const DeviceKernels& ops() const { return device->kernels(); }
 
-  // Of f(i), i = 0 .. times - 1, kept as a graph, in seconds each. before() is called before each
-  // run, and not measured.
+  // Seconds of one f(i), i = 0 .. times - 1, recorded as a graph. before() runs before each
+  // measurement.
   template <class F, class Before = void (*)()>
   double median_seconds(
       F&& f, Before&& before = [] {}) {
@@ -52,8 +52,8 @@ struct Bench {
   }
 };
 
-// Attention of one token at the end of so many. copy: bytes read and written a second by a copy
-// within the device's memory.
+// Attention of one token at the end of `tokens`. copy: bytes read and written per second by a copy
+// within GPU memory.
 void measure_attend(Bench* bench, uint32_t tokens, double copy);
 
 }  // namespace kvasir

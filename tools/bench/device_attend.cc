@@ -1,7 +1,6 @@
-// What one decoded token's attention takes in a layer of Llama 3 8B's shape: exact, of all pages,
-// which lie in the GPU's memory; and bounded, of 512 quads that are chosen by a sketch and stay
-// there once they were, of pages in host memory. Keys and values are random, so are the queries,
-// which change a little from token to token.
+// Time of the decode attention of one token in a layer of Llama 3 8B's shape. Exact: all pages, in
+// GPU memory. Bounded: 512 quads selected by a sketch, from pages in host memory; the GPU keeps
+// read quads. Keys, values and queries are random; queries change slightly from token to token.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -28,14 +27,13 @@ constexpr std::size_t window_size = std::size_t{row} * 2 * window_rows;
 constexpr uint32_t operations = 5;
 constexpr const char* names[operations] = {"begin", "scan and near", "choose", "chosen", "finish"};
 
-// Of a query, from token to token: what stays, and what is new to it. 91% of a list are then found
-// again; of answers more (model/attention_device.cc).
+// Parts of a query that stay from token to token and that change. 91% of a list are then selected
+// again; in answers more (offload/gpu_selective_attention.cc).
 constexpr float stays = 0.9f, is_new = 0.436f;
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
 
-// Some layers, which are attended in turn so that no cache has what is read; a token attends all of
-// them.
+// Several layers, attended in turn so that no cache holds their pages. A token attends all of them.
 class Layers {
  public:
   Layers(Bench* bench, uint32_t tokens)
@@ -48,7 +46,7 @@ class Layers {
         layers_ < Bench::times &&
         (Bench::times % layers_ || layers_ * extents_ * kv_heads * page.sketch_bytes() < no_cache))
       ++layers_;
-    // As GpuSelectiveAttention has them.
+    // as in GpuSelectiveAttention
     const uint32_t deviation = static_cast<uint32_t>(std::sqrt(static_cast<double>(budget)));
     most_ = (budget + 8 * deviation + 64) * 9 / 8;
     hot_room_ = static_cast<uint32_t>(round_up(4 * (budget + 2 * deviation), hot_ways));
@@ -111,7 +109,7 @@ class Layers {
     const double its_pages = bench_->median_seconds([&](uint32_t i) {
       bench_->check(bench_->ops().attend_chosen(bench_->stream, all_pages(i), all_of_them()));
     });
-    double until[operations + 1] = {};  // the first ones
+    double until[operations + 1] = {};  // seconds of the first operations
     for (uint32_t n = 1; n <= operations; ++n) {
       since_ = step_ + 1;  // without attend_chosen() quads have a place and are not there
       until[n] = bench_->median_seconds([&](uint32_t i) { bench_->check(attend(i, n)); },
@@ -141,7 +139,7 @@ class Layers {
   }
 
  private:
-  // Of the arrays' addresses: [layers][arrays][extents_room_].
+  // Addresses of the arrays: [layers][arrays][extents_room_].
   enum : uint32_t { sketches, host_pages, host_scales, device_pages, device_scales, arrays };
 
   std::size_t layer_bytes() const { return extents_ * (extent_bytes + scale_bytes); }
@@ -157,7 +155,7 @@ class Layers {
   uint32_t random() { return (seed_ = seed_ * 1664525 + 1013904223) >> 8; }
   float uniform() { return static_cast<float>(random() % 2001) * 0.001f - 1; }
 
-  // A layer's extents, then their scales; layers are alike.
+  // A layer's extents, then their scales; all layers have the same sizes.
   void fill_pages() {
     std::byte* const host = pages_host_.get();
     for (std::size_t i = 0; i < extents_ * extent_bytes; ++i)
@@ -166,7 +164,7 @@ class Layers {
     std::fill_n(reinterpret_cast<uint16_t*>(host + extents_ * extent_bytes),
                 extents_ * scale_bytes / 2, uint16_t{0x3c00});
     Array<std::byte> sketch(sketch_bytes());
-    // 0.1875: estimates of a query's scores are then from -6 to 6 or so
+    // 0.1875: estimated scores of a query are then from about -6 to 6
     constexpr uint16_t step = 0x3e40;
     for (std::size_t i = 0; i < sketch.size(); ++i) {
       const bool is_scale =
@@ -198,7 +196,7 @@ class Layers {
     bench_->check(bench_->ops().wait(bench_->stream));
   }
 
-  // The queries and the counts of those that a run has.
+  // Queries and counts of a run.
   void next_tokens() {
     Array<float> q(std::size_t{Bench::times} * width);
     for (uint32_t i = 0; i < Bench::times; ++i) {
@@ -293,7 +291,7 @@ class Layers {
     return error ? error : finish(its, a);
   }
 
-  // The first n operations.
+  // Runs the first n operations.
   int attend(uint32_t i, uint32_t n) {
     const DeviceKv its = kv(i);
     const DeviceAttention a = work(i);
@@ -306,10 +304,10 @@ class Layers {
   }
 
   Bench* bench_;
-  uint32_t tokens_, pages_, extents_, extents_room_, quads_;  // quads: that can be chosen
+  uint32_t tokens_, pages_, extents_, extents_room_, quads_;  // quads_: selectable ones
   uint32_t layers_ = 4, most_, hot_room_;
   uint32_t seed_ = 1, step_ = 0, since_ = 0;
-  Array<float> walk_;                   // [layers][width] the newest queries
+  Array<float> walk_;                   // [layers][width] newest queries
   PinnedBuffer<std::byte> pages_host_;  // [layers][layer_bytes()]
   PinnedBuffer<DeviceCounts> counts_host_;
   DeviceBuffer<std::byte> pages_device_, sketch_;

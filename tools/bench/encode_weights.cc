@@ -1,4 +1,4 @@
-// Encoders of one block a format; each says its layout. See encode_weights.h.
+// Encoders of one block per format, with its layout. See encode_weights.h.
 #include "encode_weights.h"
 
 #include <algorithm>
@@ -44,14 +44,14 @@ uint16_t to_bf16(float x) {
 
 void store_u16(uint16_t value, std::byte* out) { std::memcpy(out, &value, 2); }
 
-// Stores a scale in half precision and gives back what a reader will see.
+// Stores a scale in half precision and returns the rounded value.
 float store_scale(float scale, std::byte* out) {
   const uint16_t h = to_f16(scale);
   store_u16(h, out);
   return from_f16(h);
 }
 
-// round(x / scale) within [low, high]; 0 when the scale is.
+// round(x / scale) within [low, high]; 0 if the scale is 0.
 int quantum(float x, float scale, int low, int high) {
   if (scale == 0) return 0;
   return std::clamp(static_cast<int>(std::lrint(x / scale)), low, high);
@@ -70,7 +70,7 @@ void encode_q8_0(const float* x, std::byte* out) {
 
 // f16 scale, then element i in the low and i + 16 in the high half of byte i, both with 8 added
 void encode_q4_0(const float* x, std::byte* out) {
-  // -8 has no positive partner: the largest takes it
+  // -8 has no positive counterpart: the largest magnitude uses it
   const float scale = store_scale(largest(x, 32) / -8, out);
   for (int i = 0; i < 16; ++i) {
     const int low = quantum(x[i], scale, -8, 7) + 8;
@@ -113,8 +113,8 @@ void encode_q4_k(const float* x, std::byte* out) {
 }
 
 // Sixteen blocks of 16 with an 8-bit scale s each: value = d * s * (q - 32), q in [0, 63].
-//   low 4 bits [128], high 2 bits [64], int8 s [16], f16 d; each half of 128 elements is laid out
-//   on its own, in four columns of 32
+//   low 4 bits [128], high 2 bits [64], int8 s [16], f16 d; each half of 128 elements has four
+//   columns of 32
 void encode_q6_k(const float* x, std::byte* out) {
   float scale[16];
   for (int b = 0; b < 16; ++b) scale[b] = largest(x + 16 * b, 16) / -32;

@@ -1,6 +1,6 @@
 // Encodes floats in the block formats of GGUF tensors, for the model writer and for tests. The
-// encoders take the plain way (the block's largest value sets the scale); converters of real models
-// search for better scales.
+// encoders are simple: the block's largest value sets the scale. Converters of real models search
+// for better scales.
 #pragma once
 
 #include <cstddef>

@@ -2,7 +2,7 @@
 // tests of speed and memory.
 //
 // The file is complete: metadata, a byte-level BPE vocabulary with a chat format, and every weight
-// of a llama model. Only its answers are nonsense. The same options and seed give the same file,
+// of a llama model. Its answers have no meaning. The same options and seed give the same file,
 // with the same C++ library.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -26,7 +26,7 @@ constexpr uint32_t kPoolGroup = 256;  // elements: a multiple of every block
 // Groups in the pool. A prime, so that rows of any width begin at different places in it: 65521
 // different rows.
 constexpr uint64_t kPoolGroups = 65521;
-// keeps activations of a few dozen layers in range, as trained models do
+// activations of a few dozen layers then stay in range, as in trained models
 constexpr float kSigma = 0.02f;
 constexpr uint32_t kSpecials = 3;
 constexpr uint32_t kMinVocab = kSpecials + 256;
@@ -35,8 +35,7 @@ struct Shape {
   uint32_t layers, width, heads, kv_heads, head_dim, ffn, vocab, context;
 };
 
-// After models that people run: 1b and 3b as Llama 3.2, 8b as Llama 3.1; the vocabulary is smaller
-// than theirs.
+// Shapes of well-known models: 1b and 3b of Llama 3.2, 8b of Llama 3.1, with a smaller vocabulary.
 const std::map<std::string, Shape> kShapes = {
     {"tiny", {2, 256, 4, 2, 64, 512, 512, 4096}},
     {"1b", {16, 2048, 32, 8, 64, 8192, 32768, 131072}},
@@ -133,8 +132,8 @@ class Header {
   std::string keys_, tensors_;
 };
 
-// How byte-level BPE spells a byte as a character: itself where it is printable Latin-1, else the
-// next of U+0100, U+0101, ...
+// The character of a byte in byte-level BPE: itself if it is printable Latin-1, else the next of
+// U+0100, U+0101, ...
 std::vector<std::string> byte_spellings() {
   std::vector<std::string> spellings;
   uint32_t next = 0x100;
@@ -183,7 +182,7 @@ void add_vocabulary(uint32_t size, Header* header) {
               "%}{{'<|im_start|>assistant\n'}}{% endif %}");
 }
 
-uint32_t file_type(TensorType type) {  // general.file_type: what most weights are
+uint32_t file_type(TensorType type) {  // general.file_type: the type of most weights
   switch (type) {
     case TensorType::f32:
       return 0;
@@ -256,7 +255,7 @@ std::string build_header(const Options& o, const std::vector<Tensor>& tensors) {
 // ---- weights
 // -------------------------------------------------------------------------------------------------
 
-// Encoded random weights that all tensors of one type take turns reading from, round and round.
+// Encoded random weights of one type. All tensors of the type read them in turn, in a circle.
 class Pool {
  public:
   Pool(TensorType type, uint64_t groups, uint64_t seed)
@@ -289,7 +288,7 @@ class Pool {
   }
   uint64_t group_bytes_;
   Array<std::byte> data_;
-  uint64_t at_ = 0;  // where the next tensor begins, bytes
+  uint64_t at_ = 0;  // bytes; beginning of the next tensor
 };
 
 Status write_contents(const Options& o, const std::vector<Tensor>& tensors, os::File* file,
@@ -319,7 +318,7 @@ Status write_contents(const Options& o, const std::vector<Tensor>& tensors, os::
   return status;
 }
 
-// Writes beside the target and renames, so that the path never holds half a model.
+// Writes a temporary file and renames it, so that the path never holds half a model.
 Status write_model(const Options& o, const std::vector<Tensor>& tensors, uint64_t* size) {
   os::File file;
   Status status = os::File::create_temporary(o.path, &file);
@@ -335,7 +334,7 @@ Status write_model(const Options& o, const std::vector<Tensor>& tensors, uint64_
 // ---- command line
 // -------------------------------------------------------------------------------------------------
 
-// Type names as --type takes them.
+// Type names of --type.
 std::map<std::string, TensorType> type_names() {
   std::map<std::string, TensorType> names;
   for (uint32_t id = 0; tensor_type_name(id); ++id) {
@@ -345,7 +344,7 @@ std::map<std::string, TensorType> type_names() {
   return names;
 }
 
-// What is wrong with the shape, or "".
+// The reason why the shape is not possible, or "".
 std::string complaint(const Options& o) {
   const Shape& s = o.shape;
   if (s.heads % s.kv_heads != 0) return "--heads must be a multiple of --kv-heads";

@@ -1,11 +1,11 @@
-// Speed of the matrix product of every instruction set that this processor has, on one thread.
+// Speed of the matrix product of every instruction set of this CPU, on one thread.
 //
-//   bench-matmul [table [type]]      a table's name ("avx2"), a type's ("Q4_0"); all without them
+//   bench-matmul [table [type]]      a table ("avx2"), a type ("Q4_0") [all]
 //
-// Prefill: 512 inputs, in 10^9 multiply-adds a second, with the ratio to the scalar table (which is
-// measured on 16 inputs). Decode: one input with a matrix larger than any cache, in GB of weights a
-// second, with the ratio to a plain streaming read of the same bytes. Each figure is the best of
-// several runs.
+// Prefill: 512 inputs, in 10^9 multiply-adds per second, with the ratio to the scalar table
+// (measured on 16 inputs). Decode: one input with a matrix larger than any cache, in GB of weights
+// per second, with the ratio to a plain read of the same bytes. Each figure is the best of several
+// runs.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -31,7 +31,7 @@ constexpr Shape prefill_shapes[] = {{2048, 2048}, {8192, 2048}, {2048, 8192},
                                     {384, 384},   {1024, 384},  {384, 1024}};
 constexpr std::size_t decode_bytes = std::size_t{192} << 20;
 
-// Processor time, so that other programs disturb less.
+// CPU time, which other programs disturb less.
 double now() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
 template <class F>
@@ -49,8 +49,8 @@ struct Matrix {
   Matrix(TensorType type, uint32_t rows, uint32_t cols) {
     const TensorTypeInfo& info = *tensor_type_info(type);
     const std::size_t row_bytes = std::size_t{cols / info.block_elements} * info.block_bytes;
-    // Any bits will do: multiplication takes the same time for all. Half-precision numbers of
-    // 0x2d2d are small and finite.
+    // Multiplication takes the same time for all bits. Half-precision numbers of 0x2d2d are small
+    // and finite.
     bytes.assign(rows * row_bytes, 0x2d);
     view = {reinterpret_cast<const std::byte*>(bytes.data()), type, rows, cols, row_bytes};
   }
@@ -85,7 +85,7 @@ double giga_macs(const Kernels& k, const Matrix& w, uint32_t n, int runs) {
   return 1e-9 * w.view.rows * w.view.cols * n / product_seconds(k, w.view, n, runs);
 }
 
-// A search for a byte that is not there: the C library's widest loads and nothing else.
+// A search for an absent byte: the widest loads of the C library and nothing else.
 double read_seconds(const uint8_t* p, std::size_t bytes) {
   const void* volatile found = nullptr;
   return best_seconds(5, [&] { found = std::memchr(p, 0, bytes); });

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kvasir.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 
@@ -21,7 +21,7 @@ uint32_t filter_window_of(const std::string& name) {
   if (name == "last") return KV_FILTER_LAST;
   if (name == "exponential") return KV_FILTER_EXPONENTIAL;
   if (name == "uniform") return KV_FILTER_UNIFORM;
-  throw CLI::ValidationError("'" + name + "' is none of last, exponential, uniform");
+  throw CLI::ValidationError("'" + name + "' is not last, exponential or uniform");
 }
 
 std::vector<std::string> parts_of(const std::string& list) {
@@ -48,44 +48,41 @@ std::vector<NamedBudget> budgets_of(const std::string& list) {
 uint64_t size_of(const std::string& text) {
   std::string bytes = text;
   if (const std::string wrong = CLI::AsSizeValue(false)(bytes); !wrong.empty())
-    throw CLI::ValidationError("'" + text + "' is no size: write 300M or 2G");
+    throw CLI::ValidationError("'" + text + "' is not a size: write 300M or 2G");
   return number<uint64_t>(bytes, 1, uint64_t{1} << 50);
 }
 
-uint64_t length_of(const std::string& text) {
+static uint64_t length_from(const std::string& text, uint64_t min) {
   const bool thousands = text.ends_with('K') || text.ends_with('k');
-  return number<uint64_t>(thousands ? text.substr(0, text.size() - 1) : text, 1, 1u << 30) *
+  return number<uint64_t>(thousands ? text.substr(0, text.size() - 1) : text, min, max_tokens) *
          (thousands ? 1024 : 1);
 }
 
-std::vector<uint64_t> lengths_of(const std::string& list) {
+static std::vector<uint64_t> lengths_from(const std::string& list, uint64_t min) {
   std::vector<uint64_t> lengths;
   for (const std::string& part : parts_of(list)) {
-    const uint64_t length = length_of(part);
+    const uint64_t length = length_from(part, min);
     if (std::find(lengths.begin(), lengths.end(), length) == lengths.end())
       lengths.push_back(length);
   }
   return lengths;
 }
 
+uint64_t length_of(const std::string& text) { return length_from(text, 1); }
+std::vector<uint64_t> lengths_of(const std::string& list) { return lengths_from(list, 1); }
+std::vector<uint64_t> depths_of(const std::string& list) { return lengths_from(list, 0); }
+
 std::vector<Task> tasks_of(const std::string& list) {
   std::vector<Task> tasks;
   for (const std::string& part : parts_of(list)) {
     const std::optional<Task> task = task_named(part);
     if (!task && part != "all")
-      throw CLI::ValidationError("there is no task '" + part + "'; there are " +
+      throw CLI::ValidationError("unknown task '" + part + "'; tasks are " +
                                  listed(task_choices()));
     if (task) tasks.push_back(*task);
     if (!task) tasks.assign(std::begin(all_tasks), std::end(all_tasks));
   }
   return tasks;
-}
-
-std::vector<uint64_t> numbers_of(const std::string& list) {
-  std::vector<uint64_t> numbers;
-  for (const std::string& part : parts_of(list))
-    numbers.push_back(number<uint64_t>(part, 0, max_tokens));
-  return numbers;
 }
 
 }  // namespace tool

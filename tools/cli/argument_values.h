@@ -1,4 +1,5 @@
-// Values on the command line: from text, or a CLI error that says what was expected.
+// Parsers of the values on the command line. Each throws CLI::ValidationError with the expected
+// form.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -16,12 +17,12 @@ namespace tool {
 
 constexpr uint64_t max_tokens = 1ull << 40;
 
-// Whole text to a number in a range.
+// The whole text as a number from min to max.
 template <typename Number>
-Number number(const std::string& text, Number least, Number most) {
+Number number(const std::string& text, Number min, Number max) {
   Number value{};
   bool whole = false;
-  // libc++ has had from_chars of these for a short time only
+  // early versions of libc++ have no from_chars for floating point
   if constexpr (std::is_floating_point_v<Number>) {
     std::istringstream in(text);
     in.imbue(std::locale::classic());
@@ -30,24 +31,23 @@ Number number(const std::string& text, Number least, Number most) {
     const auto [end, failed] = std::from_chars(text.data(), text.data() + text.size(), value);
     whole = failed == std::errc() && end == text.data() + text.size();
   }
-  if (!whole || !(value >= least && value <= most))
+  if (!whole || !(value >= min && value <= max))
     throw CLI::ValidationError("'" + text + "' is not a number from " +
-                               CLI::detail::to_string(least) + " to " +
-                               CLI::detail::to_string(most));
+                               CLI::detail::to_string(min) + " to " + CLI::detail::to_string(max));
   return value;
 }
 
 Budget budget_of(const std::string& text);  // "512" or "2%"
 kv_budget_schedule schedule_of(const std::string& name);
 
-// Of lists with commas between their parts, none of which is empty.
+// Lists have commas between their parts, and no empty part.
 std::vector<std::string> parts_of(const std::string& list);
-std::vector<uint64_t> numbers_of(const std::string& list);
 uint64_t size_of(const std::string& text);                  // bytes: "300M", "1.5G"
-uint64_t length_of(const std::string& text);                // "8192" or "8K"
-std::vector<uint64_t> lengths_of(const std::string& list);  // "8192,32K", each once
+uint64_t length_of(const std::string& text);                // "8192" or "8K", at least 1
+std::vector<uint64_t> lengths_of(const std::string& list);  // "8192,32K", without repetitions
+std::vector<uint64_t> depths_of(const std::string& list);   // the same, from 0
 std::vector<NamedBudget> budgets_of(const std::string& list);
 uint32_t filter_window_of(const std::string& name);
-std::vector<Task> tasks_of(const std::string& list);  // "all" among them
+std::vector<Task> tasks_of(const std::string& list);  // "all" stands for all tasks
 
 }  // namespace tool

@@ -1,34 +1,36 @@
-// The command line's grammar and all of its help.
+// The command line's grammar, with all of its help.
+#include "arguments.h"
+
 #include "commands.h"
 #include "describe.h"
 #include "failure.h"
 #include "grammar.h"
 #include "strategies.h"
+#include "suggestion.h"
 
 namespace tool {
 namespace {
 
 void add_ask(Grammar& grammar) {
-  const auto [command, arguments] = grammar.add("ask", "Question a document", run_ask);
+  const auto [command, arguments] =
+      grammar.add("ask", "Answer questions about a document", run_ask);
   add_model(command, &arguments->model);
   add_source(command, &arguments->source);
+  add_instructions(command, &arguments->session);
   add_strategy(command, &arguments->session);
-  add_reading(command, &arguments->session);
+  add_prefill_options(command, &arguments->session);
   add_sampling(command, &arguments->sampling);
   add_passages(command, &arguments->passages);
-  command
-      ->add_option("questions", arguments->questions,
-                   "Questions; none: one a line from standard input")
-      ->type_name("TEXT");
-  command->footer(
-      "Each question is answered on its own: an answer does not know the one before. For a "
-      "conversation see `kvasir chat`.\n\n"
+  add_questions(command, &arguments->questions, "Questions [one per line of standard input]");
+  footer(
+      command,
+      "Every question is answered on its own, without the questions before it. `kvasir chat` holds "
+      "a conversation.\n\n"
       "Examples:\n"
       "  kvasir ask -m model.gguf -f book.txt --save book.kv \"Who is Irene Adler?\"\n"
-      "      reads the book and keeps it; the second time it is mapped and answers at once\n"
+      "      prefills the book and saves its KV cache; the next time maps the file\n"
       "  kvasir ask -m model.gguf -c book.kv --passages 3 \"Who is Irene Adler?\"\n"
-      "      quotes what the answer attended most, with its share of that and how far into the "
-      "document it is\n"
+      "      quotes the passages that the answer attended most, each with its share and place\n"
       "  kvasir ask -m model.gguf -c book.kv --strategy quest --budget 2% \"Who came at nine?\" "
       "\"And who at ten?\"\n"
       "  pdftotext report.pdf - | kvasir ask -m model.gguf -f - --json \"What does it conclude?\"");
@@ -36,56 +38,57 @@ void add_ask(Grammar& grammar) {
 
 void add_prefill(Grammar& grammar) {
   const auto [command, arguments] =
-      grammar.add("prefill", "Read a document and save it as a cache", run_prefill);
+      grammar.add("prefill", "Prefill a document and save its KV cache", run_prefill);
   add_model(command, &arguments->model);
-  add_document(command, &arguments->source, "-o,--output", "The cache file to write");
+  add_document(command, &arguments->source, "-o,--output", "Cache file to write");
   command->get_option("--file")->required();
   command->get_option("--output")->required();
-  add_reading(command, &arguments->session);
-  choice(command, "--strategy", "NAME", "Also keep the index that this strategy searches: %s",
+  add_instructions(command, &arguments->session);
+  add_prefill_options(command, &arguments->session);
+  choice(command, "--strategy", "NAME", "Strategy whose index is saved too: %s",
          strategy_choices("auto"),
          [held = arguments](const std::string& given) { held->session.strategy = given; });
-  command->footer(
-      "The first Ctrl-C stops and keeps what was read; the same command goes on where it stopped. "
-      "A document that has grown\n"
-      "at its end is read from there.\n\n"
-      "Examples:\n"
-      "  kvasir prefill -m model.gguf -f book.txt -o book.kv\n"
-      "  kvasir ask -m model.gguf -c book.kv \"Who is Irene Adler?\"");
+  footer(command,
+         "The first Ctrl-C stops and saves the finished part. The same command continues there. It "
+         "also continues with a document that has grown at its end.\n\n"
+         "Examples:\n"
+         "  kvasir prefill -m model.gguf -f book.txt -o book.kv\n"
+         "  kvasir ask -m model.gguf -c book.kv \"Who is Irene Adler?\"");
 }
 
 void add_chat(Grammar& grammar) {
   const auto [command, arguments] =
-      grammar.add("chat", "Talk about a document, or just talk", run_chat);
+      grammar.add("chat", "Hold a conversation, with or without a document", run_chat);
   add_model(command, &arguments->model);
   add_source(command, &arguments->source);
+  add_instructions(command, &arguments->session);
   add_strategy(command, &arguments->session);
-  add_reading(command, &arguments->session);
+  add_prefill_options(command, &arguments->session);
   add_sampling(command, &arguments->sampling);
-  command->footer(
-      "In the conversation: /reset /stats /save FILE /help; Ctrl-C stops an answer, Ctrl-D "
-      "leaves.\n"
-      "Questions may also come from a pipe, one a line.\n\n"
-      "Examples:\n"
-      "  kvasir chat -m model.gguf -f book.txt --save book.kv\n"
-      "  kvasir chat -m model.gguf -c book.kv --temperature 0.7\n"
-      "  printf 'Who is he?\\nWhy?\\n' | kvasir chat -m model.gguf -c book.kv");
+  footer(command,
+         "Commands in the conversation: /reset /stats /save FILE /help. Ctrl-C stops an answer, "
+         "Ctrl-D ends the conversation. Up and Down recall earlier questions.\n"
+         "Questions may also come from a pipe, one per line.\n\n"
+         "Examples:\n"
+         "  kvasir chat -m model.gguf -f book.txt --save book.kv\n"
+         "  kvasir chat -m model.gguf -c book.kv --temperature 0.7\n"
+         "  printf 'Who is he?\\nWhy?\\n' | kvasir chat -m model.gguf -c book.kv");
 }
 
 void add_inspect_and_verify(Grammar& grammar) {
   const auto [inspect, inspected] =
-      grammar.add("inspect", "Say what a model, a cache or a packed file is", run_inspect);
-  text(inspect, "file", &inspected->path, "FILE", "A GGUF model, a cache, or a packed cache")
+      grammar.add("inspect", "Describe a model, a cache file or a packed file", run_inspect);
+  text(inspect, "file", &inspected->path, "FILE", "GGUF model, cache file or packed file")
       ->required();
-  inspect->footer("Examples:\n  kvasir inspect model.gguf\n  kvasir inspect --json book.kv");
+  footer(inspect, "Examples:\n  kvasir inspect model.gguf\n  kvasir inspect --json book.kv");
   const auto [verify, verified] =
-      grammar.add("verify", "Check a model or a cache file", run_verify);
-  text(verify, "file", &verified->path, "FILE", "A GGUF model or a cache")->required();
-  verify->footer(
-      "Of a cache every byte is checked against its checksums. Of a model the metadata and the "
-      "shapes of all tensors are\n"
-      "checked; weights have no checksums.\n\n"
-      "Examples:\n  kvasir verify book.kv && echo sound");
+      grammar.add("verify", "Verify a model or a cache file", run_verify);
+  text(verify, "file", &verified->path, "FILE", "GGUF model or cache file")->required();
+  footer(verify,
+         "Verifies every byte of a cache file against its checksums. A model has none for its "
+         "weights: its metadata and the shapes of its tensors are verified, and the file is "
+         "hashed.\n\n"
+         "Examples:\n  kvasir verify book.kv && echo sound");
 }
 
 void add_pack_and_unpack(Grammar& grammar) {
@@ -97,54 +100,58 @@ void add_pack_and_unpack(Grammar& grammar) {
     force(command, &arguments->force);
     return std::pair(command, arguments);
   };
-  const auto [pack, packed] =
-      add("pack", "Make a smaller copy of a cache, for sending or keeping away", run_pack,
-          "A cache", "The packed file to write");
+  const auto [pack, packed] = add("pack", "Compress a cache file, to send or archive it", run_pack,
+                                  "Cache file", "Packed file to write");
   count<uint32_t>(pack, "--level", &packed->level, 1, 19,
-                  "Of compression; higher is slower, and a little smaller [1]");
-  pack->footer(
-      "The packed file has about 85% of the cache's size. It is not mapped: `kvasir unpack` "
-      "restores the cache, bit for bit.\n\n"
+                  "Level of compression; a higher one is slower and slightly smaller [1]");
+  footer(
+      pack,
+      "A packed file has about 85% of the size. It cannot be mapped: `kvasir unpack` restores the "
+      "cache file, bit for bit.\n\n"
       "Examples:\n  kvasir pack book.kv -o book.kvz");
-  const auto [unpack, unpacked] = add("unpack", "Restore a cache that was packed", run_unpack,
-                                      "A packed cache", "The cache to write");
-  unpack->footer(
+  const auto [unpack, unpacked] = add("unpack", "Restore a cache file from a packed file",
+                                      run_unpack, "Packed file", "Cache file to write");
+  footer(
+      unpack,
       "Examples:\n  kvasir unpack book.kvz -o book.kv && kvasir ask -m model.gguf -c book.kv \"Who "
       "is Irene Adler?\"");
 }
 
 void add_tokenize_and_logits(Grammar& grammar) {
   const auto [tokens, tokenized] =
-      grammar.add("tokenize", "Print a text's token ids as a JSON array", run_tokenize);
+      grammar.add("tokenize", "Print the token ids of a text as a JSON array", run_tokenize);
   add_model(tokens, &tokenized->model);
-  text(tokens, "-f,--file", &tokenized->file, "FILE", "The text; - is standard input")->required();
-  flag(tokens, "--special", &tokenized->special, "Text that spells a control token is that token");
+  text(tokens, "-f,--file", &tokenized->file, "FILE", "Text; - is standard input")->required();
+  flag(tokens, "--special", &tokenized->special,
+       "Text that spells a control token becomes that token");
   flag(tokens, "--bos", &tokenized->bos,
-       "Begin with the begin-of-text token, if the model wants one");
-  tokens->footer("Examples:\n  kvasir tokenize -m model.gguf --special -f prompt.txt > ids.json");
+       "Begin with the begin-of-text token if the model wants one");
+  footer(tokens, "Examples:\n  kvasir tokenize -m model.gguf --special -f prompt.txt > ids.json");
 
   const auto [logits, measured] =
       grammar.add("logits", "Write the logits at each token, to compare runtimes", run_logits);
   add_model(logits, &measured->model);
   text(logits, "--tokens", &measured->tokens, "FILE",
-       "A JSON array of token ids; - is standard input")
+       "JSON array of token ids; - is standard input")
       ->required();
   text(logits, "-o,--output", &measured->output, "FILE",
        "float32 [tokens][vocabulary], little endian")
       ->required();
   force(logits, &measured->force);
-  choice(logits, "--kv", "f32|int8", "Precision of keys and values: %s [int8]", {"f32", "int8"},
+  choice(logits, "--precision", "f32|int8", "Precision of the KV cache: %s [int8]", {"f32", "int8"},
          [held = measured](const std::string& given) {
            if (given != "f32" && given != "int8")
              throw CLI::ValidationError("'" + given + "' is neither f32 nor int8");
            held->session.full_precision = given == "f32";
          });
-  add_reading(logits, &measured->session);
-  logits->footer(
-      "With --kv int8 what has left the window is read from int8 pages; a small --chunk lets "
-      "tokens leave it early.\n\n"
-      "Examples:\n  kvasir logits -m model.gguf --tokens ids.json --kv f32 -o reference.f32\n"
-      "  kvasir logits -m model.gguf --tokens ids.json --kv int8 --chunk 32 -o int8.f32");
+  add_prefill_options(logits, &measured->session);
+  footer(
+      logits,
+      "With int8, tokens that have left the window are read from int8 pages. With a small --chunk "
+      "they leave it early.\n\n"
+      "Examples:\n  kvasir logits -m model.gguf --tokens ids.json --precision f32 -o "
+      "reference.f32\n"
+      "  kvasir logits -m model.gguf --tokens ids.json --chunk 32 -o int8.f32");
 }
 
 std::string version_text() {
@@ -156,42 +163,86 @@ std::string version_text() {
 void describe(CLI::App& app) {
   app.get_formatter()->column_width(34);
   app.require_subcommand(0, 1);
-  app.set_help_flag("-h,--help", "What you are reading");
-  app.footer(
-      "`kvasir COMMAND --help` tells each command's options, with examples.\n\n"
-      "Begin with:\n"
-      "  kvasir ask -m model.gguf -f book.txt --save book.kv \"Who is Irene Adler?\"\n\n"
-      "Exit codes:\n"
-      "  0    done\n"
-      "  1    another failure, such as a document longer than the model's context\n"
-      "  2    the command line makes no sense\n"
-      "  3    a file is not there, not permitted, damaged, or of another kind\n"
-      "  4    the cache is of another model or version: read the document again\n"
-      "  5    out of memory, disk space or another resource\n"
-      "  130  stopped by Ctrl-C\n"
-      "  141  nobody reads the output any more");
+  app.set_help_flag("-h,--help", "Print this help");
+  footer(&app,
+         "`kvasir COMMAND --help` lists the options of a command, with examples.\n\n"
+         "Begin with:\n"
+         "  kvasir ask -m model.gguf -f book.txt --save book.kv \"Who is Irene Adler?\"\n\n"
+         "Exit codes:\n"
+         "  0    done\n"
+         "  1    another failure, such as a document longer than the model's context\n"
+         "  2    the command line is wrong\n"
+         "  3    a file is missing, not permitted, damaged, or of another kind\n"
+         "  4    the cache file belongs to another model or version: prefill again\n"
+         "  5    out of memory, disk space or another resource, such as a GPU\n"
+         "  130  stopped by Ctrl-C\n"
+         "  141  the reader of the output is gone");
 }
 
-// For the build, not for people: help does not list it, and it does not list itself.
+// A command of the build. Help does not list it.
 void add_describe(CLI::App& app, std::string* out) {
   CLI::App* command =
-      app.add_subcommand("describe", "Print this grammar as another program wants it")->group("");
-  value(command, "as", "bash|zsh|fish|man", "Completions for a shell, or the manual's page",
+      app.add_subcommand("describe", "Print this grammar for a shell or as a manual page")
+          ->group("");
+  value(command, "as", "bash|zsh|fish|man", "Completions for a shell, or the manual page",
         [=, whole = &app](const std::string& given) {
           *out = described_as(given, grammar_of(*whole));
         })
       ->required();
 }
 
+// The innermost command that was parsed, and its name with those around it.
+std::pair<CLI::App*, std::string> innermost(CLI::App* app) {
+  std::string name = "kvasir";
+  while (!app->get_subcommands().empty()) {
+    app = app->get_subcommands().front();
+    name += " " + app->get_name();
+  }
+  return {app, name};
+}
+
+std::vector<std::string> commands_of(const CLI::App* app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app->get_subcommands(nullptr))
+    if (!command->get_group().empty()) names.push_back(command->get_name());
+  return names;
+}
+
+std::vector<std::string> options_of(const CLI::App* app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app->get_options())
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  return names;
+}
+
+// CLI11 reports a missing argument before an unknown one, which often is the missing one mistyped.
+std::string usage_error(CLI::App* app, const CLI::ParseError& error) {
+  const auto [command, name] = innermost(app);
+  const std::string advice = "`" + name + " --help` lists the ";
+  std::vector<std::string> unknown = command->remaining();
+  std::erase(unknown, "--");
+  if (unknown.empty()) return error.what() + ("; " + advice) + "options";
+  const std::string& first = unknown.front();
+  if (first.starts_with('-') && first.size() > 1)
+    return "unknown option '" + first + "'" +
+           suggestion(first.substr(0, first.find('=')), options_of(command)) + "; " + advice +
+           "options";
+  if (const std::vector<std::string> commands = commands_of(command); !commands.empty())
+    return "unknown command '" + first + "'" + suggestion(first, commands) + "; " + advice +
+           "commands";
+  return "unexpected argument '" + first + "'; " + advice + "arguments";
+}
+
 }  // namespace
 
 Invocation parse_arguments(int argument_count, const char* const* values) {
   Invocation invocation;
-  CLI::App app("Read a long document once, keep it, question it any number of times.", "kvasir");
+  CLI::App app("Prefill a long document once, save its KV cache, query it any number of times.",
+               "kvasir");
   describe(app);
   app.allow_windows_style_options(false);  // "/a/b" is a path there too
   add_global(&app, &invocation.global);
-  app.set_version_flag("--version", version_text, "Version, and what it was built with");
+  app.set_version_flag("--version", version_text, "Print the version and the build");
   Command chosen;
   Grammar grammar{app, &invocation.global, &chosen};
   add_ask(grammar);
@@ -215,13 +266,7 @@ Invocation parse_arguments(int argument_count, const char* const* values) {
     invocation.text = version.what();
     return invocation;
   } catch (const CLI::ParseError& error) {
-    std::string which = "kvasir";
-    for (const CLI::App* at = &app; !at->get_subcommands().empty();) {
-      at = at->get_subcommands().front();
-      which += " " + at->get_name();
-    }
-    throw Failure(exit_usage,
-                  std::string(error.what()) + "; `" + which + " --help` tells what can be said");
+    throw Failure(exit_usage, usage_error(&app, error));
   }
   if (!invocation.text.empty()) return invocation;
   if (!chosen) throw Failure(exit_usage, "no command; `kvasir --help` lists them");

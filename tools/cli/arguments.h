@@ -1,5 +1,4 @@
-// What can be said on the command line, as plain values. Zero and empty mean the library's default
-// throughout.
+// The parsed command line as plain values. Zero and empty mean the library's default.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +8,11 @@
 #include <vector>
 
 #include "eval_tasks.h"
-#include "kvasir.h"
+#include "kvasir_experimental.h"
 
 namespace tool {
 
-struct Context;
+struct Console;
 
 struct GlobalFlags {
   bool json = false;
@@ -24,7 +23,7 @@ struct ModelFlags {
   std::string path;
   std::string chat_format;
   std::string device;          // empty: the CPU
-  uint64_t device_memory = 0;  // bytes; 0: what is free
+  uint64_t device_memory = 0;  // bytes; 0: all free memory
 };
 
 struct Budget {  // at most one is not 0
@@ -34,28 +33,32 @@ struct Budget {  // at most one is not 0
 
 struct SessionFlags {
   uint32_t threads = 0;
-  uint64_t context = 0;
-  uint32_t window = 0;
-  uint32_t chunk = 0;
-  std::string strategy;
+  uint64_t context_tokens = 0;
+  uint32_t window_tokens = 0;
+  uint32_t prefill_chunk = 0;
+  bool full_precision = false;  // KV_PRECISION_F32
+  uint64_t memory_limit = 0;    // bytes
+  std::string spill_directory;
+  std::string instructions;       // the system text
+  std::string instructions_file;  // the same, in a file; read_instructions() reads it
+
+  // decode
+  std::string strategy;  // empty: "auto"
   Budget budget;
   std::optional<uint32_t> dense_layers;
   bool separate_heads = false;
   kv_budget_schedule schedule = KV_BUDGET_UNIFORM;
   uint32_t search_breadth = 0;
   bool head_graphs = false;
-  double coverage = 0;  // 1 - the error that a sample may be expected to have
-  bool certify = false;
+  double coverage = 0;
   uint32_t select_tokens = 0;
-  std::string filter_layers;    // "2,8,18"
-  uint32_t filter_window = 0;   // kv_filter_window
-  uint32_t compare = 0;         // kv_session_options::compare
-  bool full_precision = false;  // keep f32 keys and values
-  std::string prefill;          // strategy by which documents are read; empty: exactly
+  std::string filter_layers;   // "2,8,18"
+  uint32_t filter_window = 0;  // kv_filter_window
+
+  // prefill
+  std::string prefill;  // empty: exact
   double prefill_budget = 0;
   uint64_t prefill_exact = 0;  // tokens
-  uint64_t memory = 0;         // bytes; 0: no limit
-  std::string spill_folder;
 };
 
 struct SourceFlags {
@@ -81,7 +84,7 @@ struct AskArguments {
   SourceFlags source;
   SessionFlags session;
   SamplingFlags sampling;
-  uint32_t passages = 0;  // to quote under an answer
+  uint32_t passages = 0;  // quoted under an answer
   std::vector<std::string> questions;
 };
 
@@ -105,17 +108,22 @@ struct LibraryAddArguments {
   ModelFlags model;
   SessionFlags session;
   std::string document;
-  std::string name;      // empty: after the document's file
+  std::string name;      // empty: the document's file name
   bool replace = false;  // a document of that name
   bool verify = false;
-  bool force = false;
 };
 
 struct LibraryAskArguments {
-  LibraryAddArguments add;
+  LibraryAddArguments add;  // document may be empty: then the first of `words` is a name
   SamplingFlags sampling;
-  uint32_t passages = 0;  // to quote under an answer
-  std::vector<std::string> questions;
+  uint32_t passages = 0;           // quoted under an answer
+  std::vector<std::string> words;  // [NAME] and questions
+};
+
+struct LibraryChatArguments {
+  LibraryAddArguments add;  // document may be empty: then document_name is given
+  SamplingFlags sampling;
+  std::string document_name;
 };
 
 struct LibraryRenameArguments {
@@ -148,35 +156,34 @@ struct PackArguments {
 
 struct BenchArguments {
   ModelFlags model;
-  SessionFlags session;  // strategy is not used
+  SessionFlags session;  // without a strategy
   std::vector<uint64_t> depths = {0, 4096};
   uint64_t prompt = 512;
   uint64_t generate = 32;
   std::vector<std::string> strategies = {"full", "quest"};
   uint32_t repetitions = 3;
-  std::string text;        // tokens come from this file; empty: seeded random tokens
-  bool synthetic = false;  // what is there before is made up, not read
-  uint64_t seed = 1;       // of what is random
+  std::string text;        // file of the tokens; empty: seeded random tokens
+  bool synthetic = false;  // synthetic KV cache before the measured tokens
+  uint64_t seed = 1;
   bool mapped = false;
-  std::string folder;  // for the caches of --mapped
+  std::string folder;  // of the cache files of `mapped`
 };
 
 struct NamedBudget {
-  std::string name;  // as it was given; empty where there is none
+  std::string name;  // as given; empty: none
   Budget value;
 };
 
 struct EvalArguments {
   ModelFlags model;
-  SessionFlags session;  // strategy and budget are not used
+  SessionFlags session;  // without strategy and budget
   std::vector<std::string> texts;
   std::vector<Task> tasks;
   std::vector<uint64_t> lengths = {8192};  // tokens
   std::vector<std::string> strategies = {"all"};
   std::vector<NamedBudget> budgets;
-  uint32_t select_tokens = 0;  // of the strategies that take it
-  uint32_t documents = 2;      // of each kind and length
-  uint32_t questions = 10;     // of each task to a document
+  uint32_t documents = 2;   // of each kind and length
+  uint32_t questions = 10;  // of each task per document
   uint32_t depths = 5;
   uint64_t seed = 1;
   std::string work = "kvasir-eval";
@@ -187,11 +194,10 @@ struct EvalArguments {
 struct RecallArguments {
   ModelFlags model;
   SourceFlags source;
-  SessionFlags session;  // strategy and budget are not used
+  SessionFlags session;  // without strategy and budget
   std::vector<std::string> strategies = {"all"};
   std::vector<NamedBudget> budgets;
-  uint32_t select_tokens = 0;  // of the strategies that take it
-  uint32_t steps = 128;        // tokens at the document's end that are read one at a time
+  uint32_t steps = 128;  // tokens at the document's end that are decoded one at a time
   std::vector<std::string> questions;
   std::string output = "recall.json";
 };
@@ -202,9 +208,9 @@ struct CalibrateArguments {
   std::vector<std::string> texts;
   uint64_t length = 8192;
   uint32_t questions = 2;  // of each task
-  uint32_t filters = 0;    // how many layers filter; 0: as many as the library takes by itself
+  uint32_t filters = 0;    // filter layers; 0: as many as the library's default
   uint64_t seed = 1;
-  std::string output;  // empty: beside the model
+  std::string output;  // empty: next to the model
   bool force = false;
 };
 
@@ -225,8 +231,8 @@ struct LogitsArguments {
 
 struct Invocation {
   GlobalFlags global;
-  std::function<void(Context&)> command;  // empty: print `text` and be done
-  std::string text;                       // --help, --version, describe
+  std::function<void(Console&)> command;  // empty: print `text` and end
+  std::string text;                       // of --help, --version and describe
 };
 
 // Throws Failure(exit_usage).

@@ -1,5 +1,5 @@
 // kvasir ask and kvasir prefill.
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
@@ -7,27 +7,30 @@
 
 namespace tool {
 
-void run_ask(Context& context, const AskArguments& arguments) {
+void run_ask(Console& console, const AskArguments& arguments) {
   expect_one_source(arguments.source);
   if (arguments.source.document.empty() && arguments.source.cache.empty())
-    throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
+    throw Failure(exit_usage, "no document; name one with -f FILE, or a cache file with -c FILE");
   const std::vector<std::string> questions =
       questions_of(arguments.questions, arguments.source.document);
-  const Model model = open_model(context, arguments.model, true);
+  const Model model = open_model(console, arguments.model, true);
   const SessionFlags flags =
-      with_calibration(context, arguments.model, model.get(), arguments.session,
+      with_calibration(console, arguments.model, model.get(), arguments.session,
                        {arguments.session.strategy, arguments.session.prefill});
-  const Reading reading = open_reading(context, model.get(), arguments.source, flags);
-  if (reading.save_failure) context.terminal.error(reading.save_failure->what());
-  answer_each(context, model.get(), reading.session.get(), questions, arguments.sampling,
+  const OpenDocument opened = open_document(console, model.get(), arguments.source, flags);
+  if (opened.save_failure) console.terminal.error(opened.save_failure->what());
+  answer_each(console, model.get(), opened.session.get(), questions, arguments.sampling,
               arguments.passages);
-  if (reading.save_failure) throw *reading.save_failure;
+  if (opened.save_failure) throw *opened.save_failure;
 }
 
-void run_prefill(Context& context, const PrefillArguments& arguments) {
-  const Model model = open_model(context, arguments.model, true);
-  const Reading reading = open_reading(context, model.get(), arguments.source, arguments.session);
-  if (reading.save_failure) throw *reading.save_failure;
+void run_prefill(Console& console, const PrefillArguments& arguments) {
+  const Model model = open_model(console, arguments.model, true);
+  const SessionFlags flags =
+      with_calibration(console, arguments.model, model.get(), arguments.session,
+                       {arguments.session.strategy, arguments.session.prefill});
+  const OpenDocument opened = open_document(console, model.get(), arguments.source, flags);
+  if (opened.save_failure) throw *opened.save_failure;
 }
 
 }  // namespace tool

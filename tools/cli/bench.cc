@@ -1,17 +1,18 @@
-// kvasir bench: runs the measurements and puts them into a table or JSON.
+// kvasir bench: the tables and the JSON of the measurements.
 #include <algorithm>
 
 #include "bench_measure.h"
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
+#include "number_text.h"
 #include "output.h"
-#include "words.h"
+#include "strategies.h"
 
 namespace tool {
 namespace {
 
-// Of a strategy's decode speed at a depth; 0 when it was not measured.
+// Median tokens per second of a strategy at a depth; 0: not measured.
 double speed_of(const DepthResult& result, const std::string& strategy) {
   for (const DecodeSpeed& speed : result.decode)
     if (speed.strategy == strategy) return speed.tokens_per_second.median();
@@ -19,57 +20,59 @@ double speed_of(const DepthResult& result, const std::string& strategy) {
 }
 
 std::string ratio(double value, double base) {
-  return value > 0 && base > 0 ? printed("%.2f", value / base) : "-";
+  return value > 0 && base > 0 ? string_printf("%.2f", value / base) : "-";
 }
 
 std::string budget_text(const Budget& budget) {
   if (budget.tokens > 0) return grouped(budget.tokens) + " tokens";
-  return budget.fraction > 0 ? printed("%g%%", budget.fraction * 100) : "the strategy's own";
+  return budget.fraction > 0 ? string_printf("%g%%", budget.fraction * 100) : "the strategy's own";
 }
 
 void print_speeds(Terminal& terminal, const std::vector<DepthResult>& results,
                   const BenchArguments& arguments) {
   const std::string shallow = "vs " + grouped(results.front().depth);
-  terminal.print(printed("\n%9s  %12s  %9s  %-9s %12s  %8s  %9s\n", "depth", "prefill t/s",
-                         shallow.c_str(), "strategy", "decode t/s", "vs full", shallow.c_str()));
+  terminal.print(string_printf("\n%9s  %12s  %9s  %-9s %12s  %8s  %9s\n", "depth", "prefill t/s",
+                               shallow.c_str(), "strategy", "decode t/s", "vs full",
+                               shallow.c_str()));
   for (const DepthResult& result : results) {
     const double prefill = result.prefill_tokens_per_second.median();
-    const std::string head = printed(
+    const std::string head = string_printf(
         "%9s  %12s  %9s", grouped(result.depth).c_str(), prefill > 0 ? rate(prefill).c_str() : "-",
         ratio(prefill, results.front().prefill_tokens_per_second.median()).c_str());
     for (const DecodeSpeed& speed : result.decode) {
       const double decode = speed.tokens_per_second.median();
-      terminal.print((&speed == &result.decode.front() ? head : std::string(head.size(), ' ')) +
-                     printed("  %-9s %12s  %8s  %9s\n", speed.strategy.c_str(),
-                             decode > 0 ? rate(decode).c_str() : "-",
-                             ratio(decode, speed_of(result, "full")).c_str(),
-                             ratio(decode, speed_of(results.front(), speed.strategy)).c_str()));
+      terminal.print(
+          (&speed == &result.decode.front() ? head : std::string(head.size(), ' ')) +
+          string_printf("  %-9s %12s  %8s  %9s\n", speed.strategy.c_str(),
+                        decode > 0 ? rate(decode).c_str() : "-",
+                        ratio(decode, speed_of(result, "full")).c_str(),
+                        ratio(decode, speed_of(results.front(), speed.strategy)).c_str()));
     }
   }
-  terminal.print(printed("medians of %u; prefill of %s tokens, decode of %s; budget: %s\n",
-                         arguments.repetitions, grouped(arguments.prompt).c_str(),
-                         grouped(arguments.generate).c_str(),
-                         budget_text(arguments.session.budget).c_str()));
+  terminal.print(string_printf("medians of %u; prefill of %s tokens, decode of %s; budget: %s\n",
+                               arguments.repetitions, grouped(arguments.prompt).c_str(),
+                               grouped(arguments.generate).c_str(),
+                               budget_text(arguments.session.budget).c_str()));
   for (const DepthResult& result : results)
     for (const DecodeSpeed& speed : result.decode)
-      if (const std::string shared =
-              speed.stats.is_object() ? speed.stats.value("co_execution_share", "") : "";
-          !shared.empty())
-        terminal.print(printed("at %s tokens, %s: the GPU reads %s\n",
-                               grouped(result.depth).c_str(), speed.strategy.c_str(),
-                               shared.c_str()));
+      if (const std::string part =
+              speed.stats.is_object() ? speed.stats.value("gpu_coexecution_share", "") : "";
+          !part.empty())
+        terminal.print(string_printf("at %s tokens, %s: the GPU reads %s\n",
+                                     grouped(result.depth).c_str(), speed.strategy.c_str(),
+                                     part.c_str()));
   if (arguments.synthetic)
-    terminal.print(printed("synthetic documents: keys and values made up, seed %llu\n",
-                           static_cast<unsigned long long>(arguments.seed)));
+    terminal.print(string_printf("synthetic documents, seed %llu\n",
+                                 static_cast<unsigned long long>(arguments.seed)));
 }
 
 void print_mapped(Terminal& terminal, const std::vector<DepthResult>& results) {
-  terminal.print(printed("\n%9s  %-9s %9s  %12s  %12s  %10s  %10s  %8s  %10s\n", "depth",
-                         "strategy", "load", "first token", "decode t/s", "KV", "resident", "of KV",
-                         "private"));
+  terminal.print(string_printf("\n%9s  %-9s %9s  %12s  %12s  %10s  %10s  %8s  %10s\n", "depth",
+                               "strategy", "load", "first token", "decode t/s", "KV", "resident",
+                               "of KV", "private"));
   for (const DepthResult& result : results)
     for (const MappedCost& cost : result.mapped)
-      terminal.print(printed(
+      terminal.print(string_printf(
           "%9s  %-9s %9s  %12s  %12s  %10s  %10s  %8s  %10s\n", grouped(result.depth).c_str(),
           cost.strategy.c_str(), duration(cost.load_ms.median() / 1e3).c_str(),
           duration(cost.first_token_ms.median() / 1e3).c_str(),
@@ -78,10 +81,11 @@ void print_mapped(Terminal& terminal, const std::vector<DepthResult>& results) {
           byte_count(cost.kv_bytes).c_str(), byte_count(cost.resident_bytes).c_str(),
           percent(static_cast<double>(cost.resident_bytes), static_cast<double>(cost.kv_bytes))
               .c_str(),
-          byte_count(cost.stats.value("private_bytes", uint64_t{0})).c_str()));
+          byte_count(cost.private_bytes).c_str()));
   terminal.print(
-      "mapped cache files; resident: of the file at the end of an answer; private: keys and values "
-      "beside it\n");
+      "mapped cache files; KV: keys and values in the file; resident: of the file in memory after "
+      "an "
+      "answer; private: KV cache outside the file\n");
 }
 
 Json samples_json(const Samples& samples) {
@@ -125,7 +129,7 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
             {"name", model.info.name},
             {"weights", model.info.weights},
             {"parameters", model.info.parameters}}},
-          {"threads", session.threads},
+          {"threads", model.threads},
           {"prompt", arguments.prompt},
           {"generate", arguments.generate},
           {"repetitions", arguments.repetitions},
@@ -133,65 +137,65 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
           {"budget_fraction", session.budget.fraction},
           {"dense_layers", session.dense_layers ? Json(*session.dense_layers) : Json(nullptr)},
           {"filter_layers", session.filter_layers},
-          {"document", arguments.synthetic ? "synthetic" : "read"},
+          {"document", arguments.synthetic ? "synthetic" : "prefilled"},
           {"seed", arguments.seed},
           {"tokens", arguments.text.empty() ? "random" : arguments.text}};
 }
 
-constexpr uint64_t question_room = 64;  // tokens of the question that a mapped file is asked
+constexpr uint64_t question_room = 64;  // tokens of the question about a mapped file
 
-// Known before minutes are spent.
+// Refuses impossible measurements before minutes are spent.
 void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
-  const uint64_t context =
-      arguments.session.context ? arguments.session.context : model.info.context;
-  // a question, its answer, and what is decoded then
-  const uint64_t behind_file = arguments.mapped ? question_room + 2 * arguments.generate + 1 : 0;
+  const uint64_t max_context = arguments.session.context_tokens ? arguments.session.context_tokens
+                                                                : model.info.context_tokens;
+  // a question, its answer, and the decode after it
+  const uint64_t after_file = arguments.mapped ? question_room + 2 * arguments.generate + 1 : 0;
   const uint64_t deepest = arguments.depths.back(),
-                 more = std::max({arguments.prompt, arguments.generate + 1, behind_file});
-  if (deepest > context || more > context - deepest)
+                 more = std::max({arguments.prompt, arguments.generate + 1, after_file});
+  if (deepest > max_context || more > max_context - deepest)
     throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " +
-                                  grouped(more) + " behind them are more than the context of " +
-                                  grouped(context));
+                                  grouped(more) + " after them are more than the context of " +
+                                  grouped(max_context));
   if (arguments.prompt == 0 && arguments.generate == 0 && !(arguments.mapped && deepest > 0))
     throw Failure(exit_usage,
                   "--prompt and --generate are 0, and no file is mapped: nothing to measure");
   if (arguments.mapped) expect_writable_folder(arguments.folder);
   if (arguments.synthetic && !arguments.text.empty())
-    throw Failure(exit_usage, "--synthetic makes up what is there before: --text would be read");
+    throw Failure(exit_usage, "--synthetic generates keys and values: --text would be prefilled");
   if (arguments.synthetic &&
       std::count(arguments.strategies.begin(), arguments.strategies.end(), "infllm"))
-    throw Failure(exit_usage,
-                  "infllm chooses by the queries of all that was read: --synthetic has none");
+    throw Failure(exit_usage, "infllm selects by the queries of the prefill: --synthetic has none");
 }
 
 }  // namespace
 
-void run_bench(Context& context, const BenchArguments& given) {
+void run_bench(Console& console, const BenchArguments& given) {
   BenchArguments arguments = given;
   std::sort(arguments.depths.begin(), arguments.depths.end());
   arguments.depths.erase(std::unique(arguments.depths.begin(), arguments.depths.end()),
                          arguments.depths.end());
   BenchModel model;
-  model.model = open_model(context, arguments.model);
-  kv_error error{};
-  model.info.struct_size = sizeof model.info;
-  check(kv_model_info(model.model.get(), &model.info, &error), error);
+  model.model = open_model(console, arguments.model);
+  model.info = info_of(model.model.get());
   expect_possible(model, arguments);
-  arguments.session = with_calibration(context, arguments.model, model.model.get(),
+  expect_parameters_used(arguments.session, arguments.strategies);
+  arguments.session = with_calibration(console, arguments.model, model.model.get(),
                                        arguments.session, arguments.strategies);
-  context.result = header_json(model, arguments);
+  model.threads =
+      stats_of(open_session(console, model.model.get(), flags_for(arguments.session, "auto")).get())
+          .threads;
+  console.result = header_json(model, arguments);
 
-  const std::vector<DepthResult> results = measure(context, model, arguments);
+  const std::vector<DepthResult> results = measure(console, model, arguments);
   for (const DepthResult& result : results)
-    context.result["depths"].push_back(depth_json(result, results.front()));
-  if (context.json) return;
-  const std::string threads =
-      arguments.session.threads == 0 ? "all" : std::to_string(arguments.session.threads);
-  context.terminal.print(std::string(model.info.name) + ", " + model.info.architecture + " " +
+    console.result["depths"].push_back(depth_json(result, results.front()));
+  if (console.json) return;
+  console.terminal.print(std::string(model.info.name) + ", " + model.info.architecture + " " +
                          model.info.weights + ", " + grouped(model.info.parameters) +
-                         " parameters, threads: " + threads + "\n");
-  print_speeds(context.terminal, results, arguments);
-  if (arguments.mapped) print_mapped(context.terminal, results);
+                         " parameters, " + std::to_string(model.threads) +
+                         (model.threads == 1 ? " thread\n" : " threads\n"));
+  print_speeds(console.terminal, results, arguments);
+  if (arguments.mapped) print_mapped(console.terminal, results);
 }
 
 }  // namespace tool

@@ -8,10 +8,11 @@
 #include <span>
 
 #include "failure.h"
+#include "files.h"
+#include "number_text.h"
 #include "strategies.h"
 #include "synthetic.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
@@ -28,7 +29,7 @@ class Stopwatch {
   std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
-// Removes the cache of a measurement however it ends.
+// Removes the cache file of a measurement, also after a failure.
 class TemporaryFile {
  public:
   explicit TemporaryFile(std::string path) : path_(std::move(path)) {}
@@ -46,13 +47,13 @@ class TemporaryFile {
 
 class Bench {
  public:
-  Bench(Context& context, const BenchModel& model, const BenchArguments& arguments)
-      : context_(context), model_(model), arguments_(arguments) {
+  Bench(Console& console, const BenchModel& model, const BenchArguments& arguments)
+      : console_(console), model_(model), arguments_(arguments) {
     make_tokens();
     if (arguments_.synthetic)
-      synthetic_ = std::make_unique<SyntheticDocument>(context_, model_.info, arguments_.session,
-                                                       arguments_.seed);
-    base_ = open_session(context_, model_.model.get(), arguments_.session);
+      synthetic_ = std::make_unique<SyntheticDocument>(
+          console_, model_.info, flags_for(arguments_.session, "auto"), arguments_.seed);
+    base_ = open_session(console_, model_.model.get(), flags_for(arguments_.session, "auto"));
   }
 
   std::vector<DepthResult> run();
@@ -63,21 +64,19 @@ class Bench {
   void grow_to(uint64_t depth);
   void prefill(kv_session* session, uint64_t at, uint64_t count, Progress* progress);
   double decode(kv_session* session, uint64_t count);
-  Session fork(kv_session* session);
-  void choose(kv_session* session, const std::string& strategy);
   void prepare(kv_session* session, const std::string& strategy);
   DepthResult at_depth(uint64_t depth);
   void measure_prefill(DepthResult& result);
   void measure_decode(DepthResult& result, DecodeSpeed& speed);
   std::vector<MappedCost> mapped(uint64_t depth);
   void measure_mapped(const std::string& path, uint64_t depth, MappedCost& cost);
-  void doing(uint64_t depth, const std::string& what);
+  void draw_progress(uint64_t depth, const std::string& measurement);
 
-  Context& context_;
+  Console& console_;
   const BenchModel& model_;
   const BenchArguments& arguments_;
   std::vector<int32_t> tokens_;                   // [deepest + prompt]
-  std::unique_ptr<SyntheticDocument> synthetic_;  // null: the sequence is read
+  std::unique_ptr<SyntheticDocument> synthetic_;  // null: the sequence is prefilled
   Session base_;
   uint64_t depth_ = 0;  // tokens in base_
 };
@@ -101,56 +100,40 @@ void Bench::make_tokens() {
 
 void Bench::prefill(kv_session* session, uint64_t at, uint64_t count, Progress* progress) {
   kv_error error{};
-  const kv_call_options options = call_options(context_, progress);
-  check(kv_prefill_tokens(session, tokens_.data() + at, count, &options, nullptr, &error), error);
+  const kv_control control = control_of(console_, progress);
+  check(kv_prefill_tokens(session, tokens_.data() + at, count, &control, nullptr, &error), error);
 }
 
-// Greedy; returns seconds for `count` forward passes.
+// Seconds of `count` forward passes, greedy.
 double Bench::decode(kv_session* session, uint64_t count) {
-  kv_generate_options options;
-  kv_generate_options_init(&options, sizeof options);
-  options.cancel = context_.interrupt.token();
+  const kv_control control = control_of(console_);
   kv_error error{};
   int32_t token = 0;
-  // The first one may come from logits that the prefill left.
-  check(kv_next(session, &options, &token, nullptr, &error), error);
+  // The first one may use the logits of the prefill.
+  check(kv_session_next(session, nullptr, &control, &token, nullptr, &error), error);
   const Stopwatch watch;
   for (uint64_t i = 0; i < count; ++i)
-    check(kv_next(session, &options, &token, nullptr, &error), error);
+    check(kv_session_next(session, nullptr, &control, &token, nullptr, &error), error);
   return watch.seconds();
 }
 
-Session Bench::fork(kv_session* session) {
-  kv_error error{};
-  kv_session* copy = nullptr;
-  check(kv_fork(session, &copy, &error), error);
-  return Session(copy);
-}
-
-void Bench::choose(kv_session* session, const std::string& strategy) {
-  kv_error error{};
-  const Budget& budget = arguments_.session.budget;
-  check(kv_session_set_strategy(session, strategy.c_str(), budget.tokens, budget.fraction, &error),
-        error);
-}
-
-// Makes what the strategy needs beside keys and values, in the base for all forks and the saved
-// file: tokens alone (kv_next) make no index; and shares with GPUs what they read.
+// Builds the strategy's index, in the base for all forks and the saved file, because
+// kv_session_next builds none. Uploads to GPUs what they read.
 void Bench::prepare(kv_session* session, const std::string& strategy) {
-  choose(session, strategy);
-  Progress progress(context_.terminal, "Preparing " + strategy, Unit::tokens);
-  const kv_call_options options = call_options(context_, &progress);
+  set_strategy(session, flags_for(arguments_.session, strategy));
+  Progress progress(console_.terminal, "Preparing " + strategy, Unit::tokens);
+  const kv_control control = control_of(console_, &progress);
   kv_error error{};
-  check(kv_prepare(session, &options, &error), error);
+  check(kv_session_prepare(session, &control, &error), error);
 }
 
-void Bench::doing(uint64_t depth, const std::string& what) {
-  context_.terminal.draw("Measuring at " + grouped(depth) + " tokens: " + what);
+void Bench::draw_progress(uint64_t depth, const std::string& measurement) {
+  console_.terminal.draw("Measuring at " + grouped(depth) + " tokens: " + measurement);
 }
 
-// Brings the weights into memory and the CPU out of its sleep.
+// Brings the weights into memory and the CPU to its full clock.
 void Bench::warm_up() {
-  context_.terminal.draw("Warming up");
+  console_.terminal.draw("Warming up");
   const Session session = fork(base_.get());
   prefill(session.get(), 0, std::min<uint64_t>(tokens_.size(), 128), nullptr);
   decode(session.get(), 4);
@@ -164,16 +147,16 @@ void Bench::grow_to(uint64_t depth) {
     depth_ = depth;
     return;
   }
-  Progress progress(context_.terminal, "Reading to " + grouped(depth), Unit::tokens, depth_);
+  Progress progress(console_.terminal, "Prefilling to " + grouped(depth), Unit::tokens, depth_);
   prefill(base_.get(), depth_, depth - depth_, &progress);
   depth_ = depth;
 }
 
 void Bench::measure_prefill(DepthResult& result) {
-  doing(result.depth, "prefill");
+  draw_progress(result.depth, "prefill");
   const Session session = fork(base_.get());
-  // not what was prepared last: some strategies keep more of what is read
-  choose(session.get(), "auto");
+  // not the strategy prepared last: some store more during prefill
+  set_strategy(session.get(), flags_for(arguments_.session, "auto"));
   const Stopwatch watch;
   prefill(session.get(), result.depth, arguments_.prompt, nullptr);
   result.prefill_tokens_per_second.values.push_back(static_cast<double>(arguments_.prompt) /
@@ -181,13 +164,13 @@ void Bench::measure_prefill(DepthResult& result) {
 }
 
 void Bench::measure_decode(DepthResult& result, DecodeSpeed& speed) {
-  doing(result.depth, "decode, " + speed.strategy);
+  draw_progress(result.depth, "decode, " + speed.strategy);
   const Session session = fork(base_.get());
-  if (result.depth == 0) prefill(session.get(), 0, 1, nullptr);  // something has to be continued
+  if (result.depth == 0) prefill(session.get(), 0, 1, nullptr);  // decode needs a token before it
   prepare(session.get(), speed.strategy);
   const double seconds = decode(session.get(), arguments_.generate);
   speed.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) / seconds);
-  speed.stats = stats_of(session.get());
+  speed.stats = stats_json(session.get());
 }
 
 DepthResult Bench::at_depth(uint64_t depth) {
@@ -199,7 +182,7 @@ DepthResult Bench::at_depth(uint64_t depth) {
   for (const DecodeSpeed& speed : result.decode)
     if (depth > 0 && (arguments_.generate > 0 || arguments_.mapped))
       prepare(base_.get(), speed.strategy);
-  // Strategies take turns, so that a change in the machine's mood meets all of them.
+  // Strategies alternate, so that a change in the machine's load affects all of them.
   for (uint32_t repetition = 0; repetition < arguments_.repetitions; ++repetition) {
     if (arguments_.prompt > 0) measure_prefill(result);
     if (arguments_.generate == 0) continue;
@@ -212,8 +195,8 @@ DepthResult Bench::at_depth(uint64_t depth) {
 std::vector<MappedCost> Bench::mapped(uint64_t depth) {
   const TemporaryFile file(arguments_.folder + "/kvasir-bench-" +
                            std::to_string(system::process_number()) + ".kv");
-  save(context_, base_.get(), file.path());
-  // memory for the file alone
+  save(console_, base_.get(), file.path());
+  // the measurement of memory covers the file alone
   if (depth == arguments_.depths.back()) base_.reset(), synthetic_.reset();
   std::vector<MappedCost> costs;
   for (const std::string& strategy : arguments_.strategies) {
@@ -226,39 +209,34 @@ std::vector<MappedCost> Bench::mapped(uint64_t depth) {
 }
 
 void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& cost) {
-  doing(depth, "mapped file, " + cost.strategy);
+  draw_progress(depth, "mapped file, " + cost.strategy);
   kv_error error{};
-  SessionFlags flags = arguments_.session;
-  flags.strategy = cost.strategy;
-  keep_what_it_takes(&flags);
-  const kv_session_options options = session_options(context_, flags);
+  const SessionOptions options(console_, flags_for(arguments_.session, cost.strategy));
   kv_session* loaded = nullptr;
   const Stopwatch watch;
-  check(kv_load(model_.model.get(), path.c_str(), &options, nullptr, &loaded, &error), error);
+  check(kv_load(model_.model.get(), path.c_str(), options.get(), nullptr, &loaded, &error), error);
   cost.load_ms.values.push_back(watch.seconds() * 1e3);
   const Session session(loaded);
 
-  kv_generate_options generate;
-  kv_generate_options_init(&generate, sizeof generate);
+  kv_generate_options generate = initialised<kv_generate_options>();
   generate.max_tokens = static_cast<uint32_t>(std::max<uint64_t>(arguments_.generate, 1));
-  generate.cancel = context_.interrupt.token();
-  kv_answer answer{};
-  answer.struct_size = sizeof answer;
+  const kv_control control = control_of(console_);
+  kv_answer answer = initialised<kv_answer>();
   const std::string question = short_question;
-  check(kv_generate(session.get(), question.data(), question.size(), &generate, nullptr, nullptr,
-                    &answer, &error),
+  check(kv_generate(session.get(), question.data(), question.size(), &generate, &control, nullptr,
+                    nullptr, &answer, &error),
         error);
   cost.first_token_ms.values.push_back(static_cast<double>(answer.first_token_ns) * 1e-6);
 
   cost.resident_bytes = resident_bytes_of(path).value_or(0);
-  cost.stats = stats_of(session.get());
+  cost.private_bytes = stats_of(session.get()).private_bytes;
+  cost.stats = stats_json(session.get());
   if (arguments_.generate > 0) {
     prepare(session.get(), cost.strategy);
     cost.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) /
                                             decode(session.get(), arguments_.generate));
   }
-  kv_file_information info{};
-  info.struct_size = sizeof info;
+  kv_file_info info = initialised<kv_file_info>();
   check(kv_file_inspect(path.c_str(), &info, &error), error);
   cost.kv_bytes = info.kv_bytes;
 }
@@ -267,7 +245,7 @@ std::vector<DepthResult> Bench::run() {
   warm_up();
   std::vector<DepthResult> results;
   for (const uint64_t depth : arguments_.depths) results.push_back(at_depth(depth));
-  context_.terminal.erase();
+  console_.terminal.erase();
   return results;
 }
 
@@ -281,9 +259,9 @@ double Samples::median() const {
   return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
 }
 
-std::vector<DepthResult> measure(Context& context, const BenchModel& model,
+std::vector<DepthResult> measure(Console& console, const BenchModel& model,
                                  const BenchArguments& arguments) {
-  return Bench(context, model, arguments).run();
+  return Bench(console, model, arguments).run();
 }
 
 }  // namespace tool

@@ -1,12 +1,11 @@
-// The measurements of kvasir bench: speeds at a depth, and what a mapped file costs in time and
-// memory.
+// The measurements of kvasir bench: speeds at a depth, and the time and memory of a mapped file.
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "sessions.h"
 
 namespace tool {
 
@@ -18,21 +17,22 @@ struct Samples {
 struct DecodeSpeed {
   std::string strategy;
   Samples tokens_per_second;
-  Json stats;  // after the last repetition
+  Json stats;  // after the last repetition; null without decode
 };
 
 struct MappedCost {
   std::string strategy;
   Samples load_ms;
-  Samples first_token_ms;       // of an answer to a short question, right after loading
-  Samples tokens_per_second;    // of what follows
+  Samples first_token_ms;       // of an answer to a short question, right after load
+  Samples tokens_per_second;    // of decode after it
   uint64_t kv_bytes = 0;        // in the file
   uint64_t resident_bytes = 0;  // of the file's mapping, at the end of the answer
+  uint64_t private_bytes = 0;   // of the KV cache outside the file
   Json stats;                   // after the last repetition
 };
 
 struct DepthResult {
-  uint64_t depth = 0;  // tokens before
+  uint64_t depth = 0;  // tokens before the measured ones
   Samples prefill_tokens_per_second;
   std::vector<DecodeSpeed> decode;  // in the order of the strategies
   std::vector<MappedCost> mapped;
@@ -40,15 +40,15 @@ struct DepthResult {
 
 struct BenchModel {
   Model model;
-  kv_model_information info{};
+  kv_model_info info{};
+  uint32_t threads = 0;
 };
 
-// Depths come sorted; a sequence grows through them, read or made up, and every measurement is made
-// on a fork of it.
-std::vector<DepthResult> measure(Context& context, const BenchModel& model,
+// Depths are sorted. One sequence grows through them, and each measurement uses a fork.
+std::vector<DepthResult> measure(Console& console, const BenchModel& model,
                                  const BenchArguments& arguments);
 
-// Resident bytes of this process's mappings of a file; nothing where the system does not tell.
+// Resident bytes of this process's mappings of a file; none where the system has no such count.
 std::optional<uint64_t> resident_bytes_of(const std::string& path);
 
 }  // namespace tool

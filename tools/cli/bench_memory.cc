@@ -1,4 +1,4 @@
-// Resident memory as Linux tells it.
+// Resident memory, from /proc/self/smaps of Linux.
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -8,7 +8,7 @@
 namespace tool {
 namespace {
 
-// "Rss:    123 kB" after its name; nothing if the line is another.
+// The value of a line such as "Rss:    123 kB".
 std::optional<uint64_t> kilobytes(const std::string& line, const char* name) {
   if (!line.starts_with(name)) return {};
   uint64_t value = 0;
@@ -18,8 +18,7 @@ std::optional<uint64_t> kilobytes(const std::string& line, const char* name) {
 
 }  // namespace
 
-// In smaps a line "from-to rights offset device inode  path" opens each mapping, and its figures
-//                                                      follow.
+// A line "from-to rights offset device inode  path" begins each mapping; its counts follow.
 std::optional<uint64_t> resident_bytes_of(const std::string& path) {
   std::error_code failed;
   const std::string wanted = std::filesystem::canonical(path, failed).string();

@@ -1,28 +1,30 @@
-// kvasir calibrate: which layers of a model should choose for the others, measured on a text with
-// questions.
+// kvasir calibrate: measures on a text with questions which layers of a model should select for the
+// layers after them.
 #include <algorithm>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
-#include "compared.h"
+#include "comparison.h"
 #include "eval_progress.h"
 #include "eval_tasks.h"
 #include "eval_values.h"
 #include "failure.h"
 #include "files.h"
 #include "filter_choice.h"
+#include "kvasir_experimental.h"
+#include "number_text.h"
 #include "output.h"
-#include "words.h"
+#include "strategies.h"
 
 namespace tool {
 namespace {
 
 constexpr uint32_t answer_tokens = 48;
 constexpr size_t scored_tokens = 96;      // of the text that follows
-constexpr uint64_t question_room = 1024;  // tokens behind the document
+constexpr uint64_t question_room = 1024;  // tokens after the document
 
-// Sentences of known words, where no text is given: more than `tokens` tokens of them.
+// More than `tokens` tokens of generated sentences, in place of a given text.
 std::string made_text(uint64_t tokens, uint64_t seed, const CountTokens& count) {
   Random random("calibration " + std::to_string(seed));
   std::string text;
@@ -33,7 +35,7 @@ std::string made_text(uint64_t tokens, uint64_t seed, const CountTokens& count) 
                         entity = any_entity(&random);
       switch (random.below(4)) {
         case 0:
-          part += "The " + one + " of the " + entity + " was left beside the " + other + ". ";
+          part += "The " + one + " of the " + entity + " was left next to the " + other + ". ";
           break;
         case 1:
           part +=
@@ -56,14 +58,13 @@ std::string made_text(uint64_t tokens, uint64_t seed, const CountTokens& count) 
 
 class Calibration {
  public:
-  Calibration(Context& context, const CalibrateArguments& arguments)
-      : context_(context), arguments_(arguments), model_(open_model(context, arguments.model)),
-        progress_(context.terminal, &estimate_) {
-    kv_error error{};
-    info.struct_size = sizeof info;
-    check(kv_model_info(model_.get(), &info, &error), error);
-    if (arguments.length + question_room > info.context)
-      throw Failure(exit_usage, "--length: the model was trained for " + grouped(info.context) +
+  Calibration(Console& console, const CalibrateArguments& arguments)
+      : console_(console), arguments_(arguments), model_(open_model(console, arguments.model)),
+        progress_(console.terminal, &estimate_) {
+    info = info_of(model_.get());
+    if (arguments.length + question_room > info.context_tokens)
+      throw Failure(exit_usage, "--length: the model's context has " +
+                                    grouped(info.context_tokens) +
                                     " tokens, of which questions need 1,024");
     const CountTokens count = [model = model_.get()](std::string_view text) {
       return count_tokens(model, text);
@@ -80,32 +81,33 @@ class Calibration {
   void run() {
     SessionFlags flags = arguments_.session;
     flags.strategy = "full";
-    flags.compare = 2;
-    const Session session = open_session(context_, model_.get(), flags);
-    estimate_.expect(Work::reading, reading_cost(arguments_.length));
-    estimate_.expect(Work::answering, answering_cost(1, arguments_.length) *
-                                          static_cast<double>(document_.questions.size()));
-    read(session.get());
+    const Session session = open_session(console_, model_.get(), flags);
+    kv_error error{};
+    check(kv_session_measure(session.get(), KV_MEASURE_LAYERS, &error), error);
+    estimate_.expect(Work::prefill, prefill_cost(arguments_.length));
+    estimate_.expect(Work::decode, decode_cost(1, arguments_.length) *
+                                       static_cast<double>(document_.questions.size()));
+    prefill(session.get());
     progress_.begin("answering");
     for (const Question& question : document_.questions) {
       question.task == Task::perplexity
           ? score(session.get(), question.turns.front().expected.front())
           : ask(session.get(), question.turns.front());
-      sums.add(stats_of(session.get()));
-      progress_.step(Work::answering, answering_cost(1, arguments_.length));
+      sums.add(stats_json(session.get()));
+      progress_.step(Work::decode, decode_cost(1, arguments_.length));
     }
-    context_.terminal.erase();
+    console_.terminal.erase();
     if (sums.covered_steps() == 0)
-      throw Failure(exit_usage, "--length: so few tokens leave nothing to choose");
+      throw Failure(exit_usage, "--length: so few tokens leave nothing to select");
   }
 
-  // How many layers filter, and how many may attend everything: as with the layers that the
-  // strategy takes by itself, or as many more as there are more filters.
-  std::pair<uint32_t, uint32_t> wanted() {
+  // The number of filter layers, and the largest number of layers with full attention: those of the
+  // strategy's default, or two more per further filter layer.
+  std::pair<uint32_t, uint32_t> limits() {
     SessionFlags flags = arguments_.session;
     flags.strategy = filter_strategy;
-    const Session session = open_session(context_, model_.get(), flags);
-    const auto filters = stats_of(session.get()).at("filter_layers").get<std::vector<uint32_t>>();
+    const Session session = open_session(console_, model_.get(), flags);
+    const auto filters = stats_json(session.get()).at("filter_layers").get<std::vector<uint32_t>>();
     const uint32_t count =
         arguments_.filters > 0 ? arguments_.filters : static_cast<uint32_t>(filters.size());
     return {count, std::min(info.layers, filters.front() + 2 * count)};
@@ -114,40 +116,39 @@ class Calibration {
   Json identity() const { return model_identity(arguments_.model.path, model_.get()); }
   size_t questions() const { return document_.questions.size(); }
 
-  kv_model_information info{};
-  ComparedSums sums;
+  kv_model_info info{};
+  ComparisonSums sums;
 
  private:
   [[noreturn]] static void stopped() {
     throw Failure(exit_cancelled, "stopped; nothing was written");
   }
 
-  void read(kv_session* session) {
-    progress_.begin("reading " + grouped(arguments_.length) + " tokens");
-    kv_call_options options = call_options(context_, nullptr);
-    options.progress_user = this;
-    options.progress = [](int32_t, uint64_t done, uint64_t, void* user) {
+  void prefill(kv_session* session) {
+    progress_.begin("prefilling " + grouped(arguments_.length) + " tokens");
+    kv_control control = control_of(console_);
+    control.user = this;
+    control.progress = [](int32_t, uint64_t done, uint64_t, void* user) {
       auto& self = *static_cast<Calibration*>(user);
-      self.progress_.step(Work::reading, reading_cost(done) - self.told_);
-      self.told_ = reading_cost(done);
+      self.progress_.step(Work::prefill, prefill_cost(done) - self.reported_);
+      self.reported_ = prefill_cost(done);
       return int32_t{0};
     };
     kv_error error{};
     const kv_status status = kv_prefill(session, document_.text.data(), document_.text.size(),
-                                        &options, nullptr, nullptr, &error);
+                                        &control, nullptr, nullptr, &error);
     if (status == KV_CANCELLED) stopped();
     check(status, error);
   }
 
   void ask(kv_session* session, const Turn& turn) {
-    kv_generate_options options;
-    kv_generate_options_init(&options, sizeof options);
+    kv_generate_options options = initialised<kv_generate_options>();
     options.max_tokens = answer_tokens;
-    options.cancel = context_.interrupt.token();
+    const kv_control control = control_of(console_);
     kv_error error{};
     std::string text;
     const kv_status status = kv_generate(session, turn.question.data(), turn.question.size(),
-                                         &options, append_text, &text, nullptr, &error);
+                                         &options, &control, append_text, &text, nullptr, &error);
     if (status == KV_CANCELLED) stopped();
     check(status, error);
   }
@@ -156,50 +157,52 @@ class Calibration {
     std::vector<int32_t> tokens = tokenize(model_.get(), text, 0);
     tokens.resize(std::min(tokens.size(), scored_tokens));
     std::vector<float> logarithms(tokens.size());
-    const kv_call_options options = call_options(context_, nullptr);
+    const kv_control control = control_of(console_);
     kv_error error{};
-    const kv_status status =
-        kv_score(session, tokens.data(), tokens.size(), logarithms.data(), &options, &error);
+    const kv_status status = kv_session_score(session, tokens.data(), tokens.size(),
+                                              logarithms.data(), &control, &error);
     if (status == KV_CANCELLED) stopped();
     check(status, error);
   }
 
-  Context& context_;
+  Console& console_;
   const CalibrateArguments& arguments_;
   Model model_;
   Document document_;
   Estimate estimate_;
   EvalProgress progress_;
-  double told_ = 0;
+  double reported_ = 0;  // cost
 };
 
 void print_choice(Terminal& terminal, const Json& result) {
   const Json& covered = result.at("covered");
   terminal.print(
-      "\nOf a layer's attention (across), how much is on the 5% of the tokens that another layer "
-      "(down) attends most, sinks and window:\n\n      ");
-  for (size_t j = 0; j < covered.size(); ++j) terminal.print(printed("%4zu", j));
+      "\nPercent of a layer's attention (column) in sinks, window and the 5% of tokens that "
+      "another "
+      "layer (row) attends most:\n\n      ");
+  for (size_t j = 0; j < covered.size(); ++j) terminal.print(string_printf("%4zu", j));
   for (size_t i = 0; i < covered.size(); ++i) {
-    terminal.print(printed("\n%4zu  ", i));
+    terminal.print(string_printf("\n%4zu  ", i));
     for (const Json& share : covered[i])
-      terminal.print(printed("%4.0f", 100 * share.get<double>()));
+      terminal.print(string_printf("%4.0f", 100 * share.get<double>()));
   }
-  terminal.print("\n\nfilter layers " +
-                 list_text(result.at("filter_layers").get<std::vector<uint32_t>>()) + "; " +
-                 printed("%u of %zu layers attend everything, the others find %.1f%% of their "
-                         "attention in what is chosen for them\n",
-                         result.at("dense_layers").get<uint32_t>(), covered.size(),
-                         100 * result.at("mass_found").get<double>()));
+  terminal.print(
+      "\n\nfilter layers " + list_text(result.at("filter_layers").get<std::vector<uint32_t>>()) +
+      "; " +
+      string_printf("%u of %zu layers use full attention; the others find %.1f%% of their "
+                    "attention in the selected tokens\n",
+                    result.at("dense_layers").get<uint32_t>(), covered.size(),
+                    100 * result.at("mass_found").get<double>()));
 }
 
 }  // namespace
 
-void run_calibrate(Context& context, const CalibrateArguments& arguments) {
+void run_calibrate(Console& console, const CalibrateArguments& arguments) {
   const std::string path =
       arguments.output.empty() ? calibration_path(arguments.model.path) : arguments.output;
   expect_unused(path, arguments.force);
-  Calibration calibration(context, arguments);
-  const auto [count, max_dense] = calibration.wanted();
+  Calibration calibration(console, arguments);
+  const auto [count, max_dense] = calibration.limits();
   if (count > calibration.info.layers)
     throw Failure(exit_usage,
                   "--filters: the model has " + grouped(calibration.info.layers) + " layers");
@@ -207,7 +210,7 @@ void run_calibrate(Context& context, const CalibrateArguments& arguments) {
   const std::vector<std::vector<double>> covered = calibration.sums.covered();
   const FilterChoice choice = choose_filters(covered, count, max_dense);
   const uint32_t sparse = calibration.info.layers - choice.dense;
-  context.result = {{"model", calibration.identity()},
+  console.result = {{"model", calibration.identity()},
                     {"filter_layers", choice.filters},
                     {"dense_layers", choice.dense},
                     {"mass_found", sparse > 0 ? 1 - choice.lost / sparse : 1.0},
@@ -216,9 +219,9 @@ void run_calibrate(Context& context, const CalibrateArguments& arguments) {
                     {"questions", calibration.questions()},
                     {"steps", calibration.sums.covered_steps()},
                     {"covered", covered}};
-  write_file(path, json_text(context.result));
-  if (!context.json) print_choice(context.terminal, context.result);
-  context.terminal.note("Kept in " + path);
+  write_file(path, json_text(console.result));
+  if (!console.json) print_choice(console.terminal, console.result);
+  console.terminal.note("Saved in " + path);
 }
 
 }  // namespace tool

@@ -6,6 +6,7 @@
 #include "eval_random.h"
 #include "failure.h"
 #include "files.h"
+#include "strategies.h"
 #include "system.h"
 
 namespace tool {
@@ -21,33 +22,31 @@ std::string calibration_path(const std::string& model_path) {
 }
 
 Json model_identity(const std::string& path, const kv_model* model) {
-  kv_model_information info{};
-  kv_error error{};
-  info.struct_size = sizeof info;
-  check(kv_model_info(model, &info, &error), error);
+  const kv_model_info info = info_of(model);
   return {{"name", info.name}, {"layers", info.layers}, {"fingerprint", hex(sampled_hash(path))}};
 }
 
-std::optional<std::string> calibrated_filters(Context& context, const std::string& model_path,
+std::optional<std::string> calibrated_filters(Console& console, const std::string& model_path,
                                               const kv_model* model) {
   const std::string path = calibration_path(model_path);
   if (!std::filesystem::exists(system::path(path))) return {};
   try {
     const Json file = Json::parse(read_file(path));
     if (file.at("model") != model_identity(model_path, model)) {
-      context.terminal.note("warning: " + path +
-                            " is of another model and is not used; run `kvasir calibrate` again");
+      console.terminal.note(
+          "warning: " + path +
+          " belongs to another model and is ignored; run `kvasir calibrate` again");
       return {};
     }
     return list_text(file.at("filter_layers").get<std::vector<uint32_t>>());
   } catch (const Json::exception&) {
-    context.terminal.note("warning: " + path +
-                          " is no calibration and is not used; run `kvasir calibrate` again");
+    console.terminal.note("warning: " + path +
+                          " is not a result of `kvasir calibrate` and is ignored; run it again");
     return {};
   }
 }
 
-SessionFlags with_calibration(Context& context, const ModelFlags& model_flags,
+SessionFlags with_calibration(Console& console, const ModelFlags& model_flags,
                               const kv_model* model, const SessionFlags& flags,
                               const std::vector<std::string>& strategies) {
   SessionFlags found = flags;
@@ -56,9 +55,9 @@ SessionFlags with_calibration(Context& context, const ModelFlags& model_flags,
   });
   if (!filters || !flags.filter_layers.empty()) return found;
   if (const std::optional<std::string> layers =
-          calibrated_filters(context, model_flags.path, model)) {
+          calibrated_filters(console, model_flags.path, model)) {
     found.filter_layers = *layers;
-    context.terminal.note("filter layers " + *layers + ", as calibrated in " +
+    console.terminal.note("filter layers " + *layers + ", calibrated in " +
                           calibration_path(model_flags.path));
   }
   return found;

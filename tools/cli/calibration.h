@@ -1,30 +1,28 @@
-// What `kvasir calibrate` has found of a model, kept beside it: which layers choose for the others
-// with the strategy filter-layers.
+// The result of `kvasir calibrate`, a file next to the model: the filter layers of the strategy
+// "filter-layers".
 #pragma once
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "sessions.h"
 
 namespace tool {
 
-constexpr const char* filter_strategy = "filter-layers";
-
 std::string calibration_path(const std::string& model_path);
 
-// How a model is known again.
+// Identifies the model in the file.
 Json model_identity(const std::string& path, const kv_model* model);
 
-// The layers, as "2,8,18"; none where there is no file. A file that cannot be read or is of another
-// model is ignored, which a warning says.
-std::optional<std::string> calibrated_filters(Context& context, const std::string& model_path,
+// The layers, such as "2,8,18"; none without a file. Warns about a file that is damaged or of
+// another model, and ignores it.
+std::optional<std::string> calibrated_filters(Console& console, const std::string& model_path,
                                               const kv_model* model);
 
-// The flags, with the calibrated layers where one of the strategies takes them and none are given;
-// says so.
-SessionFlags with_calibration(Context& context, const ModelFlags& model_flags,
+// The flags with the calibrated layers, if one of the strategies has filter layers and the flags
+// have none. Reports that to the terminal.
+SessionFlags with_calibration(Console& console, const ModelFlags& model_flags,
                               const kv_model* model, const SessionFlags& flags,
                               const std::vector<std::string>& strategies);
 

@@ -1,70 +1,38 @@
-// kvasir chat: a conversation in the terminal, or line by line from a pipe.
+// kvasir chat.
+#include "chat.h"
+
 #include <algorithm>
-#include <cerrno>
-#include <optional>
 #include <string_view>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
+#include "line_input.h"
+#include "number_text.h"
 #include "output.h"
 #include "prefill.h"
+#include "suggestion.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
 constexpr const char* help_text =
-    "/reset      forget the conversation, keep the document\n"
-    "/stats      facts about the session as JSON\n"
-    "/save FILE  save document and conversation; go on later with: kvasir chat -m MODEL -c FILE\n"
-    "            /save --force FILE replaces FILE also when it is no beginning of this "
-    "conversation\n"
-    "/help       this\n"
+    "/reset      drop the conversation, keep the document\n"
+    "/stats      print statistics of the session as JSON\n"
+    "/save FILE  save document and conversation; continue later with: kvasir chat -m MODEL -c "
+    "FILE\n"
+    "            /save --force FILE replaces a file that is not a beginning of this conversation\n"
+    "/help       print this list\n"
     "Ctrl-C      stop the answer\n";
 
-// Lines of standard input. Not std::getline, which cannot tell a Ctrl-C from the end.
-class Lines {
- public:
-  enum class Kind { line, interrupted, end };
-
-  explicit Lines(Interrupt* interrupt) : interrupt_(interrupt) {}
-
-  Kind next(std::string* line) {
-    while (true) {
-      const size_t end = pending_.find('\n');
-      if (end != std::string::npos) return take(end, end + 1, line);
-      if (!interrupt_->wait_for_input()) {
-        pending_.clear();
-        return Kind::interrupted;
-      }
-      char buffer[4096];
-      const ptrdiff_t size = system::read(buffer, sizeof buffer);
-      if (size < 0 && errno == EINTR) continue;
-      if (size <= 0)
-        return pending_.empty() ? Kind::end : take(pending_.size(), pending_.size(), line);
-      pending_.append(buffer, static_cast<size_t>(size));
-    }
-  }
-
- private:
-  Kind take(size_t size, size_t consumed, std::string* line) {
-    *line = pending_.substr(0, size);
-    pending_.erase(0, consumed);
-    if (line->ends_with('\r')) line->pop_back();
-    return Kind::line;
-  }
-
-  Interrupt* interrupt_;
-  std::string pending_;
-};
+constexpr const char* command_names[] = {"/reset", "/stats", "/save", "/help"};
 
 class Chat {
  public:
-  Chat(Context& context, kv_model* model, Session start, const SamplingFlags& sampling)
-      : context_(context), model_(model), start_(std::move(start)), sampling_(sampling) {
+  Chat(Console& console, kv_model* model, Session start, const SamplingFlags& sampling)
+      : console_(console), model_(model), start_(std::move(start)), sampling_(sampling) {
     reset();
   }
 
@@ -72,53 +40,47 @@ class Chat {
 
  private:
   void reset();
-  void say(const std::string& line);
+  void ask(const std::string& line);
   void command(const std::string& line);
   void save_as(std::string path);
   std::string lost_with(const std::string& path);
 
-  Context& context_;
+  Console& console_;
   kv_model* model_;
-  Session start_;  // as it was at the beginning; the conversation is a fork of it
+  Session start_;  // the document; the conversation is a fork
   Session session_;
   SamplingFlags sampling_;
 };
 
-void Chat::reset() {
-  kv_error error{};
-  kv_session* fork = nullptr;
-  check(kv_fork(start_.get(), &fork, &error), error);
-  session_.reset(fork);
+void Chat::reset() { session_ = fork(start_.get()); }
+
+void Chat::ask(const std::string& line) {
+  const Answer given = answer(console_, session_.get(), line, sampling_, Keep::yes);
+  console_.terminal.note("  " + facts_line(given));
 }
 
-void Chat::say(const std::string& line) {
-  const Answer given = answer(context_, session_.get(), line, sampling_, Keep::yes);
-  context_.terminal.note("  " + facts_line(given));
-}
-
-// What replacing this file would lose: nothing where the conversation begins with all of it, as
-// where it was saved earlier.
+// The loss of replacing this file: none where it is a beginning of this conversation.
 std::string Chat::lost_with(const std::string& path) {
-  const kv_session_options options = session_options(context_, {});
   kv_session* loaded = nullptr;
-  if (kv_load(model_, path.c_str(), &options, nullptr, &loaded, nullptr) != KV_OK)
-    return "is not a cache of this model";
-  const Session there(loaded);
-  const std::vector<int32_t> old = tokens_of(there.get()), now = tokens_of(session_.get());
-  const bool goes_on = old.size() <= now.size() && std::equal(old.begin(), old.end(), now.begin());
-  return goes_on ? "" : "holds another conversation or document";
+  if (kv_load(model_, path.c_str(), nullptr, nullptr, &loaded, nullptr) != KV_OK)
+    return "is not a cache file of this model";
+  const Session saved(loaded);
+  const std::vector<int32_t> old = tokens_of(saved.get()), now = tokens_of(session_.get());
+  const bool beginning =
+      old.size() <= now.size() && std::equal(old.begin(), old.end(), now.begin());
+  return beginning ? "" : "holds another conversation or document";
 }
 
 void Chat::save_as(std::string path) {
   constexpr std::string_view forced = "--force ";
   const bool force = path.starts_with(forced);
   if (force) path.erase(0, forced.size());
-  if (path.empty()) return context_.terminal.error("/save needs a file name");
+  if (path.empty()) return console_.terminal.error("/save needs a file name");
   expect_writable(path);
-  if (!force && is_there(path))
+  if (!force && exists(path))
     if (const std::string lost = lost_with(path); !lost.empty()) expect_force(path, lost, force);
-  save(context_, session_.get(), path);
-  context_.terminal.note("Saved " + grouped(token_count(session_.get())) + " tokens in " + path);
+  save(console_, session_.get(), path);
+  console_.terminal.note("Saved " + grouped(token_count(session_.get())) + " tokens in " + path);
 }
 
 void Chat::command(const std::string& line) {
@@ -129,71 +91,84 @@ void Chat::command(const std::string& line) {
       space == std::string::npos || rest == std::string::npos ? "" : line.substr(rest);
   if (name == "/reset") {
     reset();
-    context_.terminal.note("Forgotten; the document is still there");
+    console_.terminal.note("Dropped the conversation; the document stays");
   } else if (name == "/stats") {
-    context_.terminal.print(json_text(stats_of(session_.get())));
+    console_.terminal.print(json_text(stats_json(session_.get())));
   } else if (name == "/save") {
     save_as(argument);
   } else if (name == "/help") {
-    context_.terminal.print(help_text + std::string(system::end_of_input) + "      leave\n");
+    console_.terminal.print(help_text + std::string(system::end_of_input) +
+                            "      end the conversation\n");
   } else {
-    context_.terminal.error("no command " + name + "; /help lists them");
+    console_.terminal.error("unknown command '" + name + "'" +
+                            suggestion(name, {std::begin(command_names), std::end(command_names)}) +
+                            "; /help lists the commands");
   }
 }
 
 void Chat::run() {
   const bool person = system::is_terminal(system::Stream::input);
+  Terminal& terminal = console_.terminal;
   if (person)
-    context_.terminal.note(std::string("Ask away. /help lists commands, ") + system::end_of_input +
-                           " leaves.");
-  Lines lines(&context_.interrupt);
-  bool leaving = false;  // a second Ctrl-C in a row at the prompt leaves too
+    terminal.note(std::string("Type a question. /help lists commands, ") + system::end_of_input +
+                  " ends the conversation.");
+  const std::unique_ptr<LineInput> input = open_line_input(&console_.interrupt);
+  bool interrupted = false;  // a second Ctrl-C in a row at the prompt ends the conversation
   while (true) {
-    context_.interrupt.arm();
-    if (person) context_.terminal.prompt("> ");
+    console_.interrupt.arm();
+    terminal.erase();
     std::string line;
-    const Lines::Kind kind = lines.next(&line);
-    if (kind == Lines::Kind::end || (kind == Lines::Kind::interrupted && (leaving || !person)))
-      break;
-    leaving = kind == Lines::Kind::interrupted;
-    if (leaving) {
-      context_.terminal.prompt(std::string("\n") + system::end_of_input + " leaves.\n");
+    const LineInput::Kind kind = input->next("> ", &line);
+    if (kind == LineInput::Kind::end) break;
+    if (kind == LineInput::Kind::interrupted) {
+      if (interrupted || !person) break;
+      interrupted = true;
+      terminal.prompt(std::string("\n") + system::end_of_input + " ends the conversation.\n");
       continue;
     }
+    interrupted = false;
     if (line.find_first_not_of(" \t") == std::string::npos) continue;
     try {
-      line.front() == '/' ? command(line) : say(line);
+      line.front() == '/' ? command(line) : ask(line);
     } catch (const Failure& failure) {
-      // A failed call leaves the session as it was: the conversation goes on, unless nobody
-      // listens.
+      // A failed call leaves the session as it was. A script gets the exit code, a person the
+      // conversation.
       if (failure.exit_code() == exit_pipe || !person) throw;
-      context_.terminal.error(failure.what());
+      terminal.error(failure.what());
     }
   }
-  if (person) context_.terminal.prompt("\n");
+  if (person) terminal.prompt("\n");
 }
 
 }  // namespace
 
-void run_chat(Context& context, const ChatArguments& arguments) {
-  if (context.json) throw Failure(exit_usage, "chat has no --json; `kvasir ask --json` has");
+void expect_chat_possible(const Console& console, const std::string& document) {
+  if (console.json) throw Failure(exit_usage, "chat has no --json; `kvasir ask --json` has");
+  if (document == "-")
+    throw Failure(exit_usage,
+                  "chat reads questions from standard input: the document must be a file");
+}
+
+void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling) {
+  Chat(console, model, std::move(start), sampling).run();
+}
+
+void run_chat(Console& console, const ChatArguments& arguments) {
+  expect_chat_possible(console, arguments.source.document);
   expect_one_source(arguments.source);
-  const Model model = open_model(context, arguments.model, true);
+  const Model model = open_model(console, arguments.model, true);
   const SessionFlags flags =
-      with_calibration(context, arguments.model, model.get(), arguments.session,
+      with_calibration(console, arguments.model, model.get(), arguments.session,
                        {arguments.session.strategy, arguments.session.prefill});
   Session session;
   if (arguments.source.document.empty() && arguments.source.cache.empty()) {
-    session = open_session(context, model.get(), flags);
+    session = open_session(console, model.get(), flags);
   } else {
-    if (arguments.source.document == "-")
-      throw Failure(exit_usage,
-                    "chat reads questions from standard input; the document must be a file");
-    Reading reading = open_reading(context, model.get(), arguments.source, flags);
-    if (reading.save_failure) context.terminal.error(reading.save_failure->what());
-    session = std::move(reading.session);
+    OpenDocument opened = open_document(console, model.get(), arguments.source, flags);
+    if (opened.save_failure) console.terminal.error(opened.save_failure->what());
+    session = std::move(opened.session);
   }
-  Chat(context, model.get(), std::move(session), arguments.sampling).run();
+  converse(console, model.get(), std::move(session), arguments.sampling);
 }
 
 }  // namespace tool

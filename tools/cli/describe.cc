@@ -11,18 +11,17 @@ std::string in_one_line(std::string text) {
   return text;
 }
 
-// The kind is the type's name, which grammar.h and its users give: FILE, FOLDER, N, "full|quest",
-// "full|quest,...".
+// The type's name shows the kind: FILE, DIR, N, "full|quest", "full|quest,...".
 void set_kind(const std::string& type, ArgumentForm* form) {
   const bool lower_case = !type.empty() && type[0] >= 'a' && type[0] <= 'z';
   if (type == "FILE" || type == "CACHE") form->kind = ValueKind::file;
-  if (type == "FOLDER" || type == "DIR") form->kind = ValueKind::folder;
+  if (type == "DIR") form->kind = ValueKind::folder;
   if (!lower_case || type.find('|') == std::string::npos) return;
-  const std::string several = ",...";
-  const bool ends = type.ends_with(several);
-  form->kind = ends ? ValueKind::choices : ValueKind::choice;
+  const std::string list = ",...";
+  const bool several = type.ends_with(list);
+  form->kind = several ? ValueKind::choices : ValueKind::choice;
   form->choices =
-      CLI::detail::split(ends ? type.substr(0, type.size() - several.size()) : type, '|');
+      CLI::detail::split(several ? type.substr(0, type.size() - list.size()) : type, '|');
 }
 
 ArgumentForm form_of(const CLI::Option& option) {
@@ -34,7 +33,7 @@ ArgumentForm form_of(const CLI::Option& option) {
   for (const std::string& name : option.get_snames()) form.names.push_back("-" + name);
   for (const std::string& name : option.get_lnames()) form.names.push_back("--" + name);
   if (option.get_items_expected_max() == 0) {  // a flag
-    form.kind = ValueKind::nothing;
+    form.kind = ValueKind::none;
     return form;
   }
   form.value = option.get_option_text().empty() ? option.get_type_name() : option.get_option_text();
@@ -69,12 +68,12 @@ std::vector<const CommandForm*> flat(const CommandForm& grammar) {
 
 std::string last_word(const std::string& name) { return name.substr(name.rfind(' ') + 1); }
 
-std::string described_as(const std::string& what, const CommandForm& grammar) {
-  if (what == "bash") return bash_completion(grammar);
-  if (what == "zsh") return zsh_completion(grammar);
-  if (what == "fish") return fish_completion(grammar);
-  if (what == "man") return manual_page(grammar);
-  throw CLI::ValidationError("'" + what + "' is none of bash, zsh, fish, man");
+std::string described_as(const std::string& format, const CommandForm& grammar) {
+  if (format == "bash") return bash_completion(grammar);
+  if (format == "zsh") return zsh_completion(grammar);
+  if (format == "fish") return fish_completion(grammar);
+  if (format == "man") return manual_page(grammar);
+  throw CLI::ValidationError("'" + format + "' is not bash, zsh, fish or man");
 }
 
 }  // namespace tool

@@ -1,6 +1,5 @@
-// The command line's grammar as plain data, and what is made of it for others: completions for
-// shells and the manual's page. CLI11's definition, which --help prints, is the only list of
-// commands and options.
+// The command line's grammar as plain data, for completions of shells and the manual page. CLI11's
+// definition, which --help prints, is the only list of commands and options.
 #pragma once
 
 #include <string>
@@ -12,22 +11,21 @@ class App;
 
 namespace tool {
 
-// What is said for an option or in a command's own place.
-// nothing: a flag; choices: several, with commas between them
-enum class ValueKind { nothing, free, file, folder, choice, choices };
+// The value of an option or positional argument. none: a flag; choices: a list with commas
+enum class ValueKind { none, free, file, folder, choice, choices };
 
 struct ArgumentForm {
-  std::vector<std::string> names;  // "-m", "--model"; of a positional argument its one name
+  std::vector<std::string> names;  // "-m", "--model"; one name if positional
   ValueKind kind = ValueKind::free;
   std::vector<std::string> choices;  // of that kind
-  std::string value;                 // as help writes it: "FILE"; of a flag empty
+  std::string value;                 // as in help: "FILE"; empty for a flag
   std::string help;                  // one line
   bool required = false;
-  bool repeated = false;  // may be said several times
+  bool repeated = false;  // may be given several times
 };
 
 struct CommandForm {
-  std::string name;    // with those it belongs to: "kvasir library ask"
+  std::string name;    // with the commands around it: "kvasir library ask"
   std::string help;    // one line
   std::string footer;  // lines; examples are indented by two spaces
   std::vector<ArgumentForm> options;
@@ -35,15 +33,15 @@ struct CommandForm {
   std::vector<CommandForm> commands;
 };
 
-// Without commands that help does not list.
+// Without hidden commands.
 CommandForm grammar_of(const CLI::App& app);
-// All commands of a grammar, the outermost first. They live as long as it.
+// All commands of a grammar, the outermost first. The pointers live as long as the grammar.
 std::vector<const CommandForm*> flat(const CommandForm& grammar);
 std::string last_word(const std::string& name);
 
-// "bash", "zsh", "fish": completions; "man": the manual's page. Throws CLI::ValidationError for
+// Completions for "bash", "zsh", "fish"; the manual page for "man". Throws CLI::ValidationError for
 // others.
-std::string described_as(const std::string& what, const CommandForm& grammar);
+std::string described_as(const std::string& format, const CommandForm& grammar);
 std::string bash_completion(const CommandForm& grammar);
 std::string zsh_completion(const CommandForm& grammar);
 std::string fish_completion(const CommandForm& grammar);

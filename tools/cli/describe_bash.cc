@@ -1,5 +1,5 @@
-// Completion for bash: words of the grammar in two tables, `case` on the command and on the option;
-// the rest is fixed.
+// Completion for bash: two tables made from the grammar, a `case` on the command and one on the
+// option, and fixed functions.
 #include "describe.h"
 
 namespace tool {
@@ -11,9 +11,9 @@ std::string joined(const std::vector<std::string>& words) {
   return all;
 }
 
-// What an argument wants, as the fixed part understands it: "file", "folder", "choice WORDS",
+// The value of an argument for the fixed functions: "file", "folder", "choice WORDS",
 // "choices WORDS", "free".
-std::string wanted(const ArgumentForm& form) {
+std::string value_kind(const ArgumentForm& form) {
   switch (form.kind) {
     case ValueKind::file:
       return "file";
@@ -25,7 +25,7 @@ std::string wanted(const ArgumentForm& form) {
       return "choices " + joined(form.choices);
     case ValueKind::free:
       return "free";
-    case ValueKind::nothing:
+    case ValueKind::none:
       break;
   }
   return "";
@@ -38,7 +38,7 @@ std::string command_case(const CommandForm& command) {
   for (const CommandForm& inner : command.commands)
     commands += (commands.empty() ? "" : " ") + last_word(inner.name);
   for (const ArgumentForm& form : command.positionals)
-    positionals += (positionals.empty() ? "'" : " '") + wanted(form) + "'";
+    positionals += (positionals.empty() ? "'" : " '") + value_kind(form) + "'";
   return "    '" + command.name + "')\n      options='" + names + "'\n      commands='" + commands +
          "'\n      positionals=(" + positionals + ") ;;\n";
 }
@@ -46,17 +46,17 @@ std::string command_case(const CommandForm& command) {
 std::string option_cases(const CommandForm& command) {
   std::string cases;
   for (const ArgumentForm& option : command.options) {
-    if (option.kind == ValueKind::nothing) continue;
+    if (option.kind == ValueKind::none) continue;
     std::string patterns;
     for (const std::string& name : option.names)
       patterns.append(patterns.empty() ? "" : " | ").append("'" + command.name + " " + name + "'");
-    cases += "    " + patterns + ") wanted='" + wanted(option) + "' ;;\n";
+    cases += "    " + patterns + ") wanted='" + value_kind(option) + "' ;;\n";
   }
   return cases;
 }
 
 constexpr char complete_one[] = R"(
-# Completes the word $2 as $1 says: what _kvasir_command and _kvasir_option name.
+# Completes the word $2 by the kind $1 of _kvasir_command or _kvasir_option.
 _kvasir_complete() {
   local kind=${1%% *} words=${1#* } word=$2
   case $kind in
@@ -76,7 +76,7 @@ _kvasir() {
   for ((i = 1; i < COMP_CWORD; ++i)); do
     word=${COMP_WORDS[i]}
     if [[ -n $option && $word == = ]]; then
-      continue # readline takes --option=value apart
+      continue # readline splits --option=value
     elif [[ -n $option ]]; then
       option=
     elif [[ -z $only_positionals && $word == -- ]]; then
@@ -116,8 +116,7 @@ std::string bash_completion(const CommandForm& grammar) {
       "# Sets options, commands and positionals of a command.\n_kvasir_command() {\n  case $1 in\n";
   for (const CommandForm* command : flat(grammar)) text += command_case(*command);
   text +=
-      "  esac\n}\n\n# Sets wanted to what follows an option of a command; empty where nothing "
-      "does.\n"
+      "  esac\n}\n\n# Sets wanted to the kind of an option's value; empty for a flag.\n"
       "_kvasir_option() {\n  wanted=\n  case $1 in\n";
   for (const CommandForm* command : flat(grammar)) text += option_cases(*command);
   return text + "  esac\n}\n" + complete_one;

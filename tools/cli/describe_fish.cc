@@ -1,5 +1,5 @@
-// Completion for fish: one `complete` for each option of each command, under the condition that it
-// is this command's line.
+// Completion for fish: one `complete` per option of each command, with the command as its
+// condition.
 #include "describe.h"
 
 namespace tool {
@@ -20,8 +20,8 @@ std::string words(const std::vector<std::string>& all) {
   return text;
 }
 
-// Where a value is wanted, what it may be. -x: nothing but that; -r: one has to follow.
-std::string offered(const ArgumentForm& form) {
+// The values of an argument. -x: only these; -r: required.
+std::string value_options(const ArgumentForm& form) {
   switch (form.kind) {
     case ValueKind::file:
       return " -r -F";
@@ -33,7 +33,7 @@ std::string offered(const ArgumentForm& form) {
       return " -x -a \"(__fish_complete_list , 'printf %s\\\\n " + words(form.choices) + "')\"";
     case ValueKind::free:
       return " -x";
-    case ValueKind::nothing:
+    case ValueKind::none:
       break;
   }
   return "";
@@ -43,7 +43,7 @@ std::string option_line(const std::string& condition, const ArgumentForm& form) 
   std::string line = "complete -c kvasir -n " + condition;
   for (const std::string& name : form.names)
     line += name.starts_with("--") ? " -l " + name.substr(2) : " -s " + name.substr(1);
-  return line + offered(form) + " -d " + quoted(form.help) + "\n";
+  return line + value_options(form) + " -d " + quoted(form.help) + "\n";
 }
 
 std::string command_lines(const CommandForm& command) {

@@ -1,4 +1,4 @@
-// The manual's page, in the man macros that groff and mandoc know.
+// The manual page, in the man macros of groff and mandoc.
 #include <algorithm>
 
 #include "describe.h"
@@ -7,8 +7,8 @@
 namespace tool {
 namespace {
 
-// the day on which what this file says was last changed
-constexpr char changed_on[] = "2026-11-23";
+// the day of the last change of this page
+constexpr char changed_on[] = "2026-11-25";
 
 std::string escaped(const std::string& text) {
   std::string out;
@@ -26,7 +26,7 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-// In lines that are short in the source too.
+// In short source lines.
 std::string filled(const std::string& text) {
   constexpr size_t columns = 68;
   std::string lines, line;
@@ -70,7 +70,7 @@ std::string synopsis(const CommandForm& command) {
   return line + "\n";
 }
 
-// Paragraphs of help's last part; what is indented there stays as it is.
+// The footer as paragraphs; indented lines stay as they are.
 std::string footer_text(const std::string& footer) {
   std::string text;
   bool literal = false, paragraph = false;
@@ -100,11 +100,12 @@ std::string items(const CommandForm& command) {
 
 std::string manual_page(const CommandForm& grammar) {
   const uint32_t version = kv_version();
-  const std::string of = std::to_string(version / 10000) + "." +
-                         std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
+  const std::string number = std::to_string(version / 10000) + "." +
+                             std::to_string(version / 100 % 100) + "." +
+                             std::to_string(version % 100);
   std::string help = grammar.help;
   if (help.ends_with('.')) help.pop_back();
-  std::string text = ".TH KVASIR 1 " + std::string(changed_on) + " \"kvasir " + of +
+  std::string text = ".TH KVASIR 1 " + std::string(changed_on) + " \"kvasir " + number +
                      "\"\n.SH NAME\n" + escaped(grammar.name) + " \\- " + escaped(help) +
                      "\n.SH SYNOPSIS\n";
   for (const CommandForm* command : flat(grammar))

@@ -1,4 +1,4 @@
-// Completion for zsh: one function for each command, which calls _arguments.
+// Completion for zsh: one function per command, which calls _arguments.
 #include "describe.h"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 namespace tool {
 namespace {
 
-// Within an explanation, and within single quotes.
+// For an explanation within single quotes.
 std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
@@ -28,19 +28,20 @@ std::string words(const std::vector<std::string>& all) {
   return text;
 }
 
-// ":MESSAGE:ACTION" of _arguments; `free` is the action where anything may be said.
+// ":MESSAGE:ACTION" of _arguments; `free` is the action for any value.
 std::string action(const ArgumentForm& form, const std::string& message, const char* free) {
-  std::string does = free;
-  if (form.kind == ValueKind::nothing) return "";
-  if (form.kind == ValueKind::file) does = "_files";
-  if (form.kind == ValueKind::folder) does = "_files -/";
-  if (form.kind == ValueKind::choice) does = "(" + words(form.choices) + ")";
-  if (form.kind == ValueKind::choices) does = "_values -s , " + message + " " + words(form.choices);
-  return ":" + escaped(message) + ":" + does;
+  std::string action = free;
+  if (form.kind == ValueKind::none) return "";
+  if (form.kind == ValueKind::file) action = "_files";
+  if (form.kind == ValueKind::folder) action = "_files -/";
+  if (form.kind == ValueKind::choice) action = "(" + words(form.choices) + ")";
+  if (form.kind == ValueKind::choices)
+    action = "_values -s , " + message + " " + words(form.choices);
+  return ":" + escaped(message) + ":" + action;
 }
 
 std::string option_spec(const ArgumentForm& form) {
-  const bool flag = form.kind == ValueKind::nothing;
+  const bool flag = form.kind == ValueKind::none;
   std::string spec = form.repeated ? "'*'" : "'(" + words(form.names) + ")'";
   std::string names;
   for (const std::string& name : form.names) {
@@ -58,7 +59,7 @@ std::string function_text(const CommandForm& command) {
                      "() {\n  local curcontext=$curcontext state line\n  typeset -A opt_args\n"
                      "  _arguments -C -S";
   for (const ArgumentForm& form : command.options) text += " \\\n    " + option_spec(form);
-  // a message in place of a positional would keep options from being completed there: "()"
+  // with "()", options are completed in the place of a positional argument too
   int place = 1;
   for (const ArgumentForm& form : command.positionals) {
     text += " \\\n    '" + (form.repeated ? "*" : std::to_string(place)) +
@@ -83,8 +84,7 @@ std::string zsh_completion(const CommandForm& grammar) {
   std::string text =
       "#compdef kvasir\n# Completion of kvasir's command line for zsh, made from its grammar.\n";
   for (const CommandForm* command : flat(grammar)) text += function_text(*command);
-  // Called at once where the file is the function _kvasir itself, as it is when it is found in
-  // $fpath.
+  // A file in $fpath is the function _kvasir itself and calls it.
   return text +
          "\nif [[ ${funcstack[1]-} == _kvasir ]]; then\n  _kvasir \"$@\"\nelse\n  compdef _kvasir "
          "kvasir\nfi\n";

@@ -1,4 +1,4 @@
-// kvasir eval: runs the evaluation and puts it into tables and JSON.
+// kvasir eval: the tables and the JSON of an evaluation.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -7,23 +7,24 @@
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
+#include "number_text.h"
 #include "output.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
-// where full attention scores less, a task tells little of the others
-constexpr double beyond = 0.5;
+// below this score of full attention, a task compares little
+constexpr double min_full_score = 0.5;
 
 void make_folder(const std::string& path) {
   std::error_code failed;
   std::filesystem::create_directories(system::path(path), failed);
-  if (failed) throw Failure(exit_file, "cannot make the folder " + path + ": " + failed.message());
+  if (failed)
+    throw Failure(exit_file, "cannot create the folder " + path + ": " + failed.message());
 }
 
-// In the order of the first summary that has them: all summaries of a length have the same.
+// All summaries of a length have the same tasks.
 std::vector<Task> tasks_of(const Summary& summary) {
   std::vector<Task> tasks;
   for (const auto& [task, sum] : summary.tasks) tasks.push_back(task);
@@ -32,8 +33,8 @@ std::vector<Task> tasks_of(const Summary& summary) {
 
 std::string cell(const Summary& summary, Task task) {
   const double mean = summary.tasks.at(task).mean();
-  return task == Task::perplexity ? printed("%.2f", std::exp(-mean))
-                                  : printed("%.1f%%", 100 * mean);
+  return task == Task::perplexity ? string_printf("%.2f", std::exp(-mean))
+                                  : string_printf("%.1f%%", 100 * mean);
 }
 
 void print_length(Terminal& terminal, const std::vector<Summary>& rows) {
@@ -42,25 +43,27 @@ void print_length(Terminal& terminal, const std::vector<Summary>& rows) {
     return static_cast<int>(std::max<size_t>(std::string(name_of(task)).size(), 6));
   };
   std::string line =
-      printed("\n%-17s  %6s", (grouped(rows.front().length) + " tokens").c_str(), "budget");
-  for (const Task task : tasks) line += printed("  %*s", width(task), name_of(task));
-  terminal.print(line + printed("  %6s  %7s  %9s\n", "all", "KV read", "summaries"));
+      string_printf("\n%-17s  %6s", (grouped(rows.front().length) + " tokens").c_str(), "budget");
+  for (const Task task : tasks) line += string_printf("  %*s", width(task), name_of(task));
+  terminal.print(line + string_printf("  %6s  %7s  %9s\n", "all", "KV read", "summaries"));
   for (const Summary& row : rows) {
-    line = printed("%-17s  %6s", row.strategy.c_str(), row.budget.c_str());
-    for (const Task task : tasks) line += printed("  %*s", width(task), cell(row, task).c_str());
+    line = string_printf("%-17s  %6s", row.strategy.c_str(), row.budget.c_str());
+    for (const Task task : tasks)
+      line += string_printf("  %*s", width(task), cell(row, task).c_str());
     const std::optional<double> score = row.score();
-    line += printed("  %6s", score ? printed("%.1f%%", 100 * *score).c_str() : "-");
-    line += printed("  %6.2f%%", 100 * row.all.read_share());
-    line += printed("  %9s\n", byte_count(static_cast<uint64_t>(row.all.per_step(
-                                              static_cast<double>(row.all.summary_bytes))))
-                                   .c_str());
+    line += string_printf("  %6s", score ? string_printf("%.1f%%", 100 * *score).c_str() : "-");
+    line += string_printf("  %6.2f%%", 100 * row.all.read_share());
+    line += string_printf("  %9s\n", byte_count(static_cast<uint64_t>(row.all.per_step(
+                                                    static_cast<double>(row.all.summary_bytes))))
+                                         .c_str());
     terminal.print(line);
   }
   for (const Summary& row : rows)
     for (const Task task : tasks)
-      if (row.strategy == "full" && task != Task::perplexity && row.tasks.at(task).mean() < beyond)
-        terminal.print(printed("%s: full attention itself scores %s: hard for this model\n",
-                               name_of(task), cell(row, task).c_str()));
+      if (row.strategy == "full" && task != Task::perplexity &&
+          row.tasks.at(task).mean() < min_full_score)
+        terminal.print(string_printf("%s: full attention itself scores %s: hard for this model\n",
+                                     name_of(task), cell(row, task).c_str()));
 }
 
 void print_tables(Terminal& terminal, const std::vector<Summary>& summaries) {
@@ -75,12 +78,12 @@ void print_tables(Terminal& terminal, const std::vector<Summary>& summaries) {
     print_length(terminal, rows);
   }
   terminal.print(
-      "\nKV read: keys and values read for each token, of all; summaries: what was read to choose "
-      "them, for each token\n");
+      "\nKV read: share of keys and values read per token; summaries: bytes of page summaries and "
+      "sketches read per token to select them\n");
 }
 
 Json header_json(const Evaluation& evaluation, const EvalArguments& arguments) {
-  const kv_model_information& model = evaluation.model();
+  const kv_model_info& model = evaluation.model();
   Json tasks = Json::array();
   for (const Task task : arguments.tasks) tasks.push_back(name_of(task));
   return {{"build", Json::parse(kv_build_info())},
@@ -102,13 +105,13 @@ Json header_json(const Evaluation& evaluation, const EvalArguments& arguments) {
           {"separate_heads", arguments.session.separate_heads}};
 }
 
-// What replacing this file would lose: results of this folder are kept in it and come back.
+// The loss of replacing this file: none where the folder has all of its results.
 std::string lost_with(const Evaluation& evaluation, const std::string& path,
                       const std::string& work) {
   try {
     const Json file = Json::parse(read_file(path));
     for (const Json& result : file.at("results"))
-      if (!evaluation.keeps(result.at("key").get<std::string>()))
+      if (!evaluation.has(result.at("key").get<std::string>()))
         return "has results that are not in " + work;
     return "";
   } catch (const Json::exception&) {
@@ -118,30 +121,30 @@ std::string lost_with(const Evaluation& evaluation, const std::string& path,
 
 }  // namespace
 
-void run_eval(Context& context, const EvalArguments& arguments) {
+void run_eval(Console& console, const EvalArguments& arguments) {
   make_folder(arguments.work);
   expect_writable_folder(arguments.work);
   const std::string output =
       arguments.output.empty() ? arguments.work + "/results.json" : arguments.output;
   expect_writable(output);
-  Evaluation evaluation(context, arguments);
-  if (is_there(output))
+  Evaluation evaluation(console, arguments);
+  if (exists(output))
     if (const std::string lost = lost_with(evaluation, output, arguments.work); !lost.empty())
       expect_force(output, lost, arguments.force);
   evaluation.run();
   const std::vector<const Result*> results = evaluation.results();
   const std::vector<Summary> summaries = summarise(results, arguments.depths);
-  const kv_model_information& model = evaluation.model();
+  const kv_model_info& model = evaluation.model();
   const double kv_bytes =
       static_cast<double>(model.kv_bytes_per_token) / (model.layers * model.kv_heads);
 
-  context.result = header_json(evaluation, arguments);
-  context.result["rows"] = rows_json(summaries, kv_bytes);
-  Json whole = context.result;
+  console.result = header_json(evaluation, arguments);
+  console.result["rows"] = rows_json(summaries, kv_bytes);
+  Json whole = console.result;
   for (const Result* result : results) whole["results"].push_back(to_json(*result));
   write_file(output, json_text(whole));
-  if (!context.json) print_tables(context.terminal, summaries);
-  context.terminal.note("All of it is in " + output);
+  if (!console.json) print_tables(console.terminal, summaries);
+  console.terminal.note("All results are in " + output);
 }
 
 }  // namespace tool

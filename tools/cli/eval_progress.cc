@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 
@@ -26,12 +26,12 @@ double Estimate::share() const {
   return before > 0 ? before / (before + left) : 0;
 }
 
-double reading_cost(uint64_t tokens) {
+double prefill_cost(uint64_t tokens) {
   const auto n = static_cast<double>(tokens);
   return n * (1 + n / 2 / 16384);
 }
 
-double answering_cost(uint64_t steps, uint64_t document_tokens) {
+double decode_cost(uint64_t steps, uint64_t document_tokens) {
   return static_cast<double>(steps) * (1 + static_cast<double>(document_tokens) / 16384);
 }
 
@@ -46,7 +46,7 @@ void EvalProgress::step(Work work, double cost) {
   last_step_ = now;
   if (!terminal_.draws() || now - drawn_at_ < std::chrono::milliseconds(100)) return;
   drawn_at_ = now;
-  const std::string line = printed("%3.0f%%  ", 100 * estimate_->share()) +
+  const std::string line = string_printf("%3.0f%%  ", 100 * estimate_->share()) +
                            clock_time(estimate_->seconds_left()) + " left  " + label_;
   terminal_.draw(line.substr(0, static_cast<size_t>(std::max(terminal_.columns() - 1, 0))));
 }

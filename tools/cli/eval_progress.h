@@ -1,4 +1,4 @@
-// How far an evaluation is, over all reading and answering, and how long the rest will take.
+// Progress of an evaluation over all prefill and decode, with the time that is left.
 #pragma once
 
 #include <array>
@@ -11,19 +11,18 @@
 
 namespace tool {
 
-enum class Work { reading, answering };
+enum class Work { prefill, decode };
 
-// Costs are in units that take about equally long within a kind of work. What a unit takes is
-// learned as work is done; until some was done of a kind, a unit of it takes as long as one of the
-// other.
+// Costs are in units that take about equally long within a kind of work. The time of a unit is
+// measured from the finished work of its kind, or of the other kind while there is none.
 class Estimate {
  public:
   void expect(Work work, double cost) { part(work).ahead += cost; }
-  void drop(Work work, double cost) { part(work).ahead -= cost; }  // it was done before
+  void drop(Work work, double cost) { part(work).ahead -= cost; }  // finished by an earlier run
   void done(Work work, double cost, double seconds);
 
   double seconds_left() const;
-  double share() const;  // of everything, in time: 0 to 1
+  double share() const;  // of the whole time, 0 to 1
 
  private:
   struct Part {
@@ -37,19 +36,20 @@ class Estimate {
   std::array<Part, 2> parts_;
 };
 
-// Of reading tokens: the weights cost the same for each, attention grows with what is before. Where
-// both cost the same depends on the model; 16K tokens is in the middle of those measured.
-double reading_cost(uint64_t tokens);
-// Of decoding so many tokens over a document.
-double answering_cost(uint64_t steps, uint64_t document_tokens);
+// Cost of prefill. Weights cost the same for each token; attention grows with the tokens before it.
+// Both cost the same at a length that depends on the model; 16K tokens is in the middle of the
+// measured ones.
+double prefill_cost(uint64_t tokens);
+// Cost of decoding `steps` tokens over a document.
+double decode_cost(uint64_t steps, uint64_t document_tokens);
 
-// The line on the terminal.
+// The progress line on the terminal.
 class EvalProgress {
  public:
   EvalProgress(Terminal& terminal, Estimate* estimate) : terminal_(terminal), estimate_(estimate) {}
 
   void begin(std::string label);
-  // Inside the work that begin() named: `cost` more of it was done since the last call.
+  // Adds `cost` of finished work since the last call, of the work that begin() named.
   void step(Work work, double cost);
 
  private:

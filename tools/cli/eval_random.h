@@ -1,5 +1,5 @@
-// Random choices that a seed's text decides, the same on every platform (the standard's
-// distributions are not), and the hash that names things by what they are made of.
+// Random choices that depend on a seed text alone, the same on every platform (the standard's
+// distributions differ), and a hash for names.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace tool {
 
-// FNV-1a, 64 bits. `so_far` chains several parts.
-constexpr uint64_t hash_of(std::string_view text, uint64_t so_far = 0xcbf29ce484222325u) {
-  for (const char c : text) so_far = (so_far ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
-  return so_far;
+// FNV-1a, 64 bits. `previous` chains several parts.
+constexpr uint64_t hash_of(std::string_view text, uint64_t previous = 0xcbf29ce484222325u) {
+  for (const char c : text) previous = (previous ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return previous;
 }
 
 inline std::string hex(uint64_t value) {
@@ -40,8 +40,8 @@ class Random {
   double real() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
   // [0, n)
   size_t below(size_t n) { return static_cast<size_t>(real() * static_cast<double>(n)); }
-  // both included
-  size_t between(size_t least, size_t most) { return least + below(most - least + 1); }
+  // [min, max]
+  size_t between(size_t min, size_t max) { return min + below(max - min + 1); }
 
   template <typename List>
   const auto& pick(const List& list) {

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "failure.h"
+#include "files.h"
 #include "system.h"
 
 namespace tool {
@@ -73,7 +74,7 @@ const Result* ResultFile::find(const std::string& key) const {
   return found == results_.end() ? nullptr : &found->second;
 }
 
-// One write a line: runs that share a folder do not tear each other's.
+// One write per line: runs that share a folder do not mix their lines.
 void ResultFile::add(Result result) {
   const std::string line = (ends_with_newline_ ? "" : "\n") +
                            to_json(result).dump(-1, ' ', false, Json::error_handler_t::replace) +

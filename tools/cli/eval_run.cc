@@ -2,21 +2,20 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "failure.h"
 #include "files.h"
+#include "number_text.h"
 #include "sequence_text.h"
 #include "strategies.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
-// tokens of the context for a conversation, or the text that follows the document
+// tokens of the context for a conversation, or for the text after the document
 constexpr uint64_t question_room = 1024;
 // the longest expected answers, two UUIDs and ten words, have 100 and 30
 constexpr uint32_t answer_tokens = 160, quote_tokens = 48;
@@ -26,17 +25,17 @@ uint64_t steps_of(const Question& question) {
   return question.task == Task::perplexity ? following_tokens : usual_steps * question.turns.size();
 }
 
-// What kv_prefill tells, on the way to the progress line.
-struct ReadingSteps {
+// Progress of kv_prefill, converted for the progress line.
+struct PrefillSteps {
   EvalProgress& progress;
-  uint64_t before;  // tokens that were read earlier
-  double told;      // cost so far
+  uint64_t before;  // tokens of an earlier run
+  double reported;  // cost so far
 
   static int32_t callback(int32_t, uint64_t done, uint64_t, void* user) {
-    auto& self = *static_cast<ReadingSteps*>(user);
-    const double cost = reading_cost(self.before + done);
-    self.progress.step(Work::reading, cost - self.told);
-    self.told = cost;
+    auto& self = *static_cast<PrefillSteps*>(user);
+    const double cost = prefill_cost(self.before + done);
+    self.progress.step(Work::prefill, cost - self.reported);
+    self.reported = cost;
     return 0;
   }
 };
@@ -44,8 +43,8 @@ struct ReadingSteps {
 }  // namespace
 
 std::vector<Method> methods_of(const std::vector<std::string>& strategies,
-                               const std::vector<NamedBudget>& budgets, uint32_t select_tokens) {
-  const std::vector<kv_strategy_information> known = known_strategies();
+                               const std::vector<NamedBudget>& budgets, const SessionFlags& flags) {
+  const std::vector<kv_strategy_info> known = known_strategies();
   std::vector<Method> methods;
   const auto add_once = [&](Method method) {
     const auto same = [&](const Method& m) {
@@ -55,86 +54,89 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies,
   };
   for (const std::string& name : strategies) {
     bool found = false;
-    for (const kv_strategy_information& info : known) {
+    for (const kv_strategy_info& info : known) {
       if (name != "all" && name != info.name) continue;
       found = true;
-      if (info.takes_budget == 0) add_once({info.name, {}, 0});
+      const bool has_budget = info.budget_floor > 0;
+      if (!has_budget) add_once({info.name, {}});
       for (const NamedBudget& budget : budgets)
-        if (info.takes_budget != 0)
-          add_once({info.name, budget, info.takes_select_tokens != 0 ? select_tokens : 0});
+        if (has_budget) add_once({info.name, budget});
     }
     if (!found)
-      throw Failure(exit_usage, "--strategy: there is no '" + name + "'; there are " +
+      throw Failure(exit_usage, "--strategy: unknown strategy '" + name + "'; strategies are " +
                                     listed(strategy_choices("all")));
   }
-  if (select_tokens != 0 && std::all_of(methods.begin(), methods.end(),
-                                        [](const Method& m) { return m.select_tokens == 0; }))
-    throw Failure(exit_usage, "--select-tokens: none of the strategies takes it");
+  std::vector<std::string> names;
+  for (const Method& method : methods) names.push_back(method.strategy);
+  expect_parameters_used(flags, names);
   return methods;
 }
 
-Evaluation::Evaluation(Context& context, const EvalArguments& arguments)
-    : context_(context), arguments_(arguments), flags_(arguments.session),
-      methods_(methods_of(arguments.strategies, arguments.budgets, arguments.select_tokens)),
-      kept_(arguments.work + "/results.jsonl"), progress_(context.terminal, &estimate_) {
-  model_ = open_model(context, arguments.model);
-  kv_error error{};
-  info_.struct_size = sizeof info_;
-  check(kv_model_info(model_.get(), &info_, &error), error);
+SessionFlags flags_for(const SessionFlags& flags, const Method& method) {
+  SessionFlags own = flags_for(flags, method.strategy);
+  own.budget = method.budget.value;
+  return own;
+}
+
+Evaluation::Evaluation(Console& console, const EvalArguments& arguments)
+    : console_(console), arguments_(arguments), flags_(arguments.session),
+      methods_(methods_of(arguments.strategies, arguments.budgets, arguments.session)),
+      stored_(arguments.work + "/results.jsonl"), progress_(console.terminal, &estimate_) {
+  model_ = open_model(console, arguments.model);
+  info_ = info_of(model_.get());
   for (const uint64_t length : arguments.lengths)
-    if (length > info_.context)
-      throw Failure(exit_usage, "--length: " + grouped(length) + " tokens are more than the " +
-                                    grouped(info_.context) + " that the model was trained for");
-  flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session,
+    if (length > info_.context_tokens)
+      throw Failure(exit_usage, "--length: " + grouped(length) +
+                                    " tokens are more than the model's context of " +
+                                    grouped(info_.context_tokens));
+  flags_ = with_calibration(console, arguments.model, model_.get(), arguments.session,
                             arguments.strategies);
   model_identity_ = hex(sampled_hash(arguments.model.path)) + " " + arguments.model.chat_format;
-  std::string device = arguments.model.device;  // which rounds otherwise
-  if (device == "auto")
-    device =
-        stats_of(open_session(context, model_.get(), {}).get()).at("device").get<std::string>();
+  std::string device = arguments.model.device;  // a GPU rounds differently
+  if (device == "auto") device = stats_of(open_session(console, model_.get(), {}).get()).device;
   if (!device.empty() && device != "cpu") model_identity_ += " " + device;
   program_identity_ = hex(sampled_hash(system::program_path()));
-  context.terminal.draw("Making documents");
+  console.terminal.draw("Generating documents");
   make_jobs(Haystack(joined_texts(arguments.texts), [model = model_.get()](std::string_view text) {
     return count_tokens(model, text);
   }));
-  context.terminal.erase();
+  console.terminal.erase();
 }
 
-// A document is the same whichever of its tasks are asked, so that it is read once for all of them.
+// A document does not depend on the requested tasks, so one prefill serves all of them.
 void Evaluation::make_jobs(const Haystack& haystack) {
   const std::vector<Task>& tasks = arguments_.tasks;
   const std::string format = Json::parse(kv_build_info()).value("cache_format", Json()).dump();
   const SessionFlags& flags = arguments_.session;
-  std::string reading;  // where it is not exact
+  std::string prefill;  // empty: exact
   if (!flags.prefill.empty())
-    reading = " " + flags.prefill + " " + std::to_string(flags.prefill_budget) + " " +
+    prefill = " " + flags.prefill + " " + std::to_string(flags.prefill_budget) + " " +
               std::to_string(flags.prefill_exact);
-  if (flags.prefill == filter_strategy) reading += " " + flags_.filter_layers;
+  if (flags.prefill == filter_strategy) prefill += " " + flags_.filter_layers;
   for (const uint64_t length : arguments_.lengths) {
     for (const Kind kind : {Kind::story, Kind::table}) {
       if (std::none_of(tasks.begin(), tasks.end(),
                        [=](Task task) { return kind_for(task) == kind; }))
         continue;
       for (uint32_t number = 0; number < arguments_.documents; ++number) {
-        Wishes wishes{length, number, arguments_.questions, arguments_.depths, arguments_.seed};
-        wishes.tokens =
-            std::min(length, info_.context - std::min(question_room, info_.context / 2));
-        Job job{kind, length, wishes.tokens, {}, {}};
+        DocumentPlan plan{length, number, arguments_.questions, arguments_.depths, arguments_.seed};
+        plan.tokens = std::min(
+            length, info_.context_tokens - std::min(question_room, info_.context_tokens / 2));
+        Job job{kind, length, plan.tokens, {}, {}};
         job.document =
-            kind == Kind::story ? make_story(haystack, wishes) : make_table(haystack, wishes);
+            kind == Kind::story ? make_story(haystack, plan) : make_table(haystack, plan);
         std::erase_if(job.document.questions, [&](const Question& q) {
           return std::find(tasks.begin(), tasks.end(), q.task) == tasks.end();
         });
-        job.name = hex(hash_of(model_identity_ + " " + format + reading + " " + job.document.text));
-        wanted_ += job.document.questions.size() * methods_.size();
+        job.name = hex(hash_of(model_identity_ + " " + format + prefill + " " + job.document.text));
+        requested_ += job.document.questions.size() * methods_.size();
         jobs_.push_back(std::move(job));
       }
     }
   }
 }
 
-// The program counts too: a strategy that was changed gives other answers.
+// Includes the program: another build may give other answers.
 std::string Evaluation::key_of(const Job& job, const Method& method,
                                const Question& question) const {
   std::string parts = program_identity_ + " " + job.name + " " + method.strategy + " " +
@@ -143,7 +145,7 @@ std::string Evaluation::key_of(const Job& job, const Method& method,
                       (flags_.separate_heads ? " separate " : " shared ") +
                       (flags_.coverage > 0 ? std::to_string(flags_.coverage) : "") +
                       (flags_.head_graphs ? " graphs " : "") + name_of(question.task) +
-                      (method.select_tokens ? " by " + std::to_string(method.select_tokens) : "");
+                      (flags_.select_tokens ? " by " + std::to_string(flags_.select_tokens) : "");
   if (method.strategy == filter_strategy)
     parts += " " + flags_.filter_layers + " " + std::to_string(flags_.filter_window);
   for (const Turn& turn : question.turns) {
@@ -156,7 +158,7 @@ std::string Evaluation::key_of(const Job& job, const Method& method,
 bool Evaluation::is_open(const Job& job, const Method& method) const {
   const auto& questions = job.document.questions;
   return std::any_of(questions.begin(), questions.end(),
-                     [&](const Question& q) { return !kept_.find(key_of(job, method, q)); });
+                     [&](const Question& q) { return !stored_.find(key_of(job, method, q)); });
 }
 
 std::vector<const Result*> Evaluation::results() const {
@@ -164,101 +166,96 @@ std::vector<const Result*> Evaluation::results() const {
   for (const Method& method : methods_)
     for (const Job& job : jobs_)
       for (const Question& question : job.document.questions)
-        if (const Result* result = kept_.find(key_of(job, method, question)))
+        if (const Result* result = stored_.find(key_of(job, method, question)))
           results.push_back(result);
   return results;
 }
 
 void Evaluation::stopped() const {
   throw Failure(exit_cancelled, "stopped; " + grouped(results().size()) + " of " +
-                                    grouped(wanted_) + " answers are kept in " + arguments_.work +
-                                    "; run the same command again to go on");
+                                    grouped(requested_) + " answers are in " + arguments_.work +
+                                    "; run the same command again to continue");
 }
 
 void Evaluation::expect(const Job& job) {
   bool any = false;
   for (const Method& method : methods_) {
     for (const Question& question : job.document.questions) {
-      if (kept_.find(key_of(job, method, question))) continue;
-      estimate_.expect(Work::answering, answering_cost(steps_of(question), job.tokens));
+      if (stored_.find(key_of(job, method, question))) continue;
+      estimate_.expect(Work::decode, decode_cost(steps_of(question), job.tokens));
       any = true;
     }
   }
-  if (any) estimate_.expect(Work::reading, reading_cost(job.tokens));
+  if (any) estimate_.expect(Work::prefill, prefill_cost(job.tokens));
 }
 
-// What an earlier run has read of the document, or nothing.
+// The prefill of an earlier run, or null.
 Session Evaluation::resume(const Job& job, size_t* bytes, uint64_t* tokens) {
   *bytes = *tokens = 0;
   if (!std::filesystem::exists(system::path(path_of(job)))) return nullptr;
   kv_error error{};
   kv_session* loaded = nullptr;
-  const kv_session_options options = session_options(context_, flags_);
-  const kv_call_options call = call_options(context_, nullptr);
+  const SessionOptions options(console_, flags_for(flags_, "auto"));
+  const kv_control control = control_of(console_);
   const kv_status status =
-      kv_load(model_.get(), path_of(job).c_str(), &options, &call, &loaded, &error);
+      kv_load(model_.get(), path_of(job).c_str(), options.get(), &control, &loaded, &error);
   if (kv_status_is_stale(status) != 0 || status == KV_CORRUPT || status == KV_NOT_A_CACHE)
     return nullptr;
   if (status == KV_CANCELLED) stopped();
   check(status, error);
   Session session(loaded);
-  const Holdings holdings = compare(context_, model_.get(), session.get(), job.document.text);
-  if (holdings.kind != Holdings::whole && holdings.kind != Holdings::beginning) return nullptr;
-  *bytes = holdings.bytes;
+  const Overlap overlap = compare(console_, model_.get(), session.get(), flags_, job.document.text);
+  if (overlap.kind != Overlap::whole && overlap.kind != Overlap::beginning) return nullptr;
+  *bytes = overlap.bytes;
   *tokens = token_count(session.get());
   return session;
 }
 
-// Brings the document's cache into the folder, the part that was read also when it is interrupted.
-void Evaluation::read(const Job& job) {
+// Prefills the document into its cache file. An interrupt saves the finished part.
+void Evaluation::prefill(const Job& job) {
   const std::string label =
-      std::string("reading ") + name_of(job.kind) + " of " + grouped(job.tokens) + " tokens";
+      std::string("prefilling ") + name_of(job.kind) + " of " + grouped(job.tokens) + " tokens";
   progress_.begin(label);
   const std::string& text = job.document.text;
   size_t bytes = 0;
   uint64_t before = 0;
   Session session = resume(job, &bytes, &before);
   if (bytes == text.size()) {
-    estimate_.drop(Work::reading, reading_cost(job.tokens));
+    estimate_.drop(Work::prefill, prefill_cost(job.tokens));
     return;
   }
-  if (session == nullptr) session = open_session(context_, model_.get(), flags_);
-  estimate_.drop(Work::reading, reading_cost(before));
+  if (session == nullptr) session = open_session(console_, model_.get(), flags_for(flags_, "auto"));
+  estimate_.drop(Work::prefill, prefill_cost(before));
   progress_.begin(label);
-  ReadingSteps steps{progress_, before, reading_cost(before)};
-  kv_call_options options = call_options(context_, nullptr);
-  options.progress = ReadingSteps::callback;
-  options.progress_user = &steps;
+  PrefillSteps steps{progress_, before, prefill_cost(before)};
+  kv_control control = control_of(console_);
+  control.progress = PrefillSteps::callback;
+  control.user = &steps;
   kv_error error{};
   uint64_t added = 0;
   const kv_status status = kv_prefill(session.get(), text.data() + bytes, text.size() - bytes,
-                                      &options, &added, nullptr, &error);
+                                      &control, &added, nullptr, &error);
   if (status != KV_CANCELLED) check(status, error);
   if (added > 0) {
-    kv_error save_error{};  // not to be cancelled: it takes moments, and what it keeps took minutes
-    context_.terminal.draw("Saving " + path_of(job));
+    kv_error save_error{};  // without cancel: it takes moments, the prefill took minutes
+    console_.terminal.draw("Saving " + path_of(job));
     check(kv_save(session.get(), path_of(job).c_str(), nullptr, &save_error), save_error);
   }
   if (status == KV_CANCELLED) stopped();
 }
 
 Session Evaluation::load(const Job& job, const Method& method) {
-  SessionFlags flags = flags_;
-  flags.strategy = method.strategy;
-  flags.budget = method.budget.value;
-  flags.select_tokens = method.select_tokens;
-  keep_what_it_takes(&flags);
-  const kv_session_options options = session_options(context_, flags);
-  const kv_call_options call = call_options(context_, nullptr);
+  const SessionOptions options(console_, flags_for(flags_, method));
+  const kv_control control = control_of(console_);
   kv_error error{};
   kv_session* session = nullptr;
   const kv_status status =
-      kv_load(model_.get(), path_of(job).c_str(), &options, &call, &session, &error);
+      kv_load(model_.get(), path_of(job).c_str(), options.get(), &control, &session, &error);
   if (status == KV_CANCELLED) stopped();
   check(status, error);
   Session loaded(session);
-  // a GPU attends from the first question on
-  const kv_status prepared = kv_prepare(session, &call, &error);
+  // a GPU then attends from the first question on
+  const kv_status prepared = kv_session_prepare(session, &control, &error);
   if (prepared == KV_CANCELLED) stopped();
   check(prepared, error);
   return loaded;
@@ -266,17 +263,15 @@ Session Evaluation::load(const Job& job, const Method& method) {
 
 void Evaluation::ask(kv_session* session, const Turn& turn, uint32_t max_tokens, bool keep,
                      Result* result) {
-  kv_generate_options options;
-  kv_generate_options_init(&options, sizeof options);
+  kv_generate_options options = initialised<kv_generate_options>();
   options.max_tokens = max_tokens;
-  options.keep = keep ? 1 : 0;
-  options.cancel = context_.interrupt.token();
-  kv_answer facts{};
-  facts.struct_size = sizeof facts;
+  options.flags = keep ? KV_KEEP_TURN : 0;
+  const kv_control control = control_of(console_);
+  kv_answer facts = initialised<kv_answer>();
   kv_error error{};
   std::string text;
   const kv_status status = kv_generate(session, turn.question.data(), turn.question.size(),
-                                       &options, append_text, &text, &facts, &error);
+                                       &options, &control, append_text, &text, &facts, &error);
   if (status == KV_CANCELLED) stopped();
   check(status, error);
   result->questions.push_back(turn.question);
@@ -285,20 +280,17 @@ void Evaluation::ask(kv_session* session, const Turn& turn, uint32_t max_tokens,
   result->steps += facts.question_tokens + facts.answer_tokens;
   result->tokens_read += facts.tokens_read;
   result->tokens_present += facts.tokens_present;
-  result->summary_bytes += stats_of(session).value("last_summary_bytes", uint64_t{0});
+  result->summary_bytes += stats_json(session).value("last_summary_bytes", uint64_t{0});
   result->seconds += static_cast<double>(facts.total_ns) * 1e-9;
 }
 
-// The session is left as it was.
+// Leaves the session as it was.
 void Evaluation::converse(kv_session* session, const Question& question, Result* result) {
   if (question.turns.size() == 1) {
     ask(session, question.turns.front(),
         question.task == Task::quote ? quote_tokens : answer_tokens, false, result);
   } else {
-    kv_error error{};
-    kv_session* forked = nullptr;
-    check(kv_fork(session, &forked, &error), error);
-    const Session conversation(forked);
+    const Session conversation = fork(session);
     for (const Turn& turn : question.turns)
       ask(conversation.get(), turn, answer_tokens, true, result);
   }
@@ -309,21 +301,21 @@ void Evaluation::score_text(kv_session* session, const std::string& text, Result
   std::vector<int32_t> tokens = tokenize(model_.get(), text, 0);
   tokens.resize(std::min(tokens.size(), following_tokens));
   std::vector<float> logarithms(tokens.size());
-  const kv_call_options options = call_options(context_, nullptr);
+  const kv_control control = control_of(console_);
   kv_error error{};
   const auto start = std::chrono::steady_clock::now();
   const kv_status status =
-      kv_score(session, tokens.data(), tokens.size(), logarithms.data(), &options, &error);
+      kv_session_score(session, tokens.data(), tokens.size(), logarithms.data(), &control, &error);
   if (status == KV_CANCELLED) stopped();
   check(status, error);
   result->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (const float logarithm : logarithms)
     result->score += static_cast<double>(logarithm) / static_cast<double>(tokens.size());
   result->steps = tokens.size();
-  const Json stats = stats_of(session);
-  result->tokens_read = stats.value("last_tokens_read", uint64_t{0});
-  result->tokens_present = stats.value("last_tokens_present", uint64_t{0});
-  result->summary_bytes = stats.value("last_summary_bytes", uint64_t{0});
+  const kv_session_stats stats = stats_of(session);
+  result->tokens_read = stats.last_tokens_read;
+  result->tokens_present = stats.last_tokens_present;
+  result->summary_bytes = stats_json(session).value("last_summary_bytes", uint64_t{0});
 }
 
 void Evaluation::answer_all(const Job& job, const Method& method) {
@@ -334,7 +326,7 @@ void Evaluation::answer_all(const Job& job, const Method& method) {
   for (const Question& question : job.document.questions) {
     Result result;
     result.key = key_of(job, method, question);
-    if (kept_.find(result.key)) continue;
+    if (stored_.find(result.key)) continue;
     result.document = job.name;
     result.length = job.length;
     result.strategy = method.strategy;
@@ -344,8 +336,8 @@ void Evaluation::answer_all(const Job& job, const Method& method) {
     if (question.task == Task::perplexity)
       score_text(session.get(), question.turns.front().expected.front(), &result);
     else converse(session.get(), question, &result);
-    kept_.add(std::move(result));
-    progress_.step(Work::answering, answering_cost(steps_of(question), job.tokens));
+    stored_.add(std::move(result));
+    progress_.step(Work::decode, decode_cost(steps_of(question), job.tokens));
   }
 }
 
@@ -356,10 +348,10 @@ void Evaluation::run() {
     std::copy_if(methods_.begin(), methods_.end(), std::back_inserter(open),
                  [&](const Method& m) { return is_open(job, m); });
     if (open.empty()) continue;
-    read(job);
+    prefill(job);
     for (const Method& method : open) answer_all(job, method);
   }
-  context_.terminal.erase();
+  console_.terminal.erase();
 }
 
 }  // namespace tool

@@ -1,4 +1,4 @@
-// What an answer is worth.
+// Scores of answers.
 #include <algorithm>
 
 #include "eval_tasks.h"
@@ -6,7 +6,7 @@
 namespace tool {
 namespace {
 
-// Letters in lower case, digits and all that is not ASCII; one space between words and at both
+// Lower-case letters, digits and all that is not ASCII, with one space between words and at both
 // ends.
 std::string normalised(std::string_view text) {
   std::string words = " ";
@@ -31,8 +31,8 @@ double share_found(const Turn& turn, const std::string& answer) {
   return static_cast<double>(found) / static_cast<double>(turn.expected.size());
 }
 
-// Whole words that agree from the beginning, of those expected. A model may begin by repeating what
-// it was given.
+// The share of the expected words up to the first wrong one. A model may first repeat the words of
+// the question.
 double share_quoted(const Turn& turn, const std::string& answer) {
   const std::string expected = normalised(turn.expected.front()), given = normalised(turn.question);
   std::string said = normalised(answer);

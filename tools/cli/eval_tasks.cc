@@ -6,16 +6,16 @@
 
 #include "eval_values.h"
 #include "failure.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {
 
-// facts of one kind, among which a many-keys question asks for one
+// facts of one kind, one of which a many-keys question asks for
 constexpr size_t keys_alike = 6;
 constexpr size_t queries_together = 4;  // facts of a many-queries conversation
 constexpr size_t head_words = 12, quoted_words = 10;
-// counted by sentences, they are a little fewer together
+// sentences counted one by one have slightly more tokens than together
 constexpr size_t enough_following = following_tokens * 9 / 8;
 constexpr double text_before_table = 0.25;  // of the tokens
 constexpr const char* leads[] = {"The", "Note that the", "Remember: the",
@@ -41,9 +41,9 @@ Turn turn_for(const Fact& fact, Random* random) {
           {fact.value}};
 }
 
-std::string seed_text(const Wishes& wishes, Kind kind) {
-  return std::to_string(wishes.seed) + " " + std::to_string(wishes.tokens) + " " + name_of(kind) +
-         " " + std::to_string(wishes.number);
+std::string seed_text(const DocumentPlan& plan, Kind kind) {
+  return std::to_string(plan.seed) + " " + std::to_string(plan.tokens) + " " + name_of(kind) + " " +
+         std::to_string(plan.number);
 }
 
 std::vector<std::string_view> split(std::string_view text) {
@@ -65,8 +65,8 @@ std::string joined(const std::vector<std::string_view>& parts, size_t first, siz
 
 class Story {
  public:
-  Story(const Haystack& haystack, const Wishes& wishes)
-      : haystack_(haystack), wishes_(wishes), random_(seed_text(wishes, Kind::story)),
+  Story(const Haystack& haystack, const DocumentPlan& plan)
+      : haystack_(haystack), plan_(plan), random_(seed_text(plan, Kind::story)),
         fresh_(haystack.text()) {}
   Document make();
 
@@ -87,10 +87,10 @@ class Story {
                        }).substr(attribute.size() + 8),
             value};
   }
-  // A random place in the stretch of the document that is the question's.
+  // A random place in the question's stretch of the document.
   double depth_for(size_t question) {
-    const auto depths = static_cast<double>(wishes_.depths),
-               stretch = static_cast<double>(question % wishes_.depths);
+    const auto depths = static_cast<double>(plan_.depths),
+               stretch = static_cast<double>(question % plan_.depths);
     return (stretch + 0.1 + 0.8 * random_.real()) / depths;
   }
   void hide_answer(std::string sentence, double depth, Question question) {
@@ -104,18 +104,18 @@ class Story {
   }
 
   const Haystack& haystack_;
-  const Wishes& wishes_;
+  const DocumentPlan& plan_;
   Random random_;
   Fresh fresh_;
   std::vector<Needle> needles_;
   std::vector<Question> questions_;
-  // needle and question: where the one is, the other's answer is
+  // needle and the question that it answers
   std::vector<std::pair<size_t, size_t>> asked_;
   std::vector<Fact> facts_;  // that stand alone
 };
 
 void Story::add_singles() {
-  for (size_t i = 0; i < wishes_.questions; ++i) {
+  for (size_t i = 0; i < plan_.questions; ++i) {
     const std::string attribute = fresh_([&] { return any_attribute(&random_); });
     const Fact fact = new_fact(attribute, fresh_([&] { return value_for(attribute, &random_); }));
     facts_.push_back(fact);
@@ -123,20 +123,20 @@ void Story::add_singles() {
   }
 }
 
-// The last group is filled up with facts that nobody asks for.
+// Facts without a question complete the last group.
 void Story::add_many_keys() {
   std::string attribute;
-  for (size_t i = 0; i < wishes_.questions || i % keys_alike != 0; ++i) {
+  for (size_t i = 0; i < plan_.questions || i % keys_alike != 0; ++i) {
     if (i % keys_alike == 0) attribute = fresh_([&] { return any_attribute(&random_); });
     const Fact fact = new_fact(attribute, fresh_([&] { return value_for(attribute, &random_); }));
-    const double depth = i < wishes_.questions ? depth_for(i) : random_.real();
-    if (i < wishes_.questions) hide_fact(fact, depth, Task::many_keys);
+    const double depth = i < plan_.questions ? depth_for(i) : random_.real();
+    if (i < plan_.questions) hide_fact(fact, depth, Task::many_keys);
     else needles_.push_back({sentence_of(fact, &random_), depth});
   }
 }
 
 void Story::add_many_values() {
-  for (size_t i = 0; i < wishes_.questions; ++i) {
+  for (size_t i = 0; i < plan_.questions; ++i) {
     const std::string key = fresh_([&] { return "magic numbers for " + any_word(&random_); });
     Turn turn{"What are all the special " + key + " mentioned in the document?", {}};
     for (size_t values = random_.between(2, 4); values > 0; --values) {
@@ -149,7 +149,7 @@ void Story::add_many_values() {
 }
 
 void Story::add_many_queries() {
-  for (size_t done = 0; done < wishes_.questions; done += queries_together) {
+  for (size_t done = 0; done < plan_.questions; done += queries_together) {
     Question question{Task::many_queries, {}, {}};
     for (const size_t i : random_.sample(facts_.size(), queries_together))
       question.turns.push_back(turn_for(facts_[i], &random_));
@@ -157,17 +157,16 @@ void Story::add_many_queries() {
   }
 }
 
-// There is but one pass key, so that it is documents that spread it over the depths: by the golden
-// section.
+// A document has one pass key. Its depth varies from document to document by the golden section.
 void Story::add_pass_key() {
   const std::string key = fresh_([&] { return std::to_string(random_.between(10'000, 99'999)); });
-  const double place = std::fmod(0.5 + 0.618034 * static_cast<double>(wishes_.number), 1.0);
+  const double place = std::fmod(0.5 + 0.618034 * static_cast<double>(plan_.number), 1.0);
   hide_answer("The pass key is " + key + ". Remember it. " + key + " is the pass key.", place,
               {Task::pass_key, {{"What is the pass key?", {key}}}, {}});
 }
 
 void Story::add_number_strings() {
-  for (size_t i = 0; i < wishes_.questions; ++i) {
+  for (size_t i = 0; i < plan_.questions; ++i) {
     std::string digits;
     while (digits.size() < 20) digits += static_cast<char>('0' + random_.below(10));
     const Fact fact = new_fact("number string", digits);
@@ -176,7 +175,7 @@ void Story::add_number_strings() {
   }
 }
 
-// False when the sentence is too short, or its beginning stands elsewhere too.
+// False where the sentence is too short, or its beginning occurs again.
 bool Story::add_quote(const Passage& passage, size_t sentence) {
   const std::string_view text = haystack_.sentence(sentence);
   const std::vector<std::string_view> words = split(text);
@@ -196,13 +195,13 @@ bool Story::add_quote(const Passage& passage, size_t sentence) {
 
 void Story::add_quotes(const Passage& passage) {
   const size_t count = passage.end - passage.first;
-  for (size_t i = 0; i < wishes_.questions; ++i) {
-    const auto wished = static_cast<size_t>(depth_for(i) * static_cast<double>(count));
+  for (size_t i = 0; i < plan_.questions; ++i) {
+    const auto place = static_cast<size_t>(depth_for(i) * static_cast<double>(count));
     bool found = false;
     for (size_t away = 0; away < count && !found; ++away) {
-      if (wished + away < count) found = add_quote(passage, passage.first + wished + away);
-      if (!found && away > 0 && away <= wished)
-        found = add_quote(passage, passage.first + wished - away);
+      if (place + away < count) found = add_quote(passage, passage.first + place + away);
+      if (!found && away > 0 && away <= place)
+        found = add_quote(passage, passage.first + place - away);
     }
   }
 }
@@ -223,9 +222,9 @@ Document Story::make() {
   add_many_queries();
   add_pass_key();
   add_number_strings();
-  const size_t slack = wishes_.tokens / 100;
-  const size_t first = haystack_.random_start(wishes_.tokens + slack + enough_following, &random_);
-  Passage passage = hide(haystack_, first, wishes_.tokens, needles_);
+  const size_t slack = plan_.tokens / 100;
+  const size_t first = haystack_.random_start(plan_.tokens + slack + enough_following, &random_);
+  Passage passage = hide(haystack_, first, plan_.tokens, needles_);
   for (const auto& [needle, question] : asked_) questions_[question].depth = passage.depths[needle];
   add_quotes(passage);
   add_perplexity(passage);
@@ -235,12 +234,13 @@ Document Story::make() {
 
 using MakeText = std::string (*)(Random*);
 
-// Keys are of one kind and values of one kind. UUIDs for UUIDs are left out: the bundled model runs
-// on after many of them. So it does over longer tables where either are UUIDs, attending all of
-// them in full precision too: 9 of 16 right over 112K tokens of UUIDs and numbers.
+// Keys are of one kind and values of one kind. UUIDs for UUIDs are left out: the bundled model does
+// not end its answer after many of them. The same happens over longer tables where either are
+// UUIDs, also with full attention in full precision: 9 of 16 right over 112K tokens of UUIDs and
+// numbers.
 std::pair<MakeText, MakeText> kinds_of_table(size_t tokens, Random* random) {
   constexpr size_t min_pair_tokens = 12, longest_with_uuids = 65'536;
-  // two words would not give enough different keys
+  // two words have too few combinations
   const bool many = tokens / min_pair_tokens > two_word_pairs / 2;
   for (;;) {
     constexpr MakeText kinds[] = {any_number, any_two_words, any_uuid};
@@ -262,8 +262,7 @@ std::string table_text(const std::string& before, const std::vector<Pair>& pairs
   return text + "}\n";
 }
 
-// Pairs are counted each for itself, and the whole once or twice: what is missing is added, what is
-// too much taken away.
+// Counts pairs one by one, then the whole, and adds or removes pairs accordingly.
 std::vector<Pair> fill_table(const Haystack& haystack, const std::string& before, size_t tokens,
                              Random* random) {
   const auto [make_key, make_value] = kinds_of_table(tokens, random);
@@ -331,27 +330,27 @@ const char* name_of(Kind kind) { return kind == Kind::story ? "story" : "table";
 
 Kind kind_for(Task task) { return task == Task::key_value ? Kind::table : Kind::story; }
 
-Document make_story(const Haystack& haystack, const Wishes& wishes) {
-  return Story(haystack, wishes).make();
+Document make_story(const Haystack& haystack, const DocumentPlan& plan) {
+  return Story(haystack, plan).make();
 }
 
-Document make_table(const Haystack& haystack, const Wishes& wishes) {
-  Random random(seed_text(wishes, Kind::table));
+Document make_table(const Haystack& haystack, const DocumentPlan& plan) {
+  Random random(seed_text(plan, Kind::table));
   const auto before_tokens =
-      static_cast<size_t>(static_cast<double>(wishes.tokens) * text_before_table);
+      static_cast<size_t>(static_cast<double>(plan.tokens) * text_before_table);
   const size_t first = haystack.random_start(before_tokens, &random);
   std::string before(haystack.between(first, haystack.end_after(first, before_tokens)));
   before.resize(before.find_last_not_of(" \n\r\t") + 1);
-  const std::vector<Pair> pairs = fill_table(haystack, before, wishes.tokens, &random);
-  if (pairs.size() < wishes.questions * 2)
-    throw Failure(exit_usage, grouped(wishes.tokens) + " tokens are too few for a table with " +
-                                  std::to_string(wishes.questions) +
+  const std::vector<Pair> pairs = fill_table(haystack, before, plan.tokens, &random);
+  if (pairs.size() < plan.questions * 2)
+    throw Failure(exit_usage, grouped(plan.tokens) + " tokens are too few for a table with " +
+                                  std::to_string(plan.questions) +
                                   " questions; ask for a longer --length or fewer --questions");
   Document document{table_text(before, pairs), {}};
   std::vector<bool> asked(pairs.size());
-  for (size_t i = 0; i < wishes.questions; ++i) {
-    const double place = (static_cast<double>(i % wishes.depths) + random.real()) /
-                         static_cast<double>(wishes.depths);
+  for (size_t i = 0; i < plan.questions; ++i) {
+    const double place =
+        (static_cast<double>(i % plan.depths) + random.real()) / static_cast<double>(plan.depths);
     auto at = static_cast<size_t>(place * static_cast<double>(pairs.size()));
     while (asked[at]) at = (at + 1) % pairs.size();
     asked[at] = true;

@@ -1,8 +1,8 @@
-// Questions whose answers are known, hidden in long texts, and what an answer is worth.
+// Documents with hidden answers, their questions, and the scores of answers.
 //
-// Everything follows from the text, the wishes and the seed; nothing here knows the library. The
-// forms of sentences and questions are those that the bundled model was trained on; models that
-// follow instructions answer them too.
+// Everything depends on the text, the plan and the seed alone; nothing here uses the library. The
+// forms of sentences and questions are those of the bundled model's training. Models that follow
+// instructions answer them too.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +18,13 @@ namespace tool {
 enum class Task {
   single,         // a fact that stands alone
   many_keys,      // a fact among others of its kind, about other things
-  many_values,    // all the values that one key has, all over the document
-  many_queries,   // four facts, asked one after the other in one conversation
+  many_values,    // all values of one key, spread over the document
+  many_queries,   // four facts in one conversation
   key_value,      // the value of a key in a long table
   pass_key,       // RULER's and InfiniteBench's pass key
   number_string,  // twenty digits
-  quote,          // the words that follow in a passage of the text
-  perplexity,     // how likely the text after the document is
+  quote,          // the next words of a passage of the text
+  perplexity,     // probability of the text after the document
 };
 constexpr Task all_tasks[] = {Task::single,        Task::many_keys, Task::many_values,
                               Task::many_queries,  Task::key_value, Task::pass_key,
@@ -36,14 +36,14 @@ std::vector<std::string> task_choices();  // "all", and the names of all
 
 struct Turn {
   std::string question;
-  std::vector<std::string> expected;  // all of them
+  std::vector<std::string> expected;
 };
 
 struct Question {
   Task task = Task::single;
-  // one after the other in one conversation. Perplexity has no question, and one text that follows
+  // of one conversation. Perplexity has one turn without a question: the text after the document
   std::vector<Turn> turns;
-  // where in the document the answer stands, 0 to 1; none where it is all over it
+  // place of the answer in the document, 0 to 1; none if it is spread over it
   std::optional<double> depth;
 };
 
@@ -56,29 +56,29 @@ struct Document {
   std::vector<Question> questions;  // in random order
 };
 
-struct Wishes {
+struct DocumentPlan {
   size_t tokens = 0;     // of the document
-  size_t number = 0;     // of this document among those of its kind and length
+  size_t number = 0;     // among the documents of its kind and length
   size_t questions = 0;  // of each task that can have several in a document
-  // equal stretches of the document, over which each task's questions are spread
+  // equal stretches of the document over which each task's questions are spread
   size_t depths = 1;
   uint64_t seed = 0;
 };
 
-// A part of the text with facts, numbers and a pass key hidden in it, and the questions of all
-// tasks but key_value: a document is the same whichever of its tasks are asked. Throws Failure when
-// text or length are too short.
-Document make_story(const Haystack& haystack, const Wishes& wishes);
+// A part of the text with hidden facts, numbers and a pass key, and the questions of all tasks but
+// key_value. The document does not depend on the requested tasks. Throws Failure where text or
+// length are too short.
+Document make_story(const Haystack& haystack, const DocumentPlan& plan);
 
-// A part of the text, then a table of keys and values, which has three quarters of the tokens: a
-// small table in a long text is not what the bundled model was trained on.
-Document make_table(const Haystack& haystack, const Wishes& wishes);
+// A part of the text, then a table of keys and values with three quarters of the tokens. The
+// bundled model was not trained on a small table in a long text.
+Document make_table(const Haystack& haystack, const DocumentPlan& plan);
 
-// Tokens of the text that follows a story, of which perplexity is measured.
+// Tokens after a story whose perplexity is measured.
 constexpr size_t following_tokens = 512;
 
-// 0 to 1: the share of what was expected that the answers contain, whatever their capitals, spaces
-// and punctuation; of a quote, the share of its words before the first wrong one. answers: one a
+// 0 to 1: the share of the expected texts that the answers contain, whatever their capitals, spaces
+// and punctuation. For a quote, the share of its words before the first wrong one. One answer per
 // turn. Perplexity has no score.
 double score_of(const Question& question, const std::vector<std::string>& answers);
 

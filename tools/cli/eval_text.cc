@@ -4,17 +4,17 @@
 #include <cmath>
 
 #include "failure.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {
 
-// bytes: where there is no full stop, a space or any character will do
-constexpr size_t long_sentence = 600, longest_sentence = 2000;
+// bytes; beyond them a sentence ends at a space, or at any character
+constexpr size_t long_sentence = 600, max_sentence = 2000;
 
 bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
-// The bytes of a closing quote or bracket at a place; 0 when there is none.
+// Bytes of a closing quote or bracket at a place; 0: none.
 size_t closing_at(std::string_view text, size_t at) {
   if (at >= text.size()) return 0;
   if (std::string_view("\"')]").find(text[at]) != std::string_view::npos) return 1;
@@ -22,7 +22,7 @@ size_t closing_at(std::string_view text, size_t at) {
   return rest == "\xE2\x80\x9D" || rest == "\xE2\x80\x99" ? 3 : 0;
 }
 
-// Behind the sentence that begins at `begin`, and behind the space after it.
+// The end of the sentence that begins at `begin`, and of the space after it.
 size_t sentence_end(std::string_view text, size_t begin) {
   for (size_t at = begin; at < text.size(); ++at) {
     size_t after = at + 1;
@@ -33,7 +33,7 @@ size_t sentence_end(std::string_view text, size_t begin) {
     const bool character_ends =
         after >= text.size() || (static_cast<unsigned char>(text[after]) & 0xC0) != 0x80;
     if (!((stop && space_follows) || (size > long_sentence && space_follows) ||
-          (size > longest_sentence && character_ends)))
+          (size > max_sentence && character_ends)))
       continue;
     while (after < text.size() && is_space(text[after])) ++after;
     return after;
@@ -77,7 +77,7 @@ size_t Haystack::random_start(size_t tokens, Random* random) const {
   return random->below(static_cast<size_t>(last) + 1);
 }
 
-// Each needle goes before the sentence that begins nearest to its depth.
+// Puts each needle before the sentence that begins nearest to its depth.
 static Passage assemble(const Haystack& haystack, size_t first, size_t end,
                         std::span<const Needle> needles) {
   Passage passage;
@@ -121,7 +121,7 @@ Passage hide(const Haystack& haystack, size_t first, size_t tokens,
   size_t wanted = tokens - hidden;
   Passage best;
   size_t min_off = SIZE_MAX;
-  // Sentences count a little less together than each for itself: what is missing is added.
+  // Sentences have fewer tokens together than one by one: the rest is added.
   for (int attempt = 0; attempt < 4; ++attempt) {
     const size_t end = std::max(haystack.end_after(first, wanted), first + 1);
     Passage passage = assemble(haystack, first, end, needles);

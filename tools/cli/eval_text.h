@@ -1,4 +1,4 @@
-// A long text cut into sentences, and parts of it with other sentences hidden in them.
+// A long text in sentences, and parts of it with hidden sentences.
 #pragma once
 
 #include <cstddef>
@@ -16,24 +16,22 @@ using CountTokens = std::function<size_t(std::string_view)>;
 
 class Haystack {
  public:
-  // What is wrong with the text or its length is thrown as Failure.
   Haystack(std::string text, CountTokens count);
 
   const std::string& text() const { return text_; }
   size_t sentences() const { return starts_.size() - 1; }
-  // With the space behind it.
+  // With the space after it.
   std::string_view sentence(size_t index) const { return between(index, index + 1); }
   std::string_view between(size_t first, size_t end) const {
     return std::string_view(text_).substr(starts_[first], starts_[end] - starts_[first]);
   }
-  // About: sentences are counted each for itself.
+  // Approximate: sentences are counted one by one.
   size_t tokens_between(size_t first, size_t end) const {
     return tokens_before_[end] - tokens_before_[first];
   }
-  // The sentence that ends `tokens` after the beginning of `first`, one further; the last one if
-  // there are fewer.
+  // One past the sentence that ends `tokens` after the beginning of `first`, or past the last one.
   size_t end_after(size_t first, size_t tokens) const;
-  // Where a part of so many tokens may begin, at random; throws Failure when the text has fewer.
+  // A random beginning for a part of `tokens` tokens. Throws Failure where the text has fewer.
   size_t random_start(size_t tokens, Random* random) const;
   size_t count(std::string_view text) const { return count_(text); }
 
@@ -44,21 +42,21 @@ class Haystack {
   std::vector<size_t> tokens_before_;  // [sentences + 1]
 };
 
-// Something put between two sentences.
+// A sentence that is hidden between two others.
 struct Needle {
   std::string sentence;
-  double depth = 0;  // wished for, of the document: 0 to 1
+  double depth = 0;  // requested place in the document, 0 to 1
 };
 
 struct Passage {
   std::string text;            // without space at its end
-  std::vector<double> depths;  // [needles] where each begins, of the text's bytes
+  std::vector<double> depths;  // [needles] beginning of each, as a part of the text's bytes
   size_t first = 0, end = 0;   // sentences of the haystack
-  std::vector<size_t> before;  // [needles] the haystack's sentence that each stands before
+  std::vector<size_t> before;  // [needles] sentence of the haystack after each
 };
 
-// About `tokens` tokens, half a percent off at most where sentences are short enough: sentences
-// from `first` on, with the needles.
+// Sentences from `first` on with the needles, `tokens` tokens to within half a percent where
+// sentences are short enough. Throws Failure.
 Passage hide(const Haystack& haystack, size_t first, size_t tokens,
              std::span<const Needle> needles);
 

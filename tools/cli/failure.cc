@@ -1,15 +1,16 @@
 #include "failure.h"
 
+#include "handles.h"
+
 namespace tool {
 namespace {
 
 const char* usual_advice(kv_status status) {
   switch (status) {
-    case KV_VERSION:
-    case KV_MODEL_MISMATCH:
-      return "read the document again with `kvasir prefill`";
     case KV_NO_SPACE:
       return "make room on that disk or choose another folder";
+    case KV_DEVICE:
+      return "run the command without --device";
     case KV_NO_MEMORY:
       return "close other programs or choose a smaller model";
     case KV_INTERNAL:
@@ -28,8 +29,7 @@ std::string line_for(const kv_error& error, const std::string& advice) {
 }  // namespace
 
 Failure::Failure(const kv_error& error, const std::string& advice)
-    : std::runtime_error(line_for(error, advice)), exit_code_(exit_code_for(error.status)),
-      error_(error) {}
+    : exit_code_(exit_code_for(error.status)), message_(line_for(error, advice)), error_(error) {}
 
 int exit_code_for(kv_status status) {
   switch (status) {
@@ -50,6 +50,7 @@ int exit_code_for(kv_status status) {
     case KV_NO_MEMORY:
     case KV_NO_SPACE:
     case KV_LIMIT:
+    case KV_DEVICE:
       return exit_resources;
     case KV_CANCELLED:
       return exit_cancelled;
@@ -60,6 +61,15 @@ int exit_code_for(kv_status status) {
 
 void check(kv_status status, const kv_error& error, const std::string& advice) {
   if (status != KV_OK) throw Failure(error, advice);
+}
+
+void check_cache(kv_status status, const kv_error& error, const std::string& path) {
+  if (status == KV_OK) return;
+  Failure failure(error, "");
+  kv_packed_info info = initialised<kv_packed_info>();
+  if (status == KV_NOT_A_CACHE && kv_packed_inspect(path.c_str(), &info, nullptr) == KV_OK)
+    failure.reword(path + " is a packed file: `kvasir unpack` restores the cache file");
+  throw failure;
 }
 
 }  // namespace tool

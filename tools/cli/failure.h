@@ -1,5 +1,4 @@
-// How a command of the tool fails: an exit code, one line for people, and the library's error for
-// machines.
+// Failures of commands: an exit code, one line for people, and the library's error for programs.
 #pragma once
 
 #include <stdexcept>
@@ -14,31 +13,37 @@ enum ExitCode : int {
   exit_ok = 0,
   exit_failure = 1,
   exit_usage = 2,
-  exit_file = 3,       // not found, not permitted, damaged, of another kind
-  exit_stale = 4,      // a cache of another model or version
-  exit_resources = 5,  // memory, disk space, a limit of the system
+  exit_file = 3,       // missing, not permitted, damaged, of another kind
+  exit_stale = 4,      // a cache file of another model or version
+  exit_resources = 5,  // memory, disk space, a GPU, a limit of the system
   exit_cancelled = 130,
-  exit_pipe = 141,  // nobody reads the output any more; nothing is said about it
+  exit_pipe = 141,  // the reader of the output is gone; nothing is printed
 };
 
-class Failure : public std::runtime_error {
+class Failure : public std::exception {
  public:
-  Failure(int exit_code, const std::string& message)
-      : std::runtime_error(message), exit_code_(exit_code) {}
+  Failure(int exit_code, std::string message)
+      : exit_code_(exit_code), message_(std::move(message)) {}
+  // The library's message, with advice on what to do.
   Failure(const kv_error& error, const std::string& advice);
 
+  const char* what() const noexcept override { return message_.c_str(); }
   int exit_code() const { return exit_code_; }
-  const kv_error& library_error() const { return error_; }  // status 0: the tool's own failure
+  const kv_error& library_error() const { return error_; }  // status 0: not of the library
+  void reword(std::string message) { message_ = std::move(message); }
 
  private:
   int exit_code_;
+  std::string message_;
   kv_error error_{};
 };
 
 int exit_code_for(kv_status status);
 
-// Throws a Failure unless the status is good. `advice` says what to do; empty: what usually helps,
-// if anything does.
+// Throws a Failure unless status is KV_OK. Without `advice`, general advice for the status.
 void check(kv_status status, const kv_error& error, const std::string& advice = {});
+
+// The same for a call on a cache file. Recognises a packed file.
+void check_cache(kv_status status, const kv_error& error, const std::string& path);
 
 }  // namespace tool

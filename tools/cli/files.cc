@@ -1,15 +1,34 @@
 #include "files.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
-#include "context.h"
 #include "eval_random.h"
 #include "failure.h"
 #include "system.h"
 
 namespace tool {
+
+static bool read_input(std::string* text) {
+  std::vector<char> buffer(1 << 16);
+  ptrdiff_t size = 0;
+  while ((size = system::read(buffer.data(), buffer.size())) > 0 &&
+         text->size() <= system::max_text_bytes)
+    text->append(buffer.data(), static_cast<size_t>(size));
+  if (size > 0) errno = EFBIG;
+  return size == 0;
+}
+
+std::string read_file(const std::string& path) {
+  const bool from_input = path == "-";
+  std::string text;
+  if (from_input ? read_input(&text) : system::read_file(path, &text)) return text;
+  if (errno == EINTR) throw Failure(exit_cancelled, "stopped; nothing was read");
+  throw Failure(exit_file, (from_input ? "standard input" : path) + ": " + std::strerror(errno));
+}
 
 NewFile::NewFile(const std::string& path)
     : path_(path), temporary_(path + "." + std::to_string(system::process_number()) + ".part"),
@@ -20,7 +39,7 @@ NewFile::NewFile(const std::string& path)
 
 NewFile::~NewFile() {
   if (done_ || !opened_) return;
-  file_.close();  // which Windows wants first
+  file_.close();  // Windows cannot remove an open file
   std::error_code failed;
   std::filesystem::remove(system::path(temporary_), failed);
 }

@@ -1,4 +1,4 @@
-// Files as wholes: written completely or not at all, known again by what is in them.
+// Whole files: read, written completely or not at all, hashed.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,10 @@
 
 namespace tool {
 
-// A file that gets its name when it is complete; until then what was there stays. Functions throw
-// Failure.
+// The whole file, or standard input for "-". Throws Failure.
+std::string read_file(const std::string& path);
+
+// A file that replaces `path` when it is complete. Functions throw Failure.
 class NewFile {
  public:
   explicit NewFile(const std::string& path);
@@ -32,10 +34,10 @@ class NewFile {
 // The complete file or none. Throws Failure.
 void write_file(const std::string& path, const std::string& text);
 
-// Of a file's size and of parts all over it: weights are too large to read whole. Throws Failure.
+// Hash of a file's size and of samples: weights are too large to read whole. Throws Failure.
 uint64_t sampled_hash(const std::string& path);
 
-// Several texts as one.
+// The texts of several files, one after the other. Throws Failure.
 std::string joined_texts(const std::vector<std::string>& paths);
 
 }  // namespace tool

@@ -8,8 +8,8 @@ namespace {
 
 constexpr double impossible = std::numeric_limits<double>::infinity();
 
-// The least that the layers from filter layer f on can lose, for every f, with `left` filters after
-// it and `dense` layers that attend everything.
+// Dynamic programming: for every filter layer f, the smallest loss of the layers from f on, with
+// `left` filters after it and `dense` layers with full attention.
 class Search {
  public:
   Search(const std::vector<std::vector<double>>& covered, uint32_t count, uint32_t max_dense)
@@ -25,7 +25,7 @@ class Search {
     double lost;
     uint32_t next;  // filter layer; layers_: none
   };
-  // With exactly this many dense layers, f included.
+  // With exactly `dense` dense layers, f included.
   Entry& at(uint32_t f, uint32_t left, uint32_t dense) {
     return best_[(f * std::size_t{dense_ + 1} + dense) +
                  left * std::size_t{layers_} * (dense_ + 1)];
@@ -34,7 +34,7 @@ class Search {
  private:
   Entry find(uint32_t f, uint32_t left, uint32_t dense) {
     Entry best{impossible, layers_};
-    double lost = 0;  // by the layers f + 2 .. next - 1, which read what f chose
+    double lost = 0;  // by the layers f + 2 .. next - 1, which read the tokens of f
     for (uint32_t next = f + 1; next <= layers_; ++next) {
       if (next > f + 2) lost += 1 - covered_[f][next - 1];
       const uint32_t own = std::min(2u, next - f);

@@ -1,4 +1,5 @@
-// kvasir inspect and kvasir verify: a model, a cache or a packed cache, told apart by content.
+// kvasir inspect and kvasir verify. The content of a file says whether it is a model, a cache file
+// or a packed file.
 #include <array>
 #include <cstring>
 #include <filesystem>
@@ -6,53 +7,55 @@
 
 #include "commands.h"
 #include "failure.h"
+#include "number_text.h"
+#include "sessions.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
 bool is_model(const std::string& path) {
-  std::error_code unknown;  // what is no plain file the library refuses; a pipe would have no end
+  std::error_code unknown;  // a pipe may have no end
   if (!std::filesystem::is_regular_file(system::path(path), unknown)) return false;
   std::array<char, 4> magic{};
   std::ifstream file(system::path(path), std::ios::binary);
   return file.read(magic.data(), magic.size()) && std::memcmp(magic.data(), "GGUF", 4) == 0;
 }
 
-const std::string neither = "it is neither a model (GGUF) nor a cache of Kvasir";
-
-void row(Context& context, const char* name, const std::string& value) {
-  if (!context.json) context.terminal.print(printed("%-18s", name) + value + "\n");
+[[noreturn]] void fail_unknown(const std::string& path, const kv_error& error) {
+  Failure failure(error, "");
+  failure.reword(path + " is neither a model (GGUF) nor a cache file of Kvasir");
+  throw failure;
 }
 
-void inspect_model(Context& context, const std::string& path) {
-  kv_error error{};
-  kv_model_information info{};
-  info.struct_size = sizeof info;
+void row(Console& console, const char* name, const std::string& value) {
+  if (!console.json) console.terminal.print(string_printf("%-18s", name) + value + "\n");
+}
+
+void inspect_model(Console& console, const std::string& path) {
   ModelFlags flags;
   flags.path = path;
-  // Opened, not inspected: so a hash is found that was kept. Its thread ends at once.
-  check(kv_model_info(open_model(context, flags, true).get(), &info, &error), error);
-  row(context, "model", info.name);
-  row(context, "architecture", info.architecture);
-  row(context, "parameters", grouped(info.parameters));
-  row(context, "weights", std::string(info.weights) + ", " + byte_count(info.weight_bytes));
-  row(context, "layers", std::to_string(info.layers));
-  row(context, "width", std::to_string(info.width));
-  row(context, "heads",
-      std::to_string(info.heads) + " query, " + std::to_string(info.kv_heads) + " key/value, of " +
+  // kv_model_inspect would not look up the hash.
+  const kv_model_info info = info_of(open_model(console, flags, true).get());
+  row(console, "model", info.name);
+  row(console, "architecture", info.architecture);
+  row(console, "parameters", grouped(info.parameters));
+  row(console, "weights", std::string(info.weights) + ", " + byte_count(info.weight_bytes));
+  row(console, "layers", std::to_string(info.layers));
+  row(console, "width", std::to_string(info.width));
+  row(console, "heads",
+      std::to_string(info.heads) + " query, " + std::to_string(info.kv_heads) + " KV, of " +
           std::to_string(info.head_dim));
-  row(context, "feed forward", std::to_string(info.feed_forward));
-  row(context, "vocabulary", grouped(info.vocabulary) + " tokens, " + info.tokenizer);
-  row(context, "chat format", info.chat_format);
-  row(context, "context", grouped(info.context) + " tokens");
-  row(context, "cache",
-      byte_count(info.kv_bytes_per_token) + " a token, " +
-          byte_count(info.kv_bytes_per_token * info.context) + " for the whole context");
-  row(context, "fingerprint", info.fingerprint);
-  row(context, "hash", *info.hash ? info.hash : "unknown; kvasir verify computes it");
-  context.result = {{"kind", "model"},
+  row(console, "FFN width", std::to_string(info.feed_forward));
+  row(console, "vocabulary", grouped(info.vocabulary) + " tokens, " + info.tokenizer);
+  row(console, "chat format", info.chat_format);
+  row(console, "context", grouped(info.context_tokens) + " tokens");
+  row(console, "KV cache",
+      byte_count(info.kv_bytes_per_token) + " per token, " +
+          byte_count(info.kv_bytes_per_token * info.context_tokens) + " for the whole context");
+  row(console, "fingerprint", info.fingerprint);
+  row(console, "hash", *info.hash ? info.hash : "unknown; `kvasir verify` computes it");
+  console.result = {{"kind", "model"},
                     {"path", path},
                     {"name", info.name},
                     {"architecture", info.architecture},
@@ -68,30 +71,30 @@ void inspect_model(Context& context, const std::string& path) {
                     {"vocabulary", info.vocabulary},
                     {"tokenizer", info.tokenizer},
                     {"chat_format", info.chat_format},
-                    {"context", info.context},
+                    {"context_tokens", info.context_tokens},
                     {"kv_bytes_per_token", info.kv_bytes_per_token},
                     {"fingerprint", info.fingerprint},
                     {"hash", *info.hash ? Json(info.hash) : Json()}};
 }
 
-void inspect_cache(Context& context, const std::string& path) {
+void inspect_cache(Console& console, const std::string& path) {
   kv_error error{};
-  kv_file_information info{};
-  info.struct_size = sizeof info;
+  kv_file_info info = initialised<kv_file_info>();
   const kv_status status = kv_file_inspect(path.c_str(), &info, &error);
-  check(status, error, status == KV_NOT_A_CACHE ? neither : "");
-  row(context, "cache of", info.model_name);
-  row(context, "tokens",
-      grouped(info.tokens) + ", " + grouped(info.sealed_tokens) + " of them in sealed pages");
-  row(context, "keys and values",
-      byte_count(info.kv_bytes) + (info.kv_type == KV_KV_F32 ? ", f32" : ", int8"));
-  if (info.chat_format[0] != '\0') row(context, "chat format", info.chat_format);
-  row(context, "layers", std::to_string(info.layers));
-  row(context, "heads",
-      std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
-  row(context, "file",
+  if (status == KV_NOT_A_CACHE) fail_unknown(path, error);
+  check(status, error);
+  row(console, "cache file of", info.model_name);
+  row(console, "tokens",
+      grouped(info.tokens) + ", " + grouped(info.sealed_tokens) +
+          " of them in int8 pages, the newest in the window");
+  row(console, "KV cache",
+      byte_count(info.kv_bytes) + (info.precision == KV_PRECISION_F32 ? ", f32" : ", int8"));
+  if (info.chat_format[0] != '\0') row(console, "chat format", info.chat_format);
+  row(console, "layers", std::to_string(info.layers));
+  row(console, "heads", std::to_string(info.kv_heads) + " KV, of " + std::to_string(info.head_dim));
+  row(console, "file",
       byte_count(info.file_bytes) + ", format " + std::to_string(info.format_version));
-  context.result = {{"kind", "cache"},
+  console.result = {{"kind", "cache"},
                     {"path", path},
                     {"model_name", info.model_name},
                     {"format_version", info.format_version},
@@ -99,31 +102,28 @@ void inspect_cache(Context& context, const std::string& path) {
                     {"tokens", info.tokens},
                     {"sealed_tokens", info.sealed_tokens},
                     {"kv_bytes", info.kv_bytes},
-                    {"kv_type", info.kv_type == KV_KV_F32 ? "f32" : "int8"},
+                    {"precision", info.precision == KV_PRECISION_F32 ? "f32" : "int8"},
                     {"chat_format", info.chat_format},
                     {"layers", info.layers},
                     {"kv_heads", info.kv_heads},
                     {"head_dim", info.head_dim}};
 }
 
-// False when it is something else.
-bool inspect_packed(Context& context, const std::string& path) {
+// False for another kind of file.
+bool inspect_packed(Console& console, const std::string& path) {
   kv_error error{};
-  kv_packed_information info{};
-  info.struct_size = sizeof info;
+  kv_packed_info info = initialised<kv_packed_info>();
   const kv_status status = kv_packed_inspect(path.c_str(), &info, &error);
   if (status == KV_NOT_A_CACHE) return false;
   check(status, error);
-  row(context, "packed cache of", info.model_name);
-  row(context, "tokens", grouped(info.tokens));
-  row(context, "layers", std::to_string(info.layers));
-  row(context, "heads",
-      std::to_string(info.kv_heads) + " key/value, of " + std::to_string(info.head_dim));
-  row(context, "cache",
-      byte_count(info.document_bytes) + " when it is unpacked, format " +
-          std::to_string(info.format_version));
-  row(context, "file", byte_count(info.file_bytes) + ", level " + std::to_string(info.level));
-  context.result = {{"kind", "packed"},
+  row(console, "packed file of", info.model_name);
+  row(console, "tokens", grouped(info.tokens));
+  row(console, "layers", std::to_string(info.layers));
+  row(console, "heads", std::to_string(info.kv_heads) + " KV, of " + std::to_string(info.head_dim));
+  row(console, "unpacked",
+      byte_count(info.document_bytes) + ", format " + std::to_string(info.format_version));
+  row(console, "file", byte_count(info.file_bytes) + ", level " + std::to_string(info.level));
+  console.result = {{"kind", "packed"},
                     {"path", path},
                     {"model_name", info.model_name},
                     {"packed_version", info.packed_version},
@@ -140,52 +140,54 @@ bool inspect_packed(Context& context, const std::string& path) {
 
 }  // namespace
 
-void run_inspect(Context& context, const FileArguments& arguments) {
+void run_inspect(Console& console, const FileArguments& arguments) {
   if (is_model(arguments.path)) {
-    inspect_model(context, arguments.path);
-  } else if (!inspect_packed(context, arguments.path)) {
-    inspect_cache(context, arguments.path);
+    inspect_model(console, arguments.path);
+  } else if (!inspect_packed(console, arguments.path)) {
+    inspect_cache(console, arguments.path);
   }
 }
 
-static std::string verify_model(Context& context, const Model& model) {
+static std::string verify_model(Console& console, const Model& model) {
   kv_error error{};
-  kv_model_information info{};
-  info.struct_size = sizeof info;
-  Progress progress(context.terminal, "Hashing the model", Unit::bytes);
-  const kv_call_options options = call_options(context, &progress);
-  const kv_status status = kv_model_hash(model.get(), &options, &error);
+  Progress progress(console.terminal, "Hashing the model", Unit::bytes);
+  const kv_control control = control_of(console, &progress);
+  const kv_status status = kv_model_hash(model.get(), &control, &error);
   if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
   check(status, error);
-  check(kv_model_info(model.get(), &info, &error), error);
-  context.result["hash"] = info.hash;
-  return std::string(
-             "metadata and tensor shapes are sound (the format has no checksums for the weights), "
-             "hash ") +
+  const kv_model_info info = info_of(model.get());
+  console.result["hash"] = info.hash;
+  return std::string("metadata and tensor shapes are sound; weights have no checksums; hash ") +
          info.hash;
 }
 
-void run_verify(Context& context, const FileArguments& arguments) {
-  context.result = {{"path", arguments.path},
+static bool packed(const std::string& path) {
+  kv_packed_info info = initialised<kv_packed_info>();
+  return kv_packed_inspect(path.c_str(), &info, nullptr) == KV_OK;
+}
+
+void run_verify(Console& console, const FileArguments& arguments) {
+  console.result = {{"path", arguments.path},
                     {"kind", is_model(arguments.path) ? "model" : "cache"}};
   std::string verdict;
   if (is_model(arguments.path)) {
     ModelFlags flags;
     flags.path = arguments.path;
-    verdict = verify_model(context, open_model(context, flags, true));
+    verdict = verify_model(console, open_model(console, flags, true));
   } else {
     kv_error error{};
-    Progress progress(context.terminal,
-                      "Checking " + system::text(system::path(arguments.path).filename()),
+    Progress progress(console.terminal,
+                      "Verifying " + system::text(system::path(arguments.path).filename()),
                       Unit::bytes);
-    const kv_call_options options = call_options(context, &progress);
-    const kv_status status = kv_file_verify(arguments.path.c_str(), &options, &error);
+    const kv_control control = control_of(console, &progress);
+    const kv_status status = kv_file_verify(arguments.path.c_str(), &control, &error);
     if (status == KV_CANCELLED) throw Failure(exit_cancelled, "stopped before the end");
-    check(status, error, status == KV_NOT_A_CACHE ? neither : "");
+    if (status == KV_NOT_A_CACHE && !packed(arguments.path)) fail_unknown(arguments.path, error);
+    check_cache(status, error, arguments.path);
     verdict = "sound, every byte of " + byte_count(progress.total());
   }
-  context.result["sound"] = true;
-  if (!context.json) context.terminal.print(arguments.path + ": " + verdict + "\n");
+  console.result["sound"] = true;
+  if (!console.json) console.terminal.print(arguments.path + ": " + verdict + "\n");
 }
 
 }  // namespace tool

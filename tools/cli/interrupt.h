@@ -1,11 +1,11 @@
-// Ctrl-C: the first one fires a cancel token, the second ends the process at once.
+// Ctrl-C: the first one fires a cancel token, the second ends the process.
 #pragma once
 
 #include "handles.h"
 
 namespace tool {
 
-// One for the process, for as long as it runs commands.
+// At most one per process.
 class Interrupt {
  public:
   Interrupt();
@@ -21,8 +21,8 @@ class Interrupt {
   // Whether Ctrl-C was pressed since then.
   bool fired() const;
 
-  // Waits until standard input has something to read, or its end. False when Ctrl-C was pressed
-  // since arm(), also before the wait.
+  // Waits for standard input or its end. False if Ctrl-C was pressed since arm(), also before the
+  // wait.
   bool wait_for_input();
 
  private:

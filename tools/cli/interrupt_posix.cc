@@ -40,7 +40,7 @@ void Interrupt::arm() {
   interrupted = 0;
   struct sigaction action = {};
   action.sa_handler = on_interrupt;
-  // The handler is gone after its first call, so the second Ctrl-C has its ordinary effect.
+  // Removes the handler at its first call: the second Ctrl-C ends the process.
   action.sa_flags = static_cast<int>(SA_RESETHAND);
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
@@ -49,8 +49,8 @@ void Interrupt::arm() {
 bool Interrupt::fired() const { return interrupted != 0; }
 
 bool Interrupt::wait_for_input() {
-  // The signal is held back between the look and the wait, and let in by the wait itself: otherwise
-  // it could come just before, and the wait would not know.
+  // Blocks the signal until the wait, which unblocks it. Otherwise one that arrives just before the
+  // wait would be missed.
   sigset_t held, before;
   sigemptyset(&held);
   sigaddset(&held, SIGINT);
@@ -61,7 +61,7 @@ bool Interrupt::wait_for_input() {
     FD_ZERO(&descriptors);
     FD_SET(STDIN_FILENO, &descriptors);
     ready = pselect(STDIN_FILENO + 1, &descriptors, nullptr, nullptr, nullptr, &before);
-    if (ready < 0 && errno != EINTR) break;  // reading tells what is wrong
+    if (ready < 0 && errno != EINTR) break;  // the read will fail too
   }
   sigprocmask(SIG_SETMASK, &before, nullptr);
   return !interrupted;

@@ -18,7 +18,7 @@ std::atomic<kv_cancel*> fired_by_key{nullptr};
 std::atomic<bool> interrupted{false};
 
 BOOL WINAPI on_key(DWORD kind) {
-  // The second one has its ordinary effect: the process ends.
+  // The second one ends the process.
   if ((kind != CTRL_C_EVENT && kind != CTRL_BREAK_EVENT) || interrupted.exchange(true))
     return FALSE;
   kv_cancel_fire(fired_by_key);
@@ -49,7 +49,7 @@ void Interrupt::arm() {
 
 bool Interrupt::fired() const { return interrupted; }
 
-// Nothing is waited for: reading from the console ends by itself at a Ctrl-C.
+// Does not wait: a read from the console ends at a Ctrl-C.
 bool Interrupt::wait_for_input() { return !fired(); }
 
 }  // namespace tool

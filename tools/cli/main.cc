@@ -1,5 +1,6 @@
-// kvasir: the library's command line. It uses the public header and nothing else of the library.
+// kvasir: the command line. It uses the library's public headers only.
 #include <new>
+#include <nlohmann/json.hpp>
 
 #include "arguments.h"
 #include "commands.h"
@@ -32,29 +33,35 @@ int report(const Failure& failure, Terminal& terminal, bool json, Json result) {
   try {
     terminal.print(json_text(result));
   } catch (const Failure&) {
-    // Whoever asked for JSON has gone; the line on standard error has said it.
+    // The reader of the JSON is gone; standard error has the message.
   }
   return failure.exit_code();
 }
 
 int run(const Invocation& invocation) {
-  Context context(invocation.global);
+  Console console(invocation.global);
   try {
-    invocation.command(context);
-    if (context.json) context.terminal.print(json_text(context.result));
+    invocation.command(console);
+    if (console.json) console.terminal.print(json_text(console.result));
     return exit_ok;
   } catch (const Failure& failure) {
-    return report(failure, context.terminal, context.json, context.result);
+    return report(failure, console.terminal, console.json, console.result);
   } catch (const std::bad_alloc&) {
-    return report(Failure(exit_resources, "out of memory"), context.terminal, context.json,
-                  context.result);
+    return report(Failure(exit_resources, "out of memory"), console.terminal, console.json,
+                  console.result);
+  } catch (const nlohmann::json::exception&) {
+    // its text names no subject that a person knows
+    return report(Failure(exit_failure,
+                          "statistics or results without an expected value; this is "
+                          "a bug in Kvasir: please report it"),
+                  console.terminal, console.json, console.result);
   } catch (const std::exception& error) {
-    return report(Failure(exit_failure, error.what()), context.terminal, context.json,
-                  context.result);
+    return report(Failure(exit_failure, error.what()), console.terminal, console.json,
+                  console.result);
   }
 }
 
-// Whether errors are wanted as JSON has to be known also when the arguments make no sense.
+// Known even if the arguments cannot be parsed.
 bool asks_for_json(const std::vector<std::string>& arguments) {
   for (size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i)
     if (arguments[i] == "--json") return true;

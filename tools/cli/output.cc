@@ -10,12 +10,12 @@ namespace tool {
 
 namespace fs = std::filesystem;
 
-bool is_there(const std::string& path) {
+bool exists(const std::string& path) {
   std::error_code unknown;
   return fs::symlink_status(system::path(path), unknown).type() != fs::file_type::not_found;
 }
 
-Glimpse::Glimpse(const std::string& path) : is_there_(is_there(path)) {
+FileState::FileState(const std::string& path) : exists_(tool::exists(path)) {
   std::error_code failed;
   if (const uint64_t bytes = fs::file_size(system::path(path), failed); !failed) bytes_ = bytes;
   if (const auto written = fs::last_write_time(system::path(path), failed); !failed)
@@ -41,15 +41,15 @@ void expect_writable(const std::string& path) {
   expect_writable_folder(folder.empty() ? "." : folder);
 }
 
-void expect_force(const std::string& path, const std::string& what, bool force) {
+void expect_force(const std::string& path, const std::string& reason, bool force) {
   if (!force)
     throw Failure(exit_file,
-                  path + " " + what + "; name another file, or add --force to replace it");
+                  path + " " + reason + "; name another file, or add --force to replace it");
 }
 
 void expect_unused(const std::string& path, bool force) {
   expect_writable(path);
-  if (is_there(path)) expect_force(path, "is there already", force);
+  if (exists(path)) expect_force(path, "exists already", force);
 }
 
 }  // namespace tool

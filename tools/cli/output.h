@@ -1,8 +1,7 @@
-// The files that commands write: one rule for all of them.
+// Rules for the files that commands write.
 //
-// A file that is there is replaced only where nothing is lost by that, as where it holds the
-// beginning of what is written, or with --force. What cannot be written is refused before the work,
-// not after it.
+// A command replaces an existing file only if nothing is lost, such as a file with the beginning of
+// the new one, or with --force. A file that cannot be written is refused before the work.
 #pragma once
 
 #include <cstdint>
@@ -11,27 +10,27 @@
 
 namespace tool {
 
-// That a file can be made at `path`, in place of a file or of nothing. Throws Failure.
+// Throws Failure unless a file can be made at `path`, in place of a file or of nothing.
 void expect_writable(const std::string& path);
 void expect_writable_folder(const std::string& folder);
 
-// What a file is lost by: "holds another document". Throws Failure unless forced.
-void expect_force(const std::string& path, const std::string& what, bool force);
+// Throws Failure with the reason, such as "holds another document", unless forced.
+void expect_force(const std::string& path, const std::string& reason, bool force);
 
-// expect_writable(), and that nothing is there unless forced. Throws Failure.
+// expect_writable(), and no existing file unless forced. Throws Failure.
 void expect_unused(const std::string& path, bool force);
 
-// Whether there is something, also a link that leads nowhere.
-bool is_there(const std::string& path);
+// True also for a link to no file.
+bool exists(const std::string& path);
 
-// What is at a path now, to see later whether another program has written there.
-class Glimpse {
+// Size and time of a file, to detect later that another program has written it.
+class FileState {
  public:
-  explicit Glimpse(const std::string& path);
-  bool operator==(const Glimpse&) const = default;
+  explicit FileState(const std::string& path);
+  bool operator==(const FileState&) const = default;
 
  private:
-  bool is_there_ = false;
+  bool exists_ = false;
   uint64_t bytes_ = 0;
   std::filesystem::file_time_type written_{};
 };

@@ -1,47 +1,39 @@
-// kvasir pack and kvasir unpack: a smaller copy of a cache, and the cache again.
+// kvasir pack and kvasir unpack.
 #include <filesystem>
 
 #include "commands.h"
 #include "failure.h"
+#include "number_text.h"
 #include "output.h"
+#include "prefill.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string file_name(const std::string& path) {
-  return system::text(system::path(path).filename());
-}
-
-void run(Context& context, const PackArguments& arguments, const char* doing,
-         decltype(kv_pack)* call) {
+template <typename Call>
+void run(Console& console, const PackArguments& arguments, const char* action, Call call) {
   expect_unused(arguments.output, arguments.force);
-  Progress progress(context.terminal, doing + (" " + file_name(arguments.path)), Unit::bytes);
-  kv_pack_options options;
-  kv_pack_options_init(&options, sizeof options);
-  options.level = arguments.level;
-  options.cancel = context.interrupt.token();
-  options.progress = Progress::callback;
-  options.progress_user = &progress;
+  Progress progress(console.terminal, action + (" " + document_name(arguments.path)), Unit::bytes);
+  const kv_control control = control_of(console, &progress);
   kv_error error{};
-  const kv_status status = call(arguments.path.c_str(), arguments.output.c_str(), &options, &error);
+  const kv_status status = call(arguments.path.c_str(), arguments.output.c_str(), &control, &error);
   if (status == KV_CANCELLED)
     throw Failure(exit_cancelled, "stopped; " + arguments.output + " was not written");
   check(status, error);
   const double seconds = progress.seconds();
   const uint64_t from = fs::file_size(system::path(arguments.path)),
                  to = fs::file_size(system::path(arguments.output));
-  context.result = {{"path", arguments.path},
+  console.result = {{"path", arguments.path},
                     {"output", arguments.output},
                     {"bytes", from},
                     {"output_bytes", to},
                     {"seconds", seconds}};
   const double larger = static_cast<double>(std::max(from, to));
-  if (!context.json)
-    context.terminal.print(arguments.output + ": " + byte_count(to) + " from " + byte_count(from) +
+  if (!console.json)
+    console.terminal.print(arguments.output + ": " + byte_count(to) + " from " + byte_count(from) +
                            ", in " + duration(seconds) + ", " +
                            byte_count(static_cast<uint64_t>(larger / std::max(seconds, 1e-9))) +
                            "/s\n");
@@ -49,12 +41,15 @@ void run(Context& context, const PackArguments& arguments, const char* doing,
 
 }  // namespace
 
-void run_pack(Context& context, const PackArguments& arguments) {
-  run(context, arguments, "Packing", kv_pack);
+void run_pack(Console& console, const PackArguments& arguments) {
+  run(console, arguments, "Packing",
+      [&](const char* path, const char* packed, const kv_control* control, kv_error* error) {
+        return kv_pack(path, packed, arguments.level, control, error);
+      });
 }
 
-void run_unpack(Context& context, const PackArguments& arguments) {
-  run(context, arguments, "Unpacking", kv_unpack);
+void run_unpack(Console& console, const PackArguments& arguments) {
+  run(console, arguments, "Unpacking", kv_unpack);
 }
 
 }  // namespace tool

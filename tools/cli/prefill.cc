@@ -4,233 +4,265 @@
 #include <chrono>
 #include <filesystem>
 
+#include "files.h"
+#include "number_text.h"
 #include "output.h"
 #include "sequence_text.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
-class Reader {
+class DocumentOpener {
  public:
-  Reader(Context& context, kv_model* model, const SourceFlags& flags,
-         const SessionFlags& session_flags)
-      : context_(context), model_(model), flags_(flags), session_flags_(session_flags),
-        source_(context.result["source"]) {}
+  DocumentOpener(Console& console, kv_model* model, const SourceFlags& flags,
+                 const SessionFlags& session_flags)
+      : console_(console), model_(model), flags_(flags), session_flags_(session_flags),
+        name_(document_name(flags.document)) {}
 
-  Reading from_cache();
-  Reading from_document();
+  OpenDocument from_cache();
+  OpenDocument from_document();
 
  private:
   kv_status load(const std::string& path, kv_error* error);
   void reuse_saved();
   void expect_unchanged() const;
-  void use_holdings(const Holdings& holdings);
-  void read_rest();
+  void use(const Overlap& overlap);
+  void prefill_rest();
+  void save_result();
   [[noreturn]] void stopped(const kv_error& error, uint64_t added, uint64_t expected);
-  void say_mapped(const std::string& path, const char* also);
-  std::string document_name() const {
-    return flags_.document == "-" ? "standard input"
-                                  : system::text(system::path(flags_.document).filename());
-  }
+  void report_mapped(const std::string& path, const char* more);
+  // Not stored as a reference: an insertion into result moves its members.
+  Json& source() { return console_.result["source"]; }
 
-  Context& context_;
+  Console& console_;
   kv_model* model_;
   const SourceFlags& flags_;
   const SessionFlags& session_flags_;
-  Json& source_;
-  std::string document_;
-  std::optional<Glimpse> saved_;  // the file that --save names, when it was looked at
-  size_t bytes_read_ = 0;         // of the document, by the session
+  const std::string name_;
+  std::string text_;
+  std::optional<FileState> saved_;  // of flags_.save, when it was examined
+  size_t bytes_done_ = 0;           // of text_, in the session
   double load_seconds_ = 0;
-  Reading reading_;
+  OpenDocument opened_;
 };
 
-kv_status Reader::load(const std::string& path, kv_error* error) {
-  const kv_session_options options = session_options(context_, session_flags_);
-  const kv_call_options call = call_options(context_, nullptr);
+kv_status DocumentOpener::load(const std::string& path, kv_error* error) {
+  const SessionOptions options(console_, session_flags_);
+  const kv_control control = control_of(console_);
   kv_session* session = nullptr;
   const auto start = std::chrono::steady_clock::now();
-  const kv_status status = kv_load(model_, path.c_str(), &options, &call, &session, error);
+  const kv_status status = kv_load(model_, path.c_str(), options.get(), &control, &session, error);
   load_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (status != KV_OK) return status;
-  reading_.session.reset(session);
-  reading_.tokens = token_count(session);
-  source_["mapped_tokens"] = reading_.tokens;
-  source_["load_ms"] = load_seconds_ * 1e3;
+  opened_.session.reset(session);
+  opened_.tokens = token_count(session);
+  source()["mapped_tokens"] = opened_.tokens;
+  source()["load_ms"] = load_seconds_ * 1e3;
   return status;
 }
 
-void Reader::say_mapped(const std::string& path, const char* also) {
-  context_.terminal.note(path + ": mapped " + grouped(reading_.tokens) + " tokens in " +
-                         duration(load_seconds_) + also);
+void DocumentOpener::report_mapped(const std::string& path, const char* more) {
+  console_.terminal.note(path + ": mapped " + grouped(opened_.tokens) + " tokens in " +
+                         duration(load_seconds_) + more);
 }
 
-Reading Reader::from_cache() {
+OpenDocument DocumentOpener::from_cache() {
   kv_error error{};
-  source_["cache"] = flags_.cache;
-  check(load(flags_.cache, &error), error);
-  source_["tokens"] = reading_.tokens;
-  say_mapped(flags_.cache, "");
-  return std::move(reading_);
+  source()["cache"] = flags_.cache;
+  check_cache(load(flags_.cache, &error), error, flags_.cache);
+  source()["tokens"] = opened_.tokens;
+  report_mapped(flags_.cache, "");
+  return std::move(opened_);
 }
 
-// Decides what the file that --save names is good for. What cannot be loaded cannot be told from
-// another document either.
-void Reader::reuse_saved() {
+// Decides how the file of --save is used. A file that cannot be loaded may hold another document.
+void DocumentOpener::reuse_saved() {
   saved_.emplace(flags_.save);
-  if (!is_there(flags_.save)) return;
+  if (!exists(flags_.save)) return;
   kv_error error{};
   const kv_status status = load(flags_.save, &error);
   const char* replaced = nullptr;
-  std::string what;
+  std::string why;
   if (status == KV_OK) {
-    return use_holdings(compare(context_, model_, reading_.session.get(), document_));
+    return use(compare(console_, model_, opened_.session.get(), session_flags_, text_));
   } else if (kv_status_is_stale(status) != 0) {
-    replaced = "stale", what = std::string("is stale (") + error.message + ")";
+    replaced = "stale", why = std::string("is stale (") + error.message + ")";
   } else if (status == KV_CORRUPT) {
-    replaced = "damaged", what = std::string("is damaged (") + error.message + ")";
+    replaced = "damaged", why = std::string("is damaged (") + error.message + ")";
   } else if (status == KV_NOT_A_CACHE) {
-    replaced = "no cache", what = "is not a Kvasir cache";
+    replaced = "not a cache file", why = "is not a cache file";
   } else if (status == KV_NOT_FOUND) {
-    replaced = "a link", what = "is a link that leads nowhere";
+    replaced = "broken link", why = "is a link to no file";
   } else {
     check(status, error);
   }
-  expect_force(flags_.save, what, flags_.force);
-  context_.terminal.note(flags_.save + ": " + what + "; reading " + document_name() +
-                         " in its place");
-  source_["replaced"] = replaced;
+  expect_force(flags_.save, why, flags_.force);
+  console_.terminal.note(flags_.save + ": " + why + "; " + name_ + " replaces it");
+  source()["replaced"] = replaced;
 }
 
-// Before it is replaced: what was found out about it holds no longer where it was written
-// meanwhile.
-void Reader::expect_unchanged() const {
-  if (Glimpse(flags_.save) != *saved_)
+// Called before the file is replaced: another program may have written it since.
+void DocumentOpener::expect_unchanged() const {
+  if (FileState(flags_.save) != *saved_)
     expect_force(flags_.save, "was written by another program meanwhile", flags_.force);
 }
 
-void Reader::use_holdings(const Holdings& holdings) {
-  Terminal& terminal = context_.terminal;
-  switch (holdings.kind) {
-    case Holdings::whole:
-      say_mapped(flags_.save, "; nothing to read");
-      bytes_read_ = document_.size();
+void DocumentOpener::use(const Overlap& overlap) {
+  Terminal& terminal = console_.terminal;
+  switch (overlap.kind) {
+    case Overlap::whole:
+      report_mapped(flags_.save, "; nothing to prefill");
+      bytes_done_ = text_.size();
       return;
-    case Holdings::beginning:
-      terminal.note(flags_.save + ": has the first " + grouped(reading_.tokens) + " tokens of " +
-                    document_name() + "; reading the rest");
-      bytes_read_ = holdings.bytes;
+    case Overlap::beginning:
+      terminal.note(flags_.save + ": has the first " + grouped(opened_.tokens) + " tokens of " +
+                    name_ + "; prefilling the rest");
+      bytes_done_ = overlap.bytes;
       return;
-    case Holdings::more:
+    case Overlap::longer:
       expect_force(flags_.save, "holds a conversation about this document, or a longer one",
                    flags_.force);
-      terminal.note(flags_.save + ": holds more than " + document_name() + "; reading it again");
+      terminal.note(flags_.save + ": holds more than " + name_ + "; " + name_ + " replaces it");
       break;
-    case Holdings::other:
+    case Overlap::other:
       expect_force(flags_.save, "holds another document", flags_.force);
-      terminal.note(flags_.save + ": holds another document; reading " + document_name() +
-                    " in its place");
+      terminal.note(flags_.save + ": holds another document; " + name_ + " replaces it");
       break;
   }
-  source_["replaced"] = holdings.kind == Holdings::more ? "conversation" : "other document";
-  source_.erase("mapped_tokens");
-  source_.erase("load_ms");
-  reading_ = Reading();
+  source()["replaced"] = overlap.kind == Overlap::longer ? "conversation" : "other document";
+  source().erase("mapped_tokens");
+  source().erase("load_ms");
+  opened_ = OpenDocument();
 }
 
-// The read part is worth minutes, so it is kept where there is a file for it; another Ctrl-C gives
-// it up.
-void Reader::stopped(const kv_error& error, uint64_t added, uint64_t expected) {
+// Saves the finished part, which took minutes, where there is a file for it. Another Ctrl-C ends
+// the process without that.
+void DocumentOpener::stopped(const kv_error& error, uint64_t added, uint64_t expected) {
   const bool cancelled = error.status == KV_CANCELLED;
   if (error.status == KV_CONTEXT_FULL)
-    throw Failure(error,
-                  "take a part of " + document_name() + ", or a model with a longer context");
+    document_too_long(model_, session_flags_, name_, text_, error);
   if (!cancelled && (added == 0 || flags_.save.empty())) throw Failure(error, "");
-  const uint64_t tokens = reading_.tokens + added;
-  const std::string of = grouped(tokens) + " of " + grouped(reading_.tokens + expected) + " tokens";
-  if (tokens == 0) throw Failure(exit_cancelled, "stopped; nothing was read");
+  const uint64_t tokens = opened_.tokens + added;
+  const std::string part =
+      grouped(tokens) + " of " + grouped(opened_.tokens + expected) + " tokens";
+  if (tokens == 0) throw Failure(exit_cancelled, "stopped; nothing was prefilled");
   if (flags_.save.empty())
     throw Failure(exit_cancelled,
-                  "stopped after " + of + "; nothing was kept, which --save FILE does");
-  source_["tokens"] = tokens;
+                  "stopped after " + part + "; nothing was saved: --save FILE saves that part");
+  source()["tokens"] = tokens;
   if (added > 0) {
-    context_.terminal.note("Keeping what was read; Ctrl-C again gives it up");
+    console_.terminal.note("Saving the finished part; Ctrl-C again drops it");
     expect_unchanged();
     kv_error save_error{};
-    check(kv_save(reading_.session.get(), flags_.save.c_str(), nullptr, &save_error), save_error);
+    check(kv_save(opened_.session.get(), flags_.save.c_str(), nullptr, &save_error), save_error);
   }
   throw Failure(exit_code_for(error.status), std::string(cancelled ? "stopped" : error.message) +
-                                                 "; kept " + of + " in " + flags_.save +
-                                                 "; run the same command again to go on");
+                                                 "; saved " + part + " in " + flags_.save +
+                                                 "; run the same command again to continue");
 }
 
-void Reader::read_rest() {
-  kv_session* session = reading_.session.get();
+void DocumentOpener::prefill_rest() {
+  kv_session* session = opened_.session.get();
   kv_error error{};
   uint64_t added = 0, expected = 0;
   double seconds = 0;
   kv_status status = KV_OK;
   {
-    Progress progress(context_.terminal, "Reading " + document_name(), Unit::tokens,
-                      reading_.tokens);
-    const kv_call_options options = call_options(context_, &progress);
-    status = kv_prefill(session, document_.data() + bytes_read_, document_.size() - bytes_read_,
-                        &options, &added, nullptr, &error);
+    Progress progress(console_.terminal, "Prefilling " + name_, Unit::tokens, opened_.tokens);
+    const kv_control control = control_of(console_, &progress);
+    status = kv_prefill(session, text_.data() + bytes_done_, text_.size() - bytes_done_, &control,
+                        &added, nullptr, &error);
     seconds = progress.seconds();
     expected = std::max(progress.total(), added);
   }
   if (status != KV_OK) stopped(error, added, expected);
-  reading_.tokens = token_count(session);
-  source_["read_tokens"] = added;
-  source_["read_seconds"] = seconds;
-  context_.terminal.note("Read " + grouped(added) + " tokens of " + document_name() + " in " +
-                         duration(seconds) + " (" + rate(static_cast<double>(added) / seconds) +
-                         " tokens/s)");
+  opened_.tokens = token_count(session);
+  source()["prefill_tokens"] = added;
+  source()["prefill_seconds"] = seconds;
+  console_.terminal.note(prefill_text(added, name_, seconds));
 }
 
-Reading Reader::from_document() {
-  source_["document"] = flags_.document;
+void DocumentOpener::save_result() {
+  try {
+    expect_unchanged();
+    save(console_, opened_.session.get(), flags_.save);
+    console_.terminal.note("Saved " + grouped(opened_.tokens) + " tokens in " + flags_.save);
+  } catch (const Failure& failure) {
+    if (failure.exit_code() == exit_cancelled) throw;
+    opened_.save_failure = failure;
+  }
+}
+
+OpenDocument DocumentOpener::from_document() {
+  source()["document"] = flags_.document;
   if (!flags_.save.empty()) expect_writable(flags_.save);
-  document_ = read_file(flags_.document);
-  if (document_.empty()) throw Failure(exit_file, document_name() + " is empty");
+  text_ = read_document(console_, flags_.document);
   if (!flags_.save.empty()) {
-    source_["cache"] = flags_.save;
+    source()["cache"] = flags_.save;
     reuse_saved();
   }
-  if (reading_.session == nullptr)
-    reading_.session = open_session(context_, model_, session_flags_);
-  if (bytes_read_ < document_.size()) {
-    read_rest();
-    if (!flags_.save.empty()) {
-      try {
-        expect_unchanged();
-        save(context_, reading_.session.get(), flags_.save);
-        context_.terminal.note("Saved " + grouped(reading_.tokens) + " tokens in " + flags_.save);
-      } catch (const Failure& failure) {
-        if (failure.exit_code() == exit_cancelled) throw;
-        reading_.save_failure = failure;
-      }
-    }
+  if (opened_.session == nullptr) opened_.session = open_session(console_, model_, session_flags_);
+  if (bytes_done_ < text_.size()) {
+    prefill_rest();
+    if (!flags_.save.empty()) save_result();
   }
-  source_["tokens"] = reading_.tokens;
-  return std::move(reading_);
+  source()["tokens"] = opened_.tokens;
+  return std::move(opened_);
 }
 
 }  // namespace
 
 void expect_one_source(const SourceFlags& flags) {
   if (!flags.cache.empty() && !(flags.document.empty() && flags.save.empty()))
-    throw Failure(exit_usage, "-c names a saved document; it stands instead of -f and --save");
+    throw Failure(exit_usage, "-c names a cache file in place of -f and --save: give one of them");
   if (flags.document.empty() && !flags.save.empty())
     throw Failure(exit_usage, "--save needs a document, -f FILE");
 }
 
-Reading open_reading(Context& context, kv_model* model, const SourceFlags& flags,
-                     const SessionFlags& session_flags) {
-  Reader reader(context, model, flags, session_flags);
-  return flags.cache.empty() ? reader.from_document() : reader.from_cache();
+OpenDocument open_document(Console& console, kv_model* model, const SourceFlags& flags,
+                           const SessionFlags& session_flags) {
+  DocumentOpener opener(console, model, flags, session_flags);
+  return flags.cache.empty() ? opener.from_document() : opener.from_cache();
+}
+
+std::string document_name(const std::string& path) {
+  return path == "-" ? "standard input" : system::text(system::path(path).filename());
+}
+
+std::string read_document(Console& console, const std::string& path) {
+  std::string text = read_file(path);
+  const std::string name = document_name(path);
+  if (text.empty()) throw Failure(exit_file, name + " is empty");
+  std::string warning;
+  if (text.starts_with("%PDF-"))
+    warning = name + " is a PDF file, not text; convert it first, for example with pdftotext";
+  else if (text.find('\0') != std::string::npos)
+    warning = name + " has NUL bytes; a document is plain text in UTF-8";
+  if (!warning.empty()) {
+    console.terminal.note("warning: " + warning);
+    console.result["warnings"].push_back(warning);
+  }
+  return text;
+}
+
+void document_too_long(const kv_model* model, const SessionFlags& flags, const std::string& name,
+                       const std::string& text, const kv_error& error) {
+  const uint64_t context = info_of(model).context_tokens;
+  const bool limited = flags.context_tokens > 0 && flags.context_tokens < context;
+  const std::string size = grouped(count_tokens(model, text, KV_TOKENIZE_DOCUMENT)) + " of " +
+                           grouped(limited ? flags.context_tokens : context) + " tokens";
+  Failure failure(error, "");
+  failure.reword(
+      name + " is too long for " +
+      (limited ? "--context (" + size + "); allow more tokens, or take a part of it"
+               : "the model (" + size + "); take a part of it, or a model with a longer context"));
+  throw failure;
+}
+
+std::string prefill_text(uint64_t tokens, const std::string& name, double seconds) {
+  return "Prefilled " + grouped(tokens) + " tokens of " + name + " in " + duration(seconds) + " (" +
+         rate(static_cast<double>(tokens) / seconds) + " tokens/s)";
 }
 
 }  // namespace tool

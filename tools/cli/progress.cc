@@ -6,14 +6,14 @@
 #include <vector>
 
 #include "kvasir.h"
-#include "words.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {
 
-constexpr double first_draw_after = 0.2;  // seconds: what is done by then needs no line
+constexpr double first_draw_after = 0.2;  // seconds; shorter calls draw no line
 constexpr double between_draws = 0.1;
-constexpr int bar_least = 10, bar_most = 32;  // columns
+constexpr int min_bar = 10, max_bar = 32;  // columns
 
 size_t columns_of(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) {
@@ -28,19 +28,20 @@ Progress::Progress(Terminal& terminal, std::string label, Unit unit, uint64_t be
       start_(std::chrono::steady_clock::now()) {}
 
 int32_t Progress::callback(int32_t phase, uint64_t done, uint64_t total, void* progress) {
-  auto* its = static_cast<Progress*>(progress);
+  auto* self = static_cast<Progress*>(progress);
   if (phase == KV_PHASE_PREPARE) {
-    its->prepare(done, total);
+    self->prepare(done, total);
   } else {
-    its->update(done, total);
+    self->update(done, total);
   }
   return 0;
 }
 
 void Progress::prepare(uint64_t done, uint64_t total) {
   if (terminal_.draws())
-    terminal_.draw(printed("Making the index: %llu of %llu", static_cast<unsigned long long>(done),
-                           static_cast<unsigned long long>(total)));
+    terminal_.draw(string_printf("Building the index: %llu of %llu",
+                                 static_cast<unsigned long long>(done),
+                                 static_cast<unsigned long long>(total)));
 }
 
 double Progress::seconds() const {
@@ -58,8 +59,8 @@ void Progress::update(uint64_t done, uint64_t total) {
   terminal_.draw(line(terminal_.columns()));
 }
 
-// Work so far in units of its whole, so that the fit is well conditioned. A token costs its share
-// of the weights and, for attention, one unit for each token before it.
+// Finished work as a part of the whole, so that the fit is well conditioned. A token costs its part
+// of the weights and, for attention, one unit per token before it.
 double Progress::cost_in_tokens(uint64_t done) const {
   return static_cast<double>(done) / static_cast<double>(total_);
 }
@@ -82,8 +83,8 @@ void Progress::learn(double elapsed) {
   uu_ += u * u, uv_ += u * v, vv_ += v * v, ut_ += u * elapsed, vt_ += v * elapsed;
 }
 
-// seconds = a * tokens + b * pairs, fitted to what was seen: a plain average would promise too
-// little for long documents.
+// Least-squares fit of seconds = a * tokens + b * pairs. A plain average underestimates the rest of
+// long documents.
 double Progress::seconds_left() const {
   double a = uu_ > 0 ? ut_ / uu_ : 0, b = 0;
   const double determinant = uu_ * vv_ - uv_ * uv_;
@@ -99,7 +100,7 @@ double Progress::seconds_left() const {
   return a * (1 - cost_in_tokens(done_)) + b * (1 - cost_in_pairs(done_));
 }
 
-// Of all there will be, what went before included.
+// Of the whole sequence, with the tokens before.
 double Progress::share() const {
   return static_cast<double>(before_ + done_) / static_cast<double>(before_ + total_);
 }
@@ -124,17 +125,17 @@ std::string Progress::line(int columns) const {
   if (total_ == 0) return label_;
   const double now = seconds();
   const bool tokens = unit_ == Unit::tokens;
-  const std::string percentage = printed("%3.0f%%", std::floor(100 * share()));
+  const std::string percentage = string_printf("%3.0f%%", std::floor(100 * share()));
   const std::string counts =
       tokens ? grouped(before_ + done_) + " of " + grouped(before_ + total_) + " tokens"
              : byte_count(done_) + " of " + byte_count(total_);
   const std::string speed =
       tokens ? rate(speed_) + " tokens/s" : byte_count(static_cast<uint64_t>(speed_)) + "/s";
-  const bool guess = now >= 1 && done_ > 0;  // earlier it would only jump about
-  const std::string left = guess ? clock_time(seconds_left()) + " left" : "-:-- left";
+  const bool stable = now >= 1 && done_ > 0;  // earlier estimates vary too much
+  const std::string left = stable ? clock_time(seconds_left()) + " left" : "-:-- left";
   const std::string elapsed = clock_time(now);
 
-  // The fullest form that leaves room for a bar.
+  // The longest form that leaves room for a bar.
   const std::vector<std::string> forms = {
       percentage + "  " + counts + "  " + speed + "  " + elapsed + ", " + left,
       percentage + "  " + speed + "  " + elapsed + ", " + left,
@@ -146,10 +147,10 @@ std::string Progress::line(int columns) const {
   for (const std::string& form : forms) {
     const int rest =
         columns - 1 - frame - static_cast<int>(columns_of(label_) + columns_of(form) + 4);
-    if (rest >= bar_least) return label_ + "  " + bar(std::min(rest, bar_most)) + "  " + form;
+    if (rest >= min_bar) return label_ + "  " + bar(std::min(rest, max_bar)) + "  " + form;
   }
-  const std::string least = percentage + "  " + left;
-  return static_cast<int>(least.size()) < columns ? least : "";
+  const std::string shortest = percentage + "  " + left;
+  return static_cast<int>(shortest.size()) < columns ? shortest : "";
 }
 
 }  // namespace tool

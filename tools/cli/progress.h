@@ -1,4 +1,4 @@
-// The progress line of a long call: what is done, how fast, how long it still takes.
+// The progress line of a long call: finished work, speed, time left.
 #pragma once
 
 #include <chrono>
@@ -11,11 +11,11 @@ namespace tool {
 
 enum class Unit { tokens, bytes };
 
-// Lives around one call of the library, to which it gives `callback` and itself. Draws at most ten
+// Progress of one call of the library, which receives `callback` and this object. Draws at most ten
 // times a second.
 class Progress {
  public:
-  // `before`: tokens that the sequence has already; they make each further one slower.
+  // `before`: tokens already in the sequence; they make each further one slower.
   Progress(Terminal& terminal, std::string label, Unit unit, uint64_t before = 0);
   ~Progress() { terminal_.erase(); }
   Progress(const Progress&) = delete;
@@ -24,11 +24,11 @@ class Progress {
   static int32_t callback(int32_t phase, uint64_t done, uint64_t total, void* progress);
 
   uint64_t total() const { return total_; }  // of the call; 0 while unknown
-  double seconds() const;                    // since it was made
+  double seconds() const;                    // since construction
 
  private:
   void update(uint64_t done, uint64_t total);
-  void prepare(uint64_t done, uint64_t total);  // of an index that is made before or after
+  void prepare(uint64_t done, uint64_t total);  // of an index
   void learn(double elapsed);
   double seconds_left() const;
   std::string line(int columns) const;
@@ -43,7 +43,7 @@ class Progress {
   uint64_t before_, done_ = 0, total_ = 0;
   std::chrono::steady_clock::time_point start_;
   double drawn_at_ = 0;
-  // The latest speed: over the time since a mark that is moved on every second.
+  // The newest speed, since a mark that moves every second.
   double mark_seconds_ = 0, speed_ = 0;
   uint64_t mark_done_ = 0;
   // Sums of the least-squares fit: u tokens, v token pairs, t seconds.

@@ -1,101 +1,84 @@
-// kvasir recall: how strategies read one document, beside exact attention.
+// kvasir recall: the attention of strategies over one document, compared with exact attention.
 #include <algorithm>
 #include <cmath>
 
-#include "answering.h"
+#include "answer.h"
 #include "calibration.h"
 #include "commands.h"
-#include "compared.h"
+#include "comparison.h"
 #include "eval_progress.h"
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
+#include "kvasir_experimental.h"
+#include "number_text.h"
 #include "output.h"
 #include "prefill.h"
 #include "strategies.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
 constexpr uint32_t answer_tokens = 64;
-constexpr double usual_steps = 60;  // of a question and its answer
+constexpr uint64_t usual_steps = 60;  // of a question and its answer
 
 struct Measured {
   Method method;
-  ComparedSums sums;
+  ComparisonSums sums;
   double log_probability = 0;  // of the document's end, mean
   Json stats;                  // of the last answer
 };
 
 class Recall {
  public:
-  Recall(Context& context, const RecallArguments& arguments)
-      : context_(context), arguments_(arguments),
-        methods_(methods_of(arguments.strategies, arguments.budgets, arguments.select_tokens)),
-        model_(open_model(context, arguments.model)), progress_(context.terminal, &estimate_) {
-    kv_error error{};
-    info.struct_size = sizeof info;
-    check(kv_model_info(model_.get(), &info, &error), error);
-    flags_ = with_calibration(context, arguments.model, model_.get(), arguments.session,
+  Recall(Console& console, const RecallArguments& arguments)
+      : console_(console), arguments_(arguments),
+        methods_(methods_of(arguments.strategies, arguments.budgets, arguments.session)),
+        model_(open_model(console, arguments.model)), progress_(console.terminal, &estimate_) {
+    info = info_of(model_.get());
+    flags_ = with_calibration(console, arguments.model, model_.get(), arguments.session,
                               arguments.strategies);
-    flags_.compare = 1;
-    flags_.certify = true;
-    // a session has it from its opening, with a strategy that takes it
-    for (const Method& method : methods_)
-      if (method.select_tokens != 0)
-        flags_.strategy = method.strategy, flags_.select_tokens = method.select_tokens;
-    for (const Method& method : methods_)
-      if (flags_.head_graphs && takes_head_graphs(method.strategy))
-        flags_.strategy = method.strategy;
-    Reading reading = open_reading(context, model_.get(), arguments.source, flags_);
-    if (reading.save_failure) context.terminal.error(reading.save_failure->what());
-    document_ = std::move(reading.session);
-    take_off_end();
+    OpenDocument opened =
+        open_document(console, model_.get(), arguments.source, flags_for(flags_, "auto"));
+    if (opened.save_failure) console.terminal.error(opened.save_failure->what());
+    document_ = std::move(opened.session);
+    kv_error error{};
+    check(kv_session_measure(document_.get(), KV_MEASURE_COMPARE | KV_MEASURE_CERTIFY, &error),
+          error);
+    remove_end();
   }
 
   std::vector<Measured> run() {
     const double cost =
-        answering_cost(arguments_.steps, tokens) +
-        static_cast<double>(arguments_.questions.size()) * answering_cost(60, tokens);
-    estimate_.expect(Work::answering, cost * static_cast<double>(methods_.size()));
+        decode_cost(arguments_.steps, tokens) +
+        static_cast<double>(arguments_.questions.size()) * decode_cost(usual_steps, tokens);
+    estimate_.expect(Work::decode, cost * static_cast<double>(methods_.size()));
     std::vector<Measured> all;
     for (const Method& method : methods_) all.push_back(measure(method));
-    context_.terminal.erase();
+    console_.terminal.erase();
     return all;
   }
 
-  kv_model_information info{};
+  kv_model_info info{};
   uint64_t tokens = 0;  // of the document, with its end
 
  private:
-  void take_off_end() {
+  void remove_end() {
     std::vector<int32_t> ids = tokens_of(document_.get());
     tokens = ids.size();
     if (arguments_.steps == 0) return;
     if (tokens <= 2 * uint64_t{arguments_.steps})
       throw Failure(exit_usage, "--steps: the document has " + grouped(tokens) +
-                                    " tokens, too few to take " + grouped(arguments_.steps) +
-                                    " off");
+                                    " tokens, too few to remove " + grouped(arguments_.steps));
     end_.assign(ids.end() - arguments_.steps, ids.end());
-    shortened_ = fork();
+    shortened_ = fork(document_.get());
     kv_error error{};
-    check(kv_rewind(shortened_.get(), tokens - arguments_.steps, &error), error);
-  }
-
-  Session fork(kv_session* session = nullptr) {
-    kv_error error{};
-    kv_session* forked = nullptr;
-    check(kv_fork(session != nullptr ? session : document_.get(), &forked, &error), error);
-    return Session(forked);
+    check(kv_session_rewind(shortened_.get(), tokens - arguments_.steps, &error), error);
   }
 
   Session fork_with(kv_session* session, const Method& method) {
     Session forked = fork(session);
-    kv_error error{};
-    check(kv_session_set_strategy(forked.get(), method.strategy.c_str(), method.budget.value.tokens,
-                                  method.budget.value.fraction, &error),
-          error);
+    set_strategy(forked.get(), flags_for(flags_, method));
     return forked;
   }
 
@@ -106,7 +89,7 @@ class Recall {
   Measured measure(const Method& method) {
     Measured measured{method, {}, 0, {}};
     label_ = method.strategy + (method.budget.name.empty() ? "" : " ") + method.budget.name;
-    if (arguments_.steps > 0) read_end(&measured);
+    if (arguments_.steps > 0) score_end(&measured);
     if (!arguments_.questions.empty()) {
       const Session session = fork_with(document_.get(), method);
       for (const std::string& question : arguments_.questions)
@@ -115,49 +98,48 @@ class Recall {
     return measured;
   }
 
-  void read_end(Measured* measured) {
+  void score_end(Measured* measured) {
     const Session session = fork_with(shortened_.get(), measured->method);
     progress_.begin(label_ + ": the document's end");
     done_ = 0;
-    kv_call_options options = call_options(context_, nullptr);
-    options.progress_user = this;
-    options.progress = [](int32_t, uint64_t done, uint64_t, void* user) {
+    kv_control control = control_of(console_);
+    control.user = this;
+    control.progress = [](int32_t, uint64_t done, uint64_t, void* user) {
       auto& self = *static_cast<Recall*>(user);
-      self.progress_.step(Work::answering, answering_cost(done - self.done_, self.tokens));
+      self.progress_.step(Work::decode, decode_cost(done - self.done_, self.tokens));
       self.done_ = done;
       return int32_t{0};
     };
     std::vector<float> logarithms(end_.size());
     kv_error error{};
-    const kv_status status =
-        kv_score(session.get(), end_.data(), end_.size(), logarithms.data(), &options, &error);
+    const kv_status status = kv_session_score(session.get(), end_.data(), end_.size(),
+                                              logarithms.data(), &control, &error);
     if (status == KV_CANCELLED) stopped();
     check(status, error);
     for (const float logarithm : logarithms)
       measured->log_probability +=
           static_cast<double>(logarithm) / static_cast<double>(end_.size());
-    measured->stats = stats_of(session.get());
+    measured->stats = stats_json(session.get());
     measured->sums.add(measured->stats);
   }
 
   void ask(kv_session* session, const std::string& question, Measured* measured) {
     progress_.begin(label_ + ": questions");
-    kv_generate_options options;
-    kv_generate_options_init(&options, sizeof options);
+    kv_generate_options options = initialised<kv_generate_options>();
     options.max_tokens = answer_tokens;
-    options.cancel = context_.interrupt.token();
+    const kv_control control = control_of(console_);
     kv_error error{};
     std::string text;
     const kv_status status = kv_generate(session, question.data(), question.size(), &options,
-                                         append_text, &text, nullptr, &error);
+                                         &control, append_text, &text, nullptr, &error);
     if (status == KV_CANCELLED) stopped();
     check(status, error);
-    measured->stats = stats_of(session);
+    measured->stats = stats_json(session);
     measured->sums.add(measured->stats);
-    progress_.step(Work::answering, answering_cost(static_cast<uint64_t>(usual_steps), tokens));
+    progress_.step(Work::decode, decode_cost(usual_steps, tokens));
   }
 
-  Context& context_;
+  Console& console_;
   const RecallArguments& arguments_;
   std::vector<Method> methods_;
   Model model_;
@@ -170,8 +152,8 @@ class Recall {
   uint64_t done_ = 0;
 };
 
-// Tokens that were attended, and keys scanned to choose for one of them in one layer and KV head.
-uint64_t steps_of(const Measured& measured, const kv_model_information& info) {
+// Decoded tokens.
+uint64_t steps_of(const Measured& measured, const kv_model_info& info) {
   const auto& layers = measured.sums.layers();
   return layers.empty() || layers.front().empty()
              ? 0
@@ -182,7 +164,7 @@ double per(uint64_t sum, uint64_t count) {
   return count > 0 ? static_cast<double>(sum) / static_cast<double>(count) : 0;
 }
 
-Json row_json(const Measured& measured, const kv_model_information& info) {
+Json row_json(const Measured& measured, const kv_model_info& info) {
   const uint64_t steps = steps_of(measured, info);
   Json row = {{"strategy", measured.method.strategy},
               {"budget", measured.method.budget.name},
@@ -191,11 +173,12 @@ Json row_json(const Measured& measured, const kv_model_information& info) {
   row["keys_scanned"] = per(measured.sums.keys_scanned(), steps * info.layers * info.kv_heads);
   row["summary_bytes_per_token"] = per(measured.sums.summary_bytes(), steps);
   if (measured.log_probability < 0) row["perplexity"] = std::exp(-measured.log_probability);
-  for (const char* name : {"dense_layers", "filter_layers", "layer_budgets", "planned_because"})
+  for (const char* name :
+       {"dense_layers", "filter_layers", "layer_budgets", "decode_strategy_because"})
     if (measured.stats.contains(name)) row[name] = measured.stats[name];
   for (const auto& layer : measured.sums.layers()) {
     Json heads = Json::array();
-    for (const ComparedSum& head : layer) heads.push_back(head.json());
+    for (const ComparisonSum& head : layer) heads.push_back(head.json());
     row["layers"].push_back(std::move(heads));
   }
   return row;
@@ -203,19 +186,19 @@ Json row_json(const Measured& measured, const kv_model_information& info) {
 
 void print_table(Terminal& terminal, const Json& result) {
   terminal.print(
-      printed("\n%-14s  %6s  %9s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n",
-              "strategy", "budget", "tokens", "summaries", "keys", "a head's", "finds", "mass",
-              "certain", "least", "error", "largest", "recall", "claimed"));
+      string_printf("\n%-14s  %6s  %9s  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n",
+                    "strategy", "budget", "tokens", "summaries", "keys", "a head's", "finds",
+                    "mass", "certain", "least", "error", "largest", "recall", "claimed"));
   for (const Json& row : result.at("compared")) {
     const auto share = [&](const char* name) {
-      return row.contains(name) ? printed("%.2f%%", 100 * row[name].get<double>())
+      return row.contains(name) ? string_printf("%.2f%%", 100 * row[name].get<double>())
                                 : std::string("-");
     };
     const auto keys = [&](const char* name) {
       return row.contains(name) ? grouped(static_cast<uint64_t>(row[name].get<double>()))
                                 : std::string("-");
     };
-    terminal.print(printed(
+    terminal.print(string_printf(
         "%-14s  %6s  %9.1f  %9s  %9s  %9s  %7s  %7s  %7s  %7s  %7s  %7s  %7s  %7s\n",
         row["strategy"].get<std::string>().c_str(), row["budget"].get<std::string>().c_str(),
         row["tokens"].get<double>(),
@@ -226,28 +209,31 @@ void print_table(Terminal& terminal, const Json& result) {
         share("mass_estimated").c_str()));
   }
   terminal.print(
-      "\ntokens, keys: read, and scanned to choose, by each layer and key/value head for each "
-      "token; a head's: scanned by the search of one query head,\n"
-      "were it alone, finds: the share of the 100 best tokens among these; summaries: bytes read "
-      "to choose, for each token;\n"
-      "mass: of the exact attention that was read, certain: at least, by its certificate, claimed: "
-      "besides samples, as the strategy estimates it;\n"
-      "error: of the output, relative; recall: of the 100 best tokens. Layers that read everything "
-      "are in the means.\n");
+      "\nPer layer and KV head, means over query heads and tokens, layers with full attention "
+      "included:\n"
+      "tokens: read; keys: scanned to select them; a head's: keys that the search of one query "
+      "head "
+      "alone scans;\n"
+      "finds: share of the 100 largest scores that this search finds; summaries: bytes read to "
+      "select, per token;\n"
+      "mass: share of the exact attention that was read; least: the smallest one; certain: a lower "
+      "bound of it;\n"
+      "claimed: the strategy's own estimate, without samples; error: of the output, relative;\n"
+      "recall: share of the 100 largest scores that was read.\n");
 }
 
 }  // namespace
 
-void run_recall(Context& context, const RecallArguments& arguments) {
+void run_recall(Console& console, const RecallArguments& arguments) {
   expect_one_source(arguments.source);
   if (arguments.source.document.empty() && arguments.source.cache.empty())
-    throw Failure(exit_usage, "no document; name one with -f FILE, or its cache with -c FILE");
+    throw Failure(exit_usage, "no document; name one with -f FILE, or a cache file with -c FILE");
   if (arguments.steps == 0 && arguments.questions.empty())
     throw Failure(exit_usage, "--steps is 0 and there is no question: nothing to compare");
   expect_unused(arguments.output, arguments.source.force);
-  Recall recall(context, arguments);
+  Recall recall(console, arguments);
   const std::vector<Measured> measured = recall.run();
-  Json& result = context.result;
+  Json& result = console.result;
   result["build"] = Json::parse(kv_build_info());
   result["model"] = {{"path", arguments.model.path},
                      {"name", recall.info.name},
@@ -258,8 +244,8 @@ void run_recall(Context& context, const RecallArguments& arguments) {
   result["questions"] = arguments.questions;
   for (const Measured& one : measured) result["compared"].push_back(row_json(one, recall.info));
   write_file(arguments.output, json_text(result));
-  if (!context.json) print_table(context.terminal, result);
-  context.terminal.note("All of it is in " + arguments.output);
+  if (!console.json) print_table(console.terminal, result);
+  console.terminal.note("All results are in " + arguments.output);
 }
 
 }  // namespace tool

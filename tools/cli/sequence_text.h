@@ -1,26 +1,27 @@
-// What a saved sequence holds of a document. The comparison is of text, byte for byte, so a cache
-// is never taken for another document's.
+// The text of a saved sequence, compared with a document byte for byte. A cache file is never taken
+// for that of another document.
 #pragma once
 
 #include <cstddef>
 #include <string>
 
-#include "context.h"
+#include "sessions.h"
 
 namespace tool {
 
-struct Holdings {
+struct Overlap {
   enum Kind {
-    whole,      // exactly this document
+    whole,      // the sequence is exactly this document
     beginning,  // its first `bytes` bytes
-    more,       // this document and something after it
+    longer,     // this document with something after it
     other,
   };
   Kind kind = other;
   size_t bytes = 0;
 };
 
-Holdings compare(Context& context, kv_model* model, const kv_session* session,
-                 const std::string& document);
+// `flags` have the instructions before the document.
+Overlap compare(Console& console, kv_model* model, const kv_session* session,
+                const SessionFlags& flags, const std::string& document);
 
 }  // namespace tool

@@ -1,12 +1,12 @@
-// Keys are as a model's are, as far as the work of a choice goes: every head has a mean of its own,
-// about which lie the centres of topics, which follow one another as paragraphs do, and about these
-// the keys. In every head one key in 512 is three times as far from the mean: queries that go its
-// way find it before all others. Values lie about a mean too, and are independent of the keys.
+// Synthetic keys make a selector work as a model's keys do. Every head has a mean. Around it lie
+// the centres of topics, which follow one another like paragraphs, and around these the keys. In
+// every head one key in 512 is three times as far from the mean: queries in its direction find it
+// first. Values lie around a mean too, independent of the keys.
 //
-// Sizes are such that attention has something to find. The bundled model's own keys have an RMS of
-// 1.2 to 5.5 about means of 0.8 to 2.9, by layer; these 1.3 about 1.2. By bounded's estimate 1% of
-// 32,768 tokens, with sinks and window, have 84% of its attention, and 41% in a model of random
-// weights that is 4,096 wide; with strength 1 they have 59% of the bundled model's (8,192 tokens).
+// The sizes make attention concentrate. The bundled model's keys have an RMS of 1.2 to 5.5 around
+// means of 0.8 to 2.9, by layer; these have 1.3 around 1.2. By the estimate of "bounded", 1% of
+// 32,768 tokens with sinks and window have 84% of its attention, and 41% in a model of random
+// weights of width 4,096. With strength 1 they have 59% of the bundled model's (8,192 tokens).
 #include "synthetic.h"
 
 #include <algorithm>
@@ -15,20 +15,21 @@
 
 #include "eval_random.h"
 #include "failure.h"
-#include "words.h"
+#include "kvasir_experimental.h"
+#include "number_text.h"
 
 namespace tool {
 namespace {
 
 constexpr uint64_t topics = 64, topic_tokens = 300, strong_one_in = 512;
 constexpr float centre_size = 2, spread = 1, mean_size = 2, value_size = 2, strength = 3;
-constexpr uint64_t max_floats = uint64_t{1} << 23;  // of keys, made at a time
-// tokens, as the library reads them: a budget of memory has to hold a step
+constexpr uint64_t max_floats = uint64_t{1} << 23;  // of keys per step
+// tokens, as in prefill: a memory limit must hold a step
 constexpr uint64_t max_step = 512;
 
 enum class Part : uint64_t { mean, centre, topic, token };
 
-// A stream for each part of the document: whatever was made before, it is the same.
+// The random numbers of a part of the document, the same in any order of making.
 Random stream(uint64_t seed, Part part, uint64_t at, uint64_t layer) {
   const uint64_t name[] = {seed, static_cast<uint64_t>(part), at, layer};
   return Random({reinterpret_cast<const char*>(name), sizeof name});
@@ -40,27 +41,28 @@ float number(Random& random) { return number(random.bits()); }
 
 }  // namespace
 
-SyntheticDocument::SyntheticDocument(Context& context, const kv_model_information& model,
+SyntheticDocument::SyntheticDocument(Console& console, const kv_model_info& model,
                                      const SessionFlags& flags, uint64_t seed)
-    : context_(context), model_(model), flags_(flags), seed_(seed),
+    : console_(console), model_(model), flags_(flags), seed_(seed),
       width_(size_t{model.kv_heads} * model.head_dim),
-      at_once_(std::clamp<uint64_t>(max_floats / (model.layers * width_), 1, max_step)) {
+      step_tokens_(std::clamp<uint64_t>(max_floats / (model.layers * width_), 1, max_step)) {
   make_centres();
-  kv_cache_shape shape{};
-  shape.struct_size = sizeof shape;
+  kv_cache_shape shape = initialised<kv_cache_shape>();
   shape.layers = model.layers;
   shape.heads = model.heads;
   shape.kv_heads = model.kv_heads;
   shape.head_dim = model.head_dim;
   shape.max_tokens = uint64_t{1} << 30;
-  kv_cache_options options;
-  kv_cache_options_init(&options, sizeof options);
-  options.threads = flags.threads;
-  options.window = flags.window;
-  options.strategy = "full";  // nothing is asked of the cache itself
-  options.memory_budget = flags.memory;
-  if (!flags.spill_folder.empty()) options.spill_folder = flags_.spill_folder.c_str();
   kv_error error{};
+  kv_strategy* full = nullptr;  // the cache itself attends nothing
+  check(kv_strategy_create("full", &full, &error), error);
+  const Strategy strategy(full);
+  kv_cache_options options = initialised<kv_cache_options>();
+  options.threads = flags.threads;
+  options.window_tokens = flags.window_tokens;
+  options.decode = full;
+  options.memory_limit = flags.memory_limit;
+  if (!flags.spill_directory.empty()) options.spill_directory = flags_.spill_directory.c_str();
   kv_cache* cache = nullptr;
   check(kv_cache_open(&shape, &options, &cache, &error), error);
   cache_.reset(cache);
@@ -96,7 +98,7 @@ void SyntheticDocument::make_token(uint64_t token, uint32_t layer, float* k, flo
   }
 }
 
-// Tokens first ... in all layers, by all processors.
+// Fills rows with the tokens [first, first + count) of all layers, with all threads.
 void SyntheticDocument::make(uint64_t first, uint64_t count, Rows* rows) const {
   const uint64_t workers = std::min<uint64_t>(
       count, flags_.threads ? flags_.threads : std::max(1u, std::thread::hardware_concurrency()));
@@ -112,16 +114,16 @@ void SyntheticDocument::make(uint64_t first, uint64_t count, Rows* rows) const {
 }
 
 void SyntheticDocument::grow_to(uint64_t tokens) {
-  Progress progress(context_.terminal, "Making up " + grouped(tokens) + " tokens", Unit::tokens);
+  Progress progress(console_.terminal, "Generating " + grouped(tokens) + " tokens", Unit::tokens);
   const uint64_t before = tokens_;
-  const size_t floats = std::min(at_once_, tokens - before) * model_.layers * width_;
+  const size_t floats = std::min(step_tokens_, tokens - before) * model_.layers * width_;
   Rows rows{std::vector<float>(floats), std::vector<float>(floats)};
   kv_error error{};
   while (tokens_ < tokens) {
-    if (context_.interrupt.fired())
+    if (console_.interrupt.fired())
       throw Failure(exit_cancelled,
                     "stopped after " + grouped(tokens_) + " of " + grouped(tokens) + " tokens");
-    const uint64_t count = std::min(at_once_, tokens - tokens_);
+    const uint64_t count = std::min(step_tokens_, tokens - tokens_);
     make(tokens_, count, &rows);
     for (uint32_t l = 0; l < model_.layers; ++l) {
       const size_t at = l * count * width_;
@@ -135,15 +137,14 @@ void SyntheticDocument::grow_to(uint64_t tokens) {
 }
 
 Session SyntheticDocument::open(kv_model* model, std::span<const int32_t> tokens) {
-  Progress progress(context_.terminal, "Reading the newest of " + grouped(tokens.size()),
+  Progress progress(console_.terminal, "Prefilling the newest of " + grouped(tokens.size()),
                     Unit::tokens);
-  const kv_session_options options = session_options(context_, flags_);
-  kv_call_options how = call_options(context_, &progress);
-  how.flags = KV_CACHE_UNCHECKED;
+  const SessionOptions options(console_, flags_);
+  const kv_control control = control_of(console_, &progress, KV_CACHE_UNCHECKED);
   kv_error error{};
   kv_session* session = nullptr;
-  check(kv_session_from_cache(model, cache_.get(), tokens.data(), tokens.size(), &options, &how,
-                              &session, &error),
+  check(kv_session_from_cache(model, cache_.get(), tokens.data(), tokens.size(), options.get(),
+                              &control, &session, &error),
         error);
   return Session(session);
 }

@@ -1,26 +1,24 @@
-// Documents of made-up keys and values, as long as they are wanted: answers over them take the time
-// that they take over a real one, and no text has to be read for it. What they say is nonsense.
+// Documents of synthetic keys and values, of any length. Answers over them take the time of real
+// ones, and need no prefill. Their texts have no meaning.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "context.h"
+#include "sessions.h"
 
 namespace tool {
 
-// One document that grows. The seed decides every number of it, and not how it grew; the store
-// seals, sums up and keeps it as what it is given by an engine that reads. It shares its pages with
-// its sessions.
+// A growing document in a kv_cache. Its numbers depend on the seed alone, not on the steps of
+// growth. Sessions share its pages.
 class SyntheticDocument {
  public:
-  SyntheticDocument(Context& context, const kv_model_information& model, const SessionFlags& flags,
+  SyntheticDocument(Console& console, const kv_model_info& model, const SessionFlags& flags,
                     uint64_t seed);
 
   void grow_to(uint64_t tokens);
-  // Over all of it. The tokens are its own; the model reads the newest ones, those that a window
-  // keeps in full precision.
+  // A session over the whole document. The model prefills the newest tokens, those of the window.
   Session open(kv_model* model, std::span<const int32_t> tokens);
 
  private:
@@ -31,14 +29,14 @@ class SyntheticDocument {
   void make(uint64_t first, uint64_t count, Rows* rows) const;
   void make_token(uint64_t token, uint32_t layer, float* k, float* v) const;
 
-  Context& context_;
-  const kv_model_information model_;
+  Console& console_;
+  const kv_model_info model_;
   const SessionFlags flags_;
   const uint64_t seed_;
-  const size_t width_;          // of a layer's keys
-  const uint64_t at_once_;      // tokens
-  std::vector<float> means_;    // [layers][2][kv_heads][head_dim], of keys and of values
-  std::vector<float> centres_;  // [layers][topics][kv_heads][head_dim], of keys
+  const size_t width_;  // elements of a layer's keys per token
+  const uint64_t step_tokens_;
+  std::vector<float> means_;    // [layers][2][kv_heads][head_dim], keys and values
+  std::vector<float> centres_;  // [layers][topics][kv_heads][head_dim], keys
   Cache cache_;
   uint64_t tokens_ = 0;
 };

@@ -46,7 +46,7 @@ bool read_file(const std::string& path, std::string* text) {
   if (file < 0) return false;
   std::vector<char> buffer(1 << 16);
   ssize_t size = 0;
-  while ((size = ::read(file, buffer.data(), buffer.size())) > 0 && text->size() <= max_text)
+  while ((size = ::read(file, buffer.data(), buffer.size())) > 0 && text->size() <= max_text_bytes)
     text->append(buffer.data(), static_cast<std::size_t>(size));
   const int error = size > 0 ? EFBIG : errno;
   ::close(file);

@@ -156,7 +156,8 @@ bool read_file(const std::string& path, std::string* text) {
   if (file == INVALID_HANDLE_VALUE) return fail(GetLastError());
   std::vector<char> buffer(1 << 16);
   ptrdiff_t size = 0;
-  while ((size = read_from(file, buffer.data(), buffer.size())) > 0 && text->size() <= max_text)
+  while ((size = read_from(file, buffer.data(), buffer.size())) > 0 &&
+         text->size() <= max_text_bytes)
     text->append(buffer.data(), static_cast<std::size_t>(size));
   CloseHandle(file);
   if (size > 0) errno = EFBIG;

@@ -16,13 +16,13 @@ Terminal::Terminal(bool quiet, bool json)
 
 Terminal::~Terminal() {
   erase();
-  if (const std::string rest = shown_.end(); !rest.empty())
+  if (const std::string rest = terminal_text_.end(); !rest.empty())
     system::write(system::Stream::output, rest);
 }
 
 void Terminal::print(std::string_view text) {
   erase();
-  if (output_is_terminal_ ? system::write(system::Stream::output, shown_.next(text))
+  if (output_is_terminal_ ? system::write(system::Stream::output, terminal_text_.next(text))
                           : system::write(system::Stream::output, text))
     return;
   if (errno == EPIPE) throw Failure(exit_pipe, "");
@@ -33,7 +33,7 @@ void Terminal::print(std::string_view text) {
 void Terminal::say(std::string_view line) {
   erase();
   std::string text =
-      system::is_terminal(system::Stream::error) ? shown_in_line(line) : std::string(line);
+      system::is_terminal(system::Stream::error) ? one_terminal_line(line) : std::string(line);
   system::write(system::Stream::error, text += '\n');
 }
 
@@ -56,9 +56,8 @@ int Terminal::columns() const {
 void Terminal::draw(std::string_view line) {
   if (!draws_) return;
   drawn_ = true;
-  // One write, so that the line is never seen half drawn; what an earlier, longer one left is
-  // erased behind it.
-  system::write(system::Stream::error, "\r" + shown_in_line(line) + "\x1b[K");
+  // One write, so that the line is never half drawn. The end of a longer earlier line is erased.
+  system::write(system::Stream::error, "\r" + one_terminal_line(line) + "\x1b[K");
 }
 
 void Terminal::erase() {

@@ -1,14 +1,13 @@
-// Where the tool speaks: answers and tables on standard output, one-line notes and a transient line
-// on standard error.
+// Standard output for answers and tables, standard error for one-line notes and a transient line.
 //
-// No control character reaches a terminal but those of this file: not from a model's text, a
+// No control character reaches a terminal except those of this class: none from a model's text, a
 // document, a name or a message.
 #pragma once
 
 #include <string>
 #include <string_view>
 
-#include "shown.h"
+#include "terminal_text.h"
 
 namespace tool {
 
@@ -19,18 +18,16 @@ class Terminal {
   Terminal(const Terminal&) = delete;
   Terminal& operator=(const Terminal&) = delete;
 
-  // All of the text to standard output, now; but to a terminal the beginning of a character waits
-  // for its end. Throws Failure: exit_pipe when nobody reads it any more.
+  // Writes the text to standard output at once; on a terminal, the beginning of a character waits
+  // for its end. Throws Failure, with exit_pipe where the reader is gone.
   void print(std::string_view text);
 
   void note(std::string_view line);    // unless quiet or json
   void error(std::string_view line);   // always, as "kvasir: LINE"
-  void prompt(std::string_view text);  // for a person at the keyboard; no newline is added. The
-                                       // tool's own words: nothing is replaced
+  void prompt(std::string_view text);  // as it is, without a newline
   bool chatty() const { return chatty_; }
 
-  // The transient line: drawn over itself, erased by whatever is said next. Not shown unless
-  // draws().
+  // The transient line: drawn over itself, erased by the next output. Only where draws().
   bool draws() const { return draws_; }
   bool has_utf8() const { return utf8_; }
   int columns() const;
@@ -45,8 +42,8 @@ class Terminal {
   bool utf8_ = false;
   bool output_is_terminal_;
   bool drawn_ = false;
-  Shown shown_{
-      Shown::Newlines::keep};  // what standard output has been given, where it is a terminal
+  TerminalText terminal_text_{
+      TerminalText::Newlines::keep};  // what standard output has been given, where it is a terminal
 };
 
 }  // namespace tool

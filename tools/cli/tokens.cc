@@ -1,11 +1,13 @@
-// kvasir tokenize and kvasir logits: to compare with other runtimes.
+// kvasir tokenize and kvasir logits.
 #include <algorithm>
 
 #include "commands.h"
 #include "failure.h"
 #include "files.h"
+#include "kvasir_experimental.h"
+#include "number_text.h"
 #include "output.h"
-#include "words.h"
+#include "sessions.h"
 
 namespace tool {
 namespace {
@@ -22,43 +24,41 @@ std::vector<int32_t> read_token_ids(const std::string& path) {
 
 }  // namespace
 
-void run_tokenize(Context& context, const TokenizeArguments& arguments) {
-  const Model model = open_model(context, arguments.model);
+void run_tokenize(Console& console, const TokenizeArguments& arguments) {
+  const Model model = open_model(console, arguments.model);
   const uint32_t flags =
       (arguments.special ? KV_TOKENIZE_SPECIAL : 0u) | (arguments.bos ? KV_TOKENIZE_BOS : 0u);
   const std::vector<int32_t> tokens = tokenize(model.get(), read_file(arguments.file), flags);
-  context.result = {{"file", arguments.file}, {"tokens", tokens}};
-  if (!context.json) context.terminal.print(Json(tokens).dump() + "\n");
+  console.result = {{"file", arguments.file}, {"tokens", tokens}};
+  if (!console.json) console.terminal.print(Json(tokens).dump() + "\n");
 }
 
-void run_logits(Context& context, const LogitsArguments& arguments) {
-  constexpr size_t slice = 512;  // tokens whose logits are held at once
+void run_logits(Console& console, const LogitsArguments& arguments) {
+  constexpr size_t slice = 512;  // tokens per call, which bounds the memory of their logits
   expect_unused(arguments.output, arguments.force);
   const std::vector<int32_t> tokens = read_token_ids(arguments.tokens);
   if (tokens.empty()) throw Failure(exit_file, arguments.tokens + " has no tokens");
-  const Model model = open_model(context, arguments.model);
+  const Model model = open_model(console, arguments.model);
   kv_error error{};
-  kv_model_information info{};
-  info.struct_size = sizeof info;
-  check(kv_model_info(model.get(), &info, &error), error);
-  const Session session = open_session(context, model.get(), arguments.session);
+  const kv_model_info info = info_of(model.get());
+  const Session session = open_session(console, model.get(), arguments.session);
   NewFile output(arguments.output);
   // [slice][vocabulary]
   std::vector<float> logits(std::min(slice, tokens.size()) * info.vocabulary);
-  Progress progress(context.terminal, "Reading " + arguments.tokens, Unit::tokens);
-  const kv_call_options options = call_options(context, nullptr);
+  Progress progress(console.terminal, "Prefilling " + arguments.tokens, Unit::tokens);
+  const kv_control control = control_of(console);
   for (size_t at = 0; at < tokens.size(); at += slice) {
     const size_t count = std::min(slice, tokens.size() - at);
-    check(kv_prefill_logits(session.get(), tokens.data() + at, count, logits.data(), &options,
+    check(kv_prefill_logits(session.get(), tokens.data() + at, count, logits.data(), &control,
                             &error),
           error);
     output.write(logits.data(), count * info.vocabulary * sizeof(float));
     Progress::callback(KV_PHASE_PREFILL, at + count, tokens.size(), &progress);
   }
   output.finish();
-  context.result = {
+  console.result = {
       {"file", arguments.output}, {"tokens", tokens.size()}, {"vocabulary", info.vocabulary}};
-  context.terminal.note(arguments.output + ": float32 [" + std::to_string(tokens.size()) + "][" +
+  console.terminal.note(arguments.output + ": float32 [" + std::to_string(tokens.size()) + "][" +
                         std::to_string(info.vocabulary) + "], little endian");
 }
 

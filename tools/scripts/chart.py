@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Draws docs/images/NAME.svg from docs/data/charts/NAME.json: tools/scripts/chart.py [--check]
 
-A chart names its title, its axes (x, y, x_range, y_range; both logarithmic) and its series. A series has a label, a
-result file below docs/data (tools/scripts/measurements.py says what is in one) and one way to take points from it:
+A chart names its title, its axes (x, y, x_range, y_range; both logarithmic) and its series. A series has a label,
+a result file below docs/data (its form: tools/scripts/measurements.py) and one source of points:
 
   "columns": [X, Y]                         two columns of a table
   "rows": {STEP: X}, "per_second": COLUMN   rows by their first cell; 1000 / the number in that column
   "strategy": NAME                          of a bench result: 1000 / tokens per second at each depth
 
-A series with "below": true has its numbers below its points. The script needs no other package. The same files give the same bytes. With --check nothing is written.
+A series with "below": true has its numbers below its points. The script needs no other package. The
+same files give the same bytes. With --check the script writes nothing.
 """
 import argparse
 import json
@@ -21,7 +22,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "data"
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 44, 128
-COLOURS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7")  # told apart by everybody
+COLOURS = ("#0072b2", "#56b4e9", "#d55e00", "#e69f00", "#009e73", "#cc79a7")  # distinct also for the colour-blind
 TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000]
 
 
@@ -95,7 +96,7 @@ def main():
             if path.exists() and path.read_text(encoding="utf-8") == text:
                 continue
             different += 1
-            print(path.relative_to(ROOT), "is not what the result files give" if check else "written")
+            print(path.relative_to(ROOT), "differs from the result files" if check else "written")
             if not check:
                 path.parent.mkdir(exist_ok=True)
                 path.write_text(text, encoding="utf-8")

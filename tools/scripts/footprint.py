@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a document takes of memory and disk, from the layout that docs/file-format.md describes: tools/scripts/footprint.py [--tokens N]
+"""Memory and disk of a document, from the layout in docs/file-format.md: tools/scripts/footprint.py [--tokens N]
 
 Prints a Markdown table for well-known models, or for one shape with --shape LAYERS,KV_HEADS,HEAD_DIM,HEADS,VOCABULARY.
 """
@@ -20,7 +20,7 @@ SECTION_UNIT = 65536
 
 
 def layout(layers, kv_heads, head_dim, heads, vocabulary, tokens):
-    """Bytes by part: the sections of a cache file, and what of them a memory limit cannot spill."""
+    """Bytes by part: the sections of a cache file, and the part that a memory limit cannot spill."""
     dim = next(d for d in (32, 64, 128, 256) if head_dim <= d)
     page_tokens = PAGE_BYTES // 2 // dim
     all_heads = layers * kv_heads

@@ -3,21 +3,21 @@
 
 A result file is JSON in docs/data/measurements or docs/data/comparison:
 
-  title, order    the heading, and where it stands on the page
+  title, order    the heading, and its place on the page
   machine         CPU, cores, memory or GPU
   commit          the commit that was built
-  command         what was run; null where nobody wrote it down, and optional in a comparison
+  command         the command; null: not recorded; optional in a comparison
   other           in a comparison: the other program and its version
   notes           sentences below the table; optional
 
 and one of
 
-  bench           what `kvasir bench --json` printed
+  bench           the output of `kvasir bench --json`, of any version
   eval            the file that `kvasir eval` wrote (results.json)
   table           {"columns": [...], "rows": [[...], ...]}
 
 A comparison is a table with the columns step, the other program and Kvasir; the ratio is computed.
-With --check nothing is written, and the exit code is 1 where a page differs from what would be.
+With --check the script writes nothing, and the exit code is 1 if a page differs.
 """
 import argparse
 import json
@@ -206,7 +206,7 @@ def main():
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"measurements.py: {error}")
     for path, text in different:
-        print(path.relative_to(ROOT), "is not what the result files give" if check else "written")
+        print(path.relative_to(ROOT), "differs from the result files" if check else "written")
         if not check:
             path.write_text(text, encoding="utf-8")
     sys.exit(1 if check and different else 0)

@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Draws the results of `kvasir eval`, `recall` and `calibrate` as SVG pictures: tools/scripts/plot.py results.json [MORE.json ...] -o FOLDER
 
-  accuracy    score against the bytes read for each token, a line for each strategy, a panel for each length
-  perplexity  the same of the perplexity of the text that follows
-  needles     score by depth and length, a picture for each strategy, a panel for each budget
+  accuracy    score against the bytes read per token: a line per strategy, a panel per length
+  perplexity  the same for the perplexity of the text after the document
+  needles     score by depth and length: a picture per strategy, a panel per budget
 
-  recall      of the 100 best tokens, against the keys whose scores were computed to choose
+  recall      share of the 100 largest scores, against the keys that were scored to select
   mass        share of the exact attention that was read, against the tokens read
-  chosen      tokens that each layer and head has read, a picture for each strategy, a panel for each budget
+  chosen      tokens read by each layer and head: a picture per strategy, a panel per budget
 
-  similarity  how much of a layer's attention is on the tokens that another layer attends most; filter layers are marked
+  similarity  share of a layer's attention on the tokens that another layer attends most; filter layers are marked
 
-A picture is a function that takes rows of reports, and the task that was asked for, and gives (name, figure) pairs; PICTURES names them
-with the part of a report that they draw.
+A picture is a function of the rows of reports and of the requested task, and returns (name, figure) pairs. PICTURES names them with the
+part of a report that they draw.
 """
 import argparse
 import json
@@ -27,7 +27,7 @@ try:
 except ImportError:
     sys.exit("plot.py: matplotlib is missing; tools/setup plots installs it (for the system's python3)")
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#5e4fa2")  # told apart by everybody
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31", "#5e4fa2")  # distinct also for the colour-blind
 MARKERS = "osD^vP*X"
 REFERENCE = "#444444"  # of strategies without a budget
 
@@ -41,7 +41,7 @@ def tokens_text(tokens):
 
 
 def bytes_read(row):
-    """For each token: keys and values, and what was read to choose them."""
+    """For each token: keys and values, and the summaries read to select them."""
     return row["kv_bytes_per_token"] + row["summary_bytes_per_token"]
 
 
@@ -188,7 +188,7 @@ def similarity(reports, _):
         for layer in report["filter_layers"]:
             axis.annotate("\u25b6", (0, layer), xycoords=("axes fraction", "data"), ha="right", va="center", color=COLOURS[1])
         axis.set(xlabel="layer that attends", ylabel="layer that chooses", title=f"filter layers {', '.join(map(str, report['filter_layers']))}")
-        figure.colorbar(image, ax=axis, label="of its attention on what is chosen (%)")
+        figure.colorbar(image, ax=axis, label="part of its attention in the selected tokens (%)")
         yield "similarity" + (f"-{number + 1}" if number else ""), figure
 
 

@@ -1,5 +1,5 @@
 // What a terminal is shown of a text from elsewhere.
-#include "shown.h"
+#include "terminal_text.h"
 
 #include <doctest/doctest.h>
 #include <cstdint>
@@ -12,7 +12,7 @@ const std::string bad = "\uFFFD";
 
 // In parts of one size.
 std::string shown(const std::string& text, size_t part = 1000) {
-  Shown filter(Shown::Newlines::keep);
+  TerminalText filter(TerminalText::Newlines::keep);
   std::string out;
   for (size_t at = 0; at < text.size(); at += part)
     out += filter.next(std::string_view(text).substr(at, part));
@@ -64,7 +64,7 @@ TEST_CASE("text that is harmless stays as it is") {
       "Gr\u00FC\u00DFe,\t\u0645\u0631\u062D\u0628\u0627 \u05E9\u05DC\u05D5\u05DD \u4F60\u597D "
       "\U0001F44B\U0001F3FD \u200Dx\n";
   CHECK(shown(text, 1) == text);
-  CHECK(shown_in_line("a\nb\r\n\x9B") == "a" + bad + "b" + bad + bad + bad);
+  CHECK(one_terminal_line("a\nb\r\n\x9B") == "a" + bad + "b" + bad + bad + bad);
 }
 
 TEST_CASE("JSON says control characters by their numbers") {

@@ -21,17 +21,17 @@ class Packing(tool.InFolder):
         self.assertEqual(self.back.read_bytes(), self.cache.read_bytes())
         self.assertIn(CODE, self.expect(run("ask", "-m", MODEL, "-c", self.back, QUESTION), 0).stdout)
 
-    def test_inspect_tells_a_packed_cache_and_the_others_say_to_unpack_it(self):
+    def test_inspect_recognises_a_packed_file_and_other_commands_say_to_unpack_it(self):
         self.expect(run("pack", self.cache, "-o", self.packed, "--level", "3"), 0)
-        self.assertIn("packed cache of", self.expect(run("inspect", self.packed), 0).stdout)
+        self.assertIn("packed file of", self.expect(run("inspect", self.packed), 0).stdout)
         packed, plain = (self.expect_json(run("inspect", "--json", path)) for path in (self.packed, self.cache))
         self.assertEqual(packed["kind"], "packed")
         self.assertEqual(packed["level"], 3)
         self.assertEqual(packed["cache_bytes"], plain["file_bytes"])
         for name in ("tokens", "layers", "kv_heads", "head_dim", "model_name", "format_version"):
             self.assertEqual(packed[name], plain[name])
-        self.expect_error(run("ask", "-m", MODEL, "-c", self.packed, QUESTION), 3, "unpack it first")
-        self.expect_error(run("verify", self.packed), 3, "unpack it first")
+        self.expect_error(run("ask", "-m", MODEL, "-c", self.packed, QUESTION), 3, "kvasir unpack")
+        self.expect_error(run("verify", self.packed), 3, "kvasir unpack")
 
     def test_what_is_refused(self):
         self.expect_error(run("pack", self.folder / "none", "-o", self.packed), 3, "none")
@@ -39,7 +39,7 @@ class Packing(tool.InFolder):
         self.expect_error(run("pack", self.cache, "-o", self.cache, "--force"), 2, "another file")
         self.expect_error(run("pack", self.cache, "-o", self.packed, "--level", "20"), 2, "--level")
         self.expect_error(run("pack", self.cache), 2)
-        self.expect_error(run("unpack", self.cache, "-o", self.back), 3, "not a packed document")
+        self.expect_error(run("unpack", self.cache, "-o", self.back), 3, "not a packed")
         self.assertFalse(self.packed.exists() or self.back.exists())
         self.expect(run("pack", self.cache, "-o", self.packed), 0)
         damaged = bytearray(self.packed.read_bytes())
@@ -58,8 +58,8 @@ class Packing(tool.InFolder):
             self.expect(run("pack", self.cache, "-o", self.packed, *more), 0)
             self.expect(run("unpack", self.packed, "-o", self.back, *more), 0)
         packed, back = self.packed.read_bytes(), self.back.read_bytes()
-        self.expect_error(run("pack", self.cache, "-o", self.packed), 3, "a.kvz is there already", "--force")
-        self.expect_error(run("unpack", self.packed, "-o", self.back), 3, "b.kv is there already", "--force")
+        self.expect_error(run("pack", self.cache, "-o", self.packed), 3, "a.kvz exists already", "--force")
+        self.expect_error(run("unpack", self.packed, "-o", self.back), 3, "b.kv exists already", "--force")
         self.assertEqual((self.packed.read_bytes(), self.back.read_bytes()), (packed, back))
         self.expect(run("pack", self.cache, "-o", text, "--force"), 0)
         self.assertEqual(text.read_bytes(), self.packed.read_bytes())

@@ -39,8 +39,8 @@ class Measuring(tool.InFolder):
         expected = floats(FIXTURES / REFERENCE["last_logits"])
         # The reference is of the weights in 16 bits; the model here has them in 8.
         for kv, chunk, tolerance in (("f32", 256, 1e-3), ("int8", 64, 5e-3)):
-            values = self.logits("--kv", kv, "--chunk", chunk)
-            self.expect_error(run("logits", "-m", MODEL, "--tokens", "-", "-o", self.folder / "logits.f32"), 3, "logits.f32 is there already", "--force")
+            values = self.logits("--precision", kv, "--chunk", chunk)
+            self.expect_error(run("logits", "-m", MODEL, "--tokens", "-", "-o", self.folder / "logits.f32"), 3, "logits.f32 exists already", "--force")
             self.assertLess(relative_distance(values[-vocabulary:], expected), 5e-2, kv)
             loss, same = 0.0, 0
             for at in range(len(tokens)):
@@ -85,7 +85,7 @@ class Measuring(tool.InFolder):
         self.assertEqual([speed["strategy"] for speed in deepest["decode"]], ["full", "quest", "flat", "bounded"])
         for speed in deepest["decode"]:
             self.assertEqual(speed["stats"]["tokens"], 8192 + 5)
-            self.assertEqual(speed["stats"]["strategy_planned"], speed["strategy"])
+            self.assertEqual(speed["stats"]["decode_strategy"], speed["strategy"])
             self.assertLess(speed["stats"]["prefill_tokens"], 130)  # those of the window
             self.assertGreater(speed["tokens_per_second"]["median"], 0)
         flat, bounded = (speed["stats"] for speed in deepest["decode"][-2:])
@@ -102,7 +102,7 @@ class Measuring(tool.InFolder):
         self.assertEqual(attended(alone), attended(bench("--depth", 8192)))
         self.assertNotEqual(attended(alone), attended(bench("--depth", 8192, "--seed", 2)))
         table = self.expect(run("bench", "-m", MODEL, "--depth", 300, "--synthetic", "--prompt", 16, "--generate", 1, "--repetitions", 1), 0).stdout
-        self.assertIn("synthetic documents: keys and values made up, seed 1\n", table)
+        self.assertIn("synthetic documents, seed 1\n", table)
 
     def test_bench_decodes_with_the_index_that_a_strategy_searches(self):
         report = self.expect_json(run("bench", "-m", MODEL, "--json", "--depth", 3000, "--synthetic", "--prompt", 0, "--generate", 3, "--repetitions", 2,
@@ -130,19 +130,20 @@ class Measuring(tool.InFolder):
 
             finite(report)
             json.dumps(report, allow_nan=False)
+            self.assertGreater(report["threads"], 0)
             self.assertEqual([decode["stats"] is None for decode in report["depths"][0]["decode"]], [generate == 0] * 2)
 
     def test_bench_says_before_any_work_what_cannot_be_measured(self):
         bench = ["bench", "-m", MODEL, "--generate", 8]
-        self.expect_error(run(*bench, "--depth", "0,131000", "--prompt", 100), 2, "131,000 tokens", "100 behind", "131,072")
-        self.expect_error(run(*bench, "--depth", 131064, "--prompt", 0, "--synthetic"), 2, "9 behind", "131,072")
+        self.expect_error(run(*bench, "--depth", "0,131000", "--prompt", 100), 2, "131,000 tokens", "100 after", "131,072")
+        self.expect_error(run(*bench, "--depth", 131064, "--prompt", 0, "--synthetic"), 2, "9 after", "131,072")
         self.expect_error(run(*bench, "--depth", 2 ** 40, "--synthetic"), 2, "131,072")
         self.expect_error(run(*bench, "--synthetic", "--text", "book.txt"), 2, "--text")
         self.expect_error(run(*bench, "--synthetic", "--strategy", "full,infllm"), 2, "infllm")
 
     def test_an_interrupt_ends_the_making_of_a_document(self):
         making = OnTerminal("bench", "-m", MODEL, "--depth", 130000, "--synthetic", "--prompt", 0, "--mapped", "--folder", self.folder)
-        self.assertTrue(making.read_until("Making up 130,000 tokens"), making.seen)
+        self.assertTrue(making.read_until("Generating 130,000 tokens"), making.seen)
         making.interrupt()
         self.assertEqual(making.finish(), 130)
         self.assertIn("stopped after ", making.seen)

@@ -1,11 +1,11 @@
-#include "compared.h"
+#include "comparison.h"
 
 #include <algorithm>
 
 namespace tool {
 
-void ComparedSum::add(const Json& head) {
-  ComparedSum one;
+void ComparisonSum::add(const Json& head) {
+  ComparisonSum one;
   one.queries = head.at("queries").get<uint64_t>();
   const auto n = static_cast<double>(one.queries);
   const auto real = [&](const char* name) { return head.at(name).get<double>(); };
@@ -34,7 +34,7 @@ void ComparedSum::add(const Json& head) {
   add(one);
 }
 
-void ComparedSum::add(const ComparedSum& o) {
+void ComparisonSum::add(const ComparisonSum& o) {
   queries += o.queries;
   mass += o.mass;
   min_mass = std::min(min_mass, o.min_mass);
@@ -54,7 +54,7 @@ void ComparedSum::add(const ComparedSum& o) {
   certificate_excess = std::max(certificate_excess, o.certificate_excess);
 }
 
-Json ComparedSum::json() const {
+Json ComparisonSum::json() const {
   const auto n = static_cast<double>(std::max<uint64_t>(queries, 1));
   Json json = {{"queries", queries},
                {"mass", mass / n},
@@ -79,7 +79,7 @@ Json ComparedSum::json() const {
   return json;
 }
 
-void ComparedSums::add(const Json& stats) {
+void ComparisonSums::add(const Json& stats) {
   const Json& compared = stats.at("compared");
   const Json& layers = compared.at("layers");
   layers_.resize(std::max(layers_.size(), layers.size()));
@@ -98,14 +98,14 @@ void ComparedSums::add(const Json& stats) {
       covered_[i][j] += static_cast<double>(steps) * covered[i][j].get<double>();
 }
 
-ComparedSum ComparedSums::all() const {
-  ComparedSum sum;
+ComparisonSum ComparisonSums::all() const {
+  ComparisonSum sum;
   for (const auto& layer : layers_)
-    for (const ComparedSum& head : layer) sum.add(head);
+    for (const ComparisonSum& head : layer) sum.add(head);
   return sum;
 }
 
-std::vector<std::vector<double>> ComparedSums::covered() const {
+std::vector<std::vector<double>> ComparisonSums::covered() const {
   std::vector<std::vector<double>> means = covered_;
   for (auto& row : means)
     for (double& x : row) x /= static_cast<double>(std::max<uint64_t>(covered_steps_, 1));

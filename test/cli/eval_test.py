@@ -109,11 +109,11 @@ class Interrupted(tool.InFolder):
         self.assertTrue(evaluation.read_until(seen), evaluation.seen)
         evaluation.interrupt()
         self.assertEqual(evaluation.finish(), 130, evaluation.seen)
-        self.assertRegex(evaluation.seen, r"stopped; \d+ of 12 answers are kept in .*work; run the same command again to go on")
+        self.assertRegex(evaluation.seen, r"stopped; \d+ of 12 answers are in .*work; run the same command again to continue")
         return evaluation.seen
 
     def test_an_evaluation_that_was_stopped_goes_on(self):
-        self.assertRegex(self.stop_at("left  reading"), r"\d+%  \d+:\d\d left  reading story of 6,144 tokens")
+        self.assertRegex(self.stop_at("left  prefilling"), r"\d+%  \d+:\d\d left  prefilling story of 6,144 tokens")
         cache = next((self.folder / "work").glob("*.kv"))
         part = self.expect_json(run("inspect", cache, "--json"))["tokens"]
         self.assertTrue(0 < part < 6000, part)

@@ -1,4 +1,4 @@
-#include "words.h"
+#include "number_text.h"
 
 #include <cmath>
 #include <cstdarg>
@@ -6,7 +6,7 @@
 
 namespace tool {
 
-std::string printed(const char* format, ...) {
+std::string string_printf(const char* format, ...) {
   va_list arguments, again;
   va_start(arguments, format);
   va_copy(again, arguments);
@@ -30,32 +30,32 @@ std::string byte_count(uint64_t bytes) {
   double value = static_cast<double>(bytes) / 1000;
   size_t unit = 0;
   for (; value >= 999.5 && unit < 3; ++unit) value /= 1000;
-  return printed(value < 99.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+  return string_printf(value < 99.95 ? "%.1f %s" : "%.0f %s", value, units[unit]);
 }
 
 std::string clock_time(double seconds) {
   const auto whole = static_cast<uint64_t>(std::llround(std::fmax(seconds, 0)));
   const auto h = static_cast<unsigned>(whole / 3600);
   const auto m = static_cast<unsigned>(whole / 60 % 60), s = static_cast<unsigned>(whole % 60);
-  return h > 0 ? printed("%u:%02u:%02u", h, m, s) : printed("%u:%02u", m, s);
+  return h > 0 ? string_printf("%u:%02u:%02u", h, m, s) : string_printf("%u:%02u", m, s);
 }
 
 std::string duration(double seconds) {
-  if (seconds < 0.00095) return printed("%.2f ms", seconds * 1e3);
-  if (seconds < 0.0095) return printed("%.1f ms", seconds * 1e3);
-  if (seconds < 0.9995) return printed("%.0f ms", seconds * 1e3);
-  if (seconds < 59.95) return printed("%.1f s", seconds);
+  if (seconds < 0.00095) return string_printf("%.2f ms", seconds * 1e3);
+  if (seconds < 0.0095) return string_printf("%.1f ms", seconds * 1e3);
+  if (seconds < 0.9995) return string_printf("%.0f ms", seconds * 1e3);
+  if (seconds < 59.95) return string_printf("%.1f s", seconds);
   return clock_time(seconds) + (seconds < 3599.5 ? " min" : " h");
 }
 
 std::string rate(double per_second) {
-  if (per_second < 99.95) return printed("%.1f", per_second);
+  if (per_second < 99.95) return string_printf("%.1f", per_second);
   return grouped(static_cast<uint64_t>(std::llround(per_second)));
 }
 
 std::string percent(double part, double whole) {
   const double value = whole > 0 ? 100 * part / whole : 0;
-  return printed(value < 9.95 && value > 0 ? "%.1f%%" : "%.0f%%", value);
+  return string_printf(value < 9.95 && value > 0 ? "%.1f%%" : "%.0f%%", value);
 }
 
 std::string listed(const std::vector<std::string>& names) {

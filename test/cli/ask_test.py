@@ -1,4 +1,4 @@
-"""Reading, keeping, going on, mapping: ask, prefill, inspect and verify on real documents."""
+"""ask, prefill, inspect and verify on real documents: prefill, save, continue, map."""
 import os
 import signal
 import threading
@@ -21,7 +21,7 @@ class Documents(tool.InFolder):
         result = self.ask(self.file("short.txt", SHORT))
         self.assertIn(f"> {QUESTION}\n", result.stdout)
         self.assertIn(CODE, result.stdout)
-        self.assertRegex(result.stderr, r"Read [\d,]+ tokens of short.txt")
+        self.assertRegex(result.stderr, r"Prefilled [\d,]+ tokens of short.txt")
         self.assertRegex(result.stderr, r"\d+ tokens, first after .* tokens/s; \w+ read .*% of the tokens")
         self.assertNotIn("\x1b", result.stderr + result.stdout)
 
@@ -37,13 +37,13 @@ class Documents(tool.InFolder):
         result = self.expect(run("ask", "-q", "-m", MODEL, "-f", document, stdin=f"{QUESTION}\n\n{QUESTION}\n"), 0)
         self.assertEqual(result.stdout.count(CODE), 2)
 
-    def test_a_saved_document_is_mapped_and_not_read_again(self):
+    def test_a_saved_document_is_mapped_and_not_prefilled_again(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
         first = self.ask(document, "--save", cache)
         self.assertIn("Saved", first.stderr)
         second = self.ask(document, "--save", cache)
-        self.assertRegex(second.stderr, r"short.kv: mapped [\d,]+ tokens in .*; nothing to read")
-        self.assertNotIn("Read ", second.stderr)
+        self.assertRegex(second.stderr, r"short.kv: mapped [\d,]+ tokens in .*; nothing to prefill")
+        self.assertNotIn("Prefilled ", second.stderr)
         self.assertEqual(second.stdout, first.stdout)
         third = self.expect(run("ask", "-m", MODEL, "-c", cache, QUESTION), 0)
         self.assertEqual(third.stdout, first.stdout)
@@ -52,10 +52,10 @@ class Documents(tool.InFolder):
         document, spilled = self.file("short.txt", SHORT), self.folder / "spilled"
         spilled.mkdir()
         wanted = self.ask(document, "-q").stdout
-        self.assertEqual(self.ask(document, "-q", "--memory", "20M", "--spill-folder", spilled).stdout, wanted)
+        self.assertEqual(self.ask(document, "-q", "--memory-limit", "20M", "--spill-directory", spilled).stdout, wanted)
         self.assertEqual(list(spilled.iterdir()), [])
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory", "1M", QUESTION), 5, "memory_budget")
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory", "20M", "--spill-folder", spilled / "nowhere", QUESTION), 3, "nowhere")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory-limit", "1M", QUESTION), 5, "memory")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory-limit", "20M", "--spill-directory", spilled / "nowhere", QUESTION), 3, "nowhere")
 
     def test_passages_that_an_answer_attended_are_quoted(self):
         document = self.file("short.txt", SHORT)
@@ -86,11 +86,11 @@ class Documents(tool.InFolder):
         self.assertEqual([a["question"] for a in first["answers"]], [QUESTION, "And the south gate?"])
         self.assertIn(CODE, first["answers"][0]["answer"])
         self.assertEqual(first["answers"][0]["stop"], "end_of_turn")
-        self.assertGreater(first["source"]["read_tokens"], 1000)
+        self.assertGreater(first["source"]["prefill_tokens"], 1000)
         self.assertNotIn("mapped_tokens", first["source"])
         second = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION))
         self.assertEqual(second["source"]["mapped_tokens"], first["source"]["tokens"])
-        self.assertNotIn("read_tokens", second["source"])
+        self.assertNotIn("prefill_tokens", second["source"])
 
     def test_a_cache_of_another_document_is_never_used(self):
         cache = self.folder / "a.kv"
@@ -103,8 +103,8 @@ class Documents(tool.InFolder):
         self.assertEqual(cache.read_bytes(), content)
         result = self.ask(other, "--save", cache, "--force")
         self.assertIn("holds another document", result.stderr)
-        self.assertIn("Read ", result.stderr)
-        self.assertIn("nothing to read", self.ask(other, "--save", cache).stderr)
+        self.assertIn("Prefilled ", result.stderr)
+        self.assertIn("nothing to prefill", self.ask(other, "--save", cache).stderr)
 
     def test_a_document_that_has_grown_is_read_from_where_it_ended(self):
         document, cache = self.file("log.txt", SHORT), self.folder / "log.kv"
@@ -113,8 +113,8 @@ class Documents(tool.InFolder):
         result = run("ask", "-m", MODEL, "-f", document, "-s", cache, "What is the access code of the south gate?")
         self.expect(result, 0)
         self.assertIn("1029384", result.stdout)
-        self.assertIn("reading the rest", result.stderr)
-        self.assertRegex(result.stderr, r"Read \d\d tokens")
+        self.assertIn("prefilling the rest", result.stderr)
+        self.assertRegex(result.stderr, r"Prefilled \d\d tokens")
 
     def test_a_file_that_is_no_cache_is_not_overwritten(self):
         document, precious = self.file("short.txt", SHORT), self.file("letter.txt", "Dear Irene")
@@ -123,7 +123,7 @@ class Documents(tool.InFolder):
         self.expect(self.prefill(document, precious, "--force"), 0)
         self.expect(run("verify", precious), 0)
 
-    def test_a_damaged_cache_is_told_and_rebuilt(self):
+    def test_a_damaged_cache_is_reported_and_rebuilt(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
         self.expect(self.prefill(document, cache), 0)
         sound = cache.read_bytes()
@@ -155,7 +155,7 @@ class Documents(tool.InFolder):
         cache = self.folder / "short.kv"
         self.expect(self.prefill(self.file("short.txt", SHORT), cache), 0)
         facts = self.expect_json(run("inspect", cache, "--json"))
-        self.assertEqual((facts["kind"], facts["layers"], facts["kv_type"]), ("cache", 10, "int8"))
+        self.assertEqual((facts["kind"], facts["layers"], facts["precision"]), ("cache", 10, "int8"))
         self.assertEqual((facts["file_bytes"], facts["chat_format"]), (cache.stat().st_size, "chatml"))
         self.assertRegex(self.expect(run("inspect", cache), 0).stdout, r"\nchat format +chatml\n")
         self.assertIn("every byte", self.expect(run("verify", cache), 0).stdout)
@@ -199,6 +199,33 @@ class Documents(tool.InFolder):
         finally:
             os.close(reader)
 
+    def test_pdf_and_binary_files_cause_a_warning(self):
+        pdf = self.file("report.pdf", b"%PDF-1.7\n" + SHORT.encode())
+        self.assertIn("warning: report.pdf is a PDF file, not text", self.ask(pdf, "-n", 1).stderr)
+        binary = self.file("data.bin", SHORT.encode() + b"\0\1")
+        report = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", binary, "-n", 1, QUESTION))
+        self.assertIn("NUL", report["warnings"][0])
+        added = run("library", "add", self.folder / "lib", "-m", MODEL, "-f", pdf)
+        self.assertIn("warning: report.pdf", self.expect(added, 0).stderr)
+        self.assertNotIn("warning", self.ask(self.file("short.txt", SHORT), "-n", 1).stderr)
+
+    def test_instructions_stand_before_the_document_and_stay_in_the_file(self):
+        document, cache = self.file("short.txt", SHORT), self.folder / "a.kv"
+        instructions = "Answer in one sentence."
+        plain = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, QUESTION))["source"]["tokens"]
+        first = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, "--instructions", instructions, QUESTION))
+        self.assertGreater(first["source"]["tokens"], plain)
+        file = self.file("instructions.txt", instructions + "\n")
+        again = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, "--instructions-file", file, QUESTION))
+        self.assertEqual(again["source"]["mapped_tokens"], first["source"]["tokens"])
+        self.assertNotIn("prefill_tokens", again["source"])
+        self.assertEqual(again["answers"][0]["answer"], first["answers"][0]["answer"])
+        self.expect(run("ask", "-m", MODEL, "-c", cache, QUESTION), 0)
+        self.expect_error(run("ask", "-m", MODEL, "-c", cache, "--instructions", "Answer in French.", QUESTION), 4, "instructions")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "-s", cache, QUESTION), 3, "--force")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--instructions", "a", "--instructions-file", file, QUESTION), 2, "--instructions")
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--instructions-file", self.folder / "none", QUESTION), 3, "none")
+
     def test_a_folder_is_no_text(self):
         self.expect_error(run("ask", "-m", MODEL, "-f", self.folder, QUESTION), 3, "directory")
 
@@ -221,25 +248,25 @@ class Interrupted(tool.InFolder):
         self.assertTrue(reading.read_until("% "), reading.seen)  # the progress line: it is under way
         reading.interrupt()
         self.assertEqual(reading.finish(), 130, reading.seen)
-        self.assertRegex(reading.seen, r"stopped; kept [\d,]+ of [\d,]+ tokens in .*long.kv; run the same command again")
+        self.assertRegex(reading.seen, r"stopped; saved [\d,]+ of [\d,]+ tokens in .*long.kv; run the same command again")
         kept = self.expect_json(run("inspect", cache, "--json"))["tokens"]
         self.assertGreater(kept, 0)
         self.expect(run("verify", cache), 0)
 
         rest = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, "--strategy", "full", QUESTION))
         self.assertEqual(rest["source"]["mapped_tokens"], kept)
-        self.assertEqual(rest["source"]["mapped_tokens"] + rest["source"]["read_tokens"], rest["source"]["tokens"])
+        self.assertEqual(rest["source"]["mapped_tokens"] + rest["source"]["prefill_tokens"], rest["source"]["tokens"])
         self.assertIn(CODE, rest["answers"][0]["answer"])
 
     def test_a_second_interrupt_ends_at_once(self):
         process = tool.OnTerminal("chat", "-m", MODEL, whole=True)
         self.assertTrue(process.read_until("> "))
         process.interrupt()
-        self.assertTrue(process.read_until("Ctrl-D leaves"))
+        self.assertTrue(process.read_until("Ctrl-D ends the conversation"))
         process.interrupt()
         self.assertIn(process.finish(), (0, -signal.SIGINT))
 
-    def test_without_a_file_to_keep_it_the_loss_is_told(self):
+    def test_without_a_file_to_keep_it_the_loss_is_reported(self):
         reading = tool.OnTerminal("ask", "-m", MODEL, "-f", self.file("long.txt", LONG), "--chunk", 256, QUESTION)
         self.assertTrue(reading.read_until("% "), reading.seen)
         reading.interrupt()
@@ -249,7 +276,7 @@ class Interrupted(tool.InFolder):
     def test_progress_is_drawn_on_a_terminal_and_erased(self):
         reading = self.start(self.file("long.txt", LONG[:12000]), self.folder / "long.kv", columns=100)
         self.assertEqual(reading.finish(), 0)
-        self.assertRegex(reading.seen, r"Reading long.txt .*\d+%")
+        self.assertRegex(reading.seen, r"Prefilling long.txt .*\d+%")
         drawn = [part for part in reading.seen.split("\r") if "%" in part]
         self.assertEqual([part for part in drawn if len(part.replace("\x1b[K", "")) >= 100], [])
         left = [line for line in tool.on_screen(reading.seen) if "%" in line]

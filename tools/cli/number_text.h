@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Numbers as text for people.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 
 namespace tool {
 
-[[gnu::format(printf, 1, 2)]] std::string printed(const char* format, ...);
+// printf into a string.
+[[gnu::format(printf, 1, 2)]] std::string string_printf(const char* format, ...);
 
 std::string grouped(uint64_t number);                       // 154,012
 std::string byte_count(uint64_t bytes);                     // 19.5 MB

@@ -1,5 +1,6 @@
 """kvasir chat, from a pipe and at a terminal."""
 import json
+import subprocess
 import unittest
 
 import tool
@@ -19,7 +20,7 @@ class Talking(tool.InFolder):
     def test_lines_from_a_pipe_are_answered(self):
         self.assertEqual(self.chat(QUESTION, QUESTION).count(CODE), 2)
 
-    def test_turns_stay_until_they_are_forgotten(self):
+    def test_turns_stay_until_they_are_dropped(self):
         def tokens(text):
             return [json.loads("{" + part.split("\n}")[0] + "}")["tokens"] for part in text.split("{")[1:]]
 
@@ -38,7 +39,7 @@ class Talking(tool.InFolder):
         refused = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {saved}\n/save {self.folder / 'short.txt'}\n"), 3)
         self.assertIn("talk.kv holds another conversation", refused.stderr)
         refused = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {self.folder / 'short.txt'}\n"), 3)
-        self.assertIn("short.txt is not a cache", refused.stderr)
+        self.assertIn("short.txt is not a cache file", refused.stderr)
         self.assertEqual((saved.read_bytes(), (self.folder / "short.txt").read_text()), (content, SHORT))
         for path in (self.folder, self.folder / "none" / "a.kv", "/dev/null"):
             self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {path}\n"), 3)
@@ -64,8 +65,23 @@ class Talking(tool.InFolder):
 
     def test_help_and_unknown_commands(self):
         self.assertIn("/reset", self.chat("/help"))
-        result = run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="/nonsense\n")
+        result = run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="/nonsense\n/stat\n")
         self.assertIn("/help", self.expect(result, 0).stderr)
+        self.assertIn("did you mean '/stats'?", result.stderr)
+
+    @unittest.skipUnless("libedit" in subprocess.run(["ldd", tool.PROGRAM], capture_output=True, text=True).stdout, "built without libedit")
+    def test_lines_are_edited_and_recalled(self):
+        talk = tool.OnTerminal("chat", "-m", MODEL, "-c", self.cache, whole=True)
+        self.assertTrue(talk.read_until("> "), talk.seen)
+        talk.write(QUESTION[:-3] + "xx" + "\x7f\x7f" + QUESTION[-3:] + "\r")
+        self.assertTrue(talk.read_until(CODE), talk.seen)
+        self.assertTrue(talk.read_until("> "), talk.seen)
+        talk.write("\x1b[A\r")
+        self.assertTrue(talk.read_until("first after"), talk.seen)
+        self.assertGreaterEqual(talk.seen.count(f"is {CODE}"), 2)
+        self.assertTrue(talk.read_until("> "), talk.seen)
+        talk.write("\x04")
+        self.assertEqual(talk.finish(), 0, talk.seen)
 
     def test_at_a_terminal_an_interrupt_stops_the_answer_only(self):
         talk = tool.OnTerminal("chat", "-m", MODEL, "-c", self.cache, "--max-tokens", 100000, "--temperature", 3, "--stop",

@@ -1,37 +1,38 @@
-// One question to a session: streams the answer, measures, and puts both into words.
+// Answers: one question to a session, streamed, measured and described.
 #pragma once
 
 #include <string>
 #include <vector>
 
-#include "context.h"
+#include "sessions.h"
 
 namespace tool {
 
 struct Answer {
   std::string text;
-  kv_answer facts{};
-  Json stats;
+  kv_answer facts = initialised<kv_answer>();
+  kv_session_stats stats = initialised<kv_session_stats>();
+  Json stats_json;
 };
 
-// For kv_generate: appends what is said to a std::string.
+// A kv_text_fn that appends to a std::string.
 int32_t append_text(const char* text, size_t size, void* string);
 
 enum class Keep { no, yes };  // whether the turn stays in the sequence
 
-// trace: for passages_of(). Streams to standard output unless --json. Throws Failure; a Ctrl-C
-// returns an answer with KV_STOP_CANCELLED.
-Answer answer(Context& context, kv_session* session, const std::string& question,
+// Streams the answer to standard output unless --json. `trace` records passages_of(). Throws
+// Failure. After a Ctrl-C the answer has KV_STOP_CANCELLED.
+Answer answer(Console& console, kv_session* session, const std::string& question,
               const SamplingFlags& flags, Keep keep, bool trace = false);
 
-// The questions of the command line; none: one a line from standard input, unless that is the
+// The questions of the command line, or else one per line of standard input, unless that is the
 // document. Throws Failure(exit_usage).
 std::vector<std::string> questions_of(const std::vector<std::string>& given,
                                       const std::string& document);
 
-// Asks each on its own, prints and puts all into context.result["answers"], with the `passages`
-// that each answer attended most. Throws Failure, also after a Ctrl-C.
-void answer_each(Context& context, const kv_model* model, kv_session* session,
+// Answers each question on its own, with up to `passages` passages, and fills result["answers"].
+// Throws Failure, also after a Ctrl-C.
+void answer_each(Console& console, const kv_model* model, kv_session* session,
                  const std::vector<std::string>& questions, const SamplingFlags& flags,
                  uint32_t passages);
 

@@ -1,28 +1,29 @@
-#include "answering.h"
+#include "answer.h"
 
 #include <exception>
 #include <sstream>
 #include <vector>
 
 #include "failure.h"
+#include "files.h"
+#include "number_text.h"
 #include "passages.h"
 #include "system.h"
-#include "words.h"
 
 namespace tool {
 namespace {
 
 struct Stream {
-  Context& context;
+  Console& console;
   std::string text;
-  std::exception_ptr failure;  // may not cross the library
+  std::exception_ptr failure;  // rethrown after the call, with its type
 };
 
 int32_t on_text(const char* text, size_t size, void* user) {
   Stream& stream = *static_cast<Stream*>(user);
   try {
     stream.text.append(text, size);
-    if (!stream.context.json) stream.context.terminal.print({text, size});
+    if (!stream.console.json) stream.console.terminal.print({text, size});
     return 0;
   } catch (...) {
     stream.failure = std::current_exception();
@@ -30,10 +31,9 @@ int32_t on_text(const char* text, size_t size, void* user) {
   }
 }
 
-kv_generate_options generate_options(Context& context, const SamplingFlags& flags, Keep keep,
+kv_generate_options generate_options(const SamplingFlags& flags, Keep keep, bool trace,
                                      const std::vector<const char*>& stop) {
-  kv_generate_options options;
-  kv_generate_options_init(&options, sizeof options);
+  kv_generate_options options = initialised<kv_generate_options>();
   options.max_tokens = flags.max_tokens;
   options.temperature = flags.temperature;
   options.top_k = flags.top_k;
@@ -43,8 +43,7 @@ kv_generate_options generate_options(Context& context, const SamplingFlags& flag
   options.seed = flags.seed;
   options.stop = stop.data();
   options.stop_count = static_cast<uint32_t>(stop.size());
-  options.keep = keep == Keep::yes ? 1 : 0;
-  options.cancel = context.interrupt.token();
+  options.flags = (keep == Keep::yes ? KV_KEEP_TURN : 0) | (trace ? KV_TRACE_PASSAGES : 0);
   return options;
 }
 
@@ -67,20 +66,20 @@ const char* stop_name(uint32_t reason) {
 
 double seconds(uint64_t nanoseconds) { return static_cast<double>(nanoseconds) * 1e-9; }
 
-// Of the tokens after the first, which waits for the question to be read.
+// Tokens per second after the first one, which waits for the prefill of the question.
 double decode_rate(const kv_answer& facts) {
   const double time = seconds(facts.total_ns - facts.first_token_ns);
   return facts.answer_tokens > 1 && time > 0 ? static_cast<double>(facts.answer_tokens - 1) / time
                                              : 0;
 }
 
-// "quest read 2.0% of the tokens in 3.1% of the pages": of what full attention would have read.
-std::string reading_line(const Answer& answer) {
+// "; quest read 2.0% of the tokens, 3.1% of the pages": relative to full attention.
+std::string selection_text(const Answer& answer) {
   const auto present = static_cast<double>(answer.facts.tokens_present);
   if (present <= 0) return "";
-  const double in_pages =
-      answer.stats.value("last_pages_touched", 0.0) * answer.stats.value("page_tokens", 0.0);
-  return "; " + answer.stats.value("strategy_planned", "the strategy") + " read " +
+  const double in_pages = static_cast<double>(answer.stats.last_pages_touched) *
+                          static_cast<double>(answer.stats.page_tokens);
+  return std::string("; ") + answer.stats.decode_strategy + " read " +
          percent(static_cast<double>(answer.facts.tokens_read), present) + " of the tokens, " +
          percent(in_pages, present) + " of the pages";
 }
@@ -96,20 +95,19 @@ int32_t append_text(const char* text, size_t size, void* string) {
   }
 }
 
-Answer answer(Context& context, kv_session* session, const std::string& question,
+Answer answer(Console& console, kv_session* session, const std::string& question,
               const SamplingFlags& flags, Keep keep, bool trace) {
   std::vector<const char*> stop;
   for (const std::string& text : flags.stop) stop.push_back(text.c_str());
-  kv_generate_options options = generate_options(context, flags, keep, stop);
-  options.trace = trace ? 1 : 0;
+  const kv_generate_options options = generate_options(flags, keep, trace, stop);
+  const kv_control control = control_of(console);
   Answer result;
-  result.facts.struct_size = sizeof result.facts;
-  Stream stream{context, {}, nullptr};
+  Stream stream{console, {}, nullptr};
   kv_error error{};
-  const kv_status status = kv_generate(session, question.data(), question.size(), &options, on_text,
-                                       &stream, &result.facts, &error);
+  const kv_status status = kv_generate(session, question.data(), question.size(), &options,
+                                       &control, on_text, &stream, &result.facts, &error);
   if (stream.failure) std::rethrow_exception(stream.failure);
-  if (!stream.text.empty() && !context.json) context.terminal.print("\n");
+  if (!stream.text.empty() && !console.json) console.terminal.print("\n");
   if (status == KV_CANCELLED) {
     result.facts.stop_reason = KV_STOP_CANCELLED;
   } else {
@@ -117,6 +115,7 @@ Answer answer(Context& context, kv_session* session, const std::string& question
   }
   result.text = std::move(stream.text);
   result.stats = stats_of(session);
+  result.stats_json = stats_json(session);
   return result;
 }
 
@@ -135,18 +134,18 @@ std::vector<std::string> questions_of(const std::vector<std::string>& given,
   return questions;
 }
 
-void answer_each(Context& context, const kv_model* model, kv_session* session,
+void answer_each(Console& console, const kv_model* model, kv_session* session,
                  const std::vector<std::string>& questions, const SamplingFlags& flags,
                  uint32_t passages) {
-  Json& answers = context.result["answers"] = Json::array();
+  Json& answers = console.result["answers"] = Json::array();
   for (const std::string& question : questions) {
-    if (context.terminal.chatty()) context.terminal.print("\n> " + question + "\n");
-    const Answer given = answer(context, session, question, flags, Keep::no, passages > 0);
+    if (console.terminal.chatty()) console.terminal.print("\n> " + question + "\n");
+    const Answer given = answer(console, session, question, flags, Keep::no, passages > 0);
     const bool stopped = given.facts.stop_reason == KV_STOP_CANCELLED;
     std::vector<AttendedPassage> attended;
     if (passages > 0 && !stopped) attended = passages_of(model, session, passages);
-    print_passages(context, attended);
-    context.terminal.note("  " + facts_line(given));
+    print_passages(console, attended);
+    console.terminal.note("  " + facts_line(given));
     Json entry = {{"question", question}, {"answer", given.text}};
     if (passages > 0) entry["passages"] = passages_json(attended);
     entry.update(facts_json(given));
@@ -160,11 +159,11 @@ std::string facts_line(const Answer& answer) {
   std::string line =
       grouped(facts.answer_tokens) + (facts.answer_tokens == 1 ? " token" : " tokens");
   if (facts.stop_reason == KV_STOP_CANCELLED) line += " (stopped)";
-  if (facts.stop_reason == KV_STOP_MAX_TOKENS) line += " (cut: --max-tokens)";
-  if (facts.stop_reason == KV_STOP_CONTEXT_FULL) line += " (cut: the context is full)";
+  if (facts.stop_reason == KV_STOP_MAX_TOKENS) line += " (ended by --max-tokens)";
+  if (facts.stop_reason == KV_STOP_CONTEXT_FULL) line += " (ended: the context is full)";
   if (facts.answer_tokens > 0) line += ", first after " + duration(seconds(facts.first_token_ns));
   if (decode_rate(facts) > 0) line += ", then " + rate(decode_rate(facts)) + " tokens/s";
-  return line + reading_line(answer);
+  return line + selection_text(answer);
 }
 
 Json facts_json(const Answer& answer) {
@@ -178,7 +177,7 @@ Json facts_json(const Answer& answer) {
   json["tokens_per_second"] = decode_rate(facts);
   json["tokens_read"] = facts.tokens_read;
   json["tokens_present"] = facts.tokens_present;
-  json["stats"] = answer.stats;
+  json["stats"] = answer.stats_json;
   return json;
 }
 

@@ -1,0 +1,16 @@
+// Conversations in the terminal, or line by line from a pipe.
+#pragma once
+
+#include <string>
+
+#include "sessions.h"
+
+namespace tool {
+
+// Throws Failure(exit_usage) with --json, or where the document is standard input.
+void expect_chat_possible(const Console& console, const std::string& document);
+
+// Answers the lines of standard input until its end. `start` has the document, if any.
+void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling);
+
+}  // namespace tool
