@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
 var errEnough = errors.New("enough")
@@ -34,7 +34,7 @@ func TestAnErrorOfACallbackStopsTheCall(t *testing.T) {
 	refused(t, err, kvasir.ErrCancelled, "")
 	expect(t, errors.Is(err, errEnough) && !errors.Is(err, context.Canceled), "%v", err)
 	expect(t, count == 2 && answer.StopReason == kvasir.StopCancelled && answer.AnswerTokens >= 2, "%d calls, %+v", count, answer)
-	done, err := empty(t).Prefill(ctx, document, &kvasir.PrefillOptions{Progress: func(kvasir.Phase, uint64, uint64) error { return errEnough }})
+	done, err := empty(t).Prefill(ctx, document, &kvasir.PrefillOptions{Progress: func(kvasir.Phase, int64, int64) error { return errEnough }})
 	expect(t, errors.Is(err, errEnough) && errors.Is(err, kvasir.ErrCancelled), "%v", err)
 	expect(t, done.Bytes < len(document), "%+v", done)
 	expect(t, ask(t, session) == want, "another answer afterwards")
@@ -49,7 +49,7 @@ func TestAPanicGoesOnInTheCaller(t *testing.T) {
 	var nothing func(string)
 	value = recovered(func() { session.Generate(ctx, question, nil, func(s string) error { nothing(s); return nil }) })
 	expect(t, strings.Contains(value.(error).Error(), "nil pointer"), "%v", value)
-	progress := func(kvasir.Phase, uint64, uint64) error { panic("progress") }
+	progress := func(kvasir.Phase, int64, int64) error { panic("progress") }
 	value = recovered(func() { session.Save(ctx, t.TempDir()+"/a.kv", progress) })
 	expect(t, value == "progress", "%v", value)
 	value = recovered(func() { kvasir.VerifyFile(ctx, saved, progress) })
@@ -63,14 +63,14 @@ func TestAPanicGoesOnInTheCaller(t *testing.T) {
 
 func TestTheLogIsHeardAndMayPanic(t *testing.T) {
 	var lines []string
-	session := load(t, &kvasir.SessionOptions{Strategy: "quest", Log: func(level kvasir.LogLevel, message string) {
+	session := load(t, &kvasir.SessionOptions{Decode: strategy(t, "quest"), Log: func(level kvasir.LogLevel, message string) {
 		expect(t, level == kvasir.LogInfo || level == kvasir.LogWarning, "level %d", level)
 		lines = append(lines, message)
 	}})
 	ask(t, session)
 	expect(t, strings.Contains(strings.Join(lines, "\n"), "quest"), "%q", lines)
 
-	session = load(t, &kvasir.SessionOptions{Strategy: "quest", Log: func(kvasir.LogLevel, string) { panic("log") }})
+	session = load(t, &kvasir.SessionOptions{Decode: strategy(t, "quest"), Log: func(kvasir.LogLevel, string) { panic("log") }})
 	value := recovered(func() { session.Ask(ctx, question, nil) })
 	expect(t, value == "log", "%v", value)
 	_, err := session.Stats()
@@ -80,13 +80,13 @@ func TestTheLogIsHeardAndMayPanic(t *testing.T) {
 // What a fork inherits of the session's log stays when the session is closed.
 func TestTheLogOutlivesTheSession(t *testing.T) {
 	lines := 0
-	session := load(t, &kvasir.SessionOptions{Strategy: "full", Log: func(kvasir.LogLevel, string) { lines++ }})
+	session := load(t, &kvasir.SessionOptions{Decode: strategy(t, "full"), Log: func(kvasir.LogLevel, string) { lines++ }})
 	fork, err := session.Fork()
 	check(t, err)
 	defer fork.Close()
 	check(t, session.Close())
 	lines = 0
-	check(t, fork.SetStrategy("quest", 64, 0))
+	check(t, fork.SetStrategy(strategy(t, "quest", kvasir.BudgetTokens(64))))
 	ask(t, fork)
 	expect(t, lines > 0, "nothing was said")
 }
@@ -98,7 +98,7 @@ func TestACallbackMayNotCallItsSession(t *testing.T) {
 		refused(t, err, kvasir.ErrBusy, "another call on this session")
 		_, err = session.Ask(ctx, question, nil)
 		refused(t, err, kvasir.ErrBusy, "another call on this session")
-		refused(t, session.Close(), kvasir.ErrBusy, "by a callback")
+		refused(t, session.Close(), kvasir.ErrBusy, "callback")
 		return nil
 	})
 	check(t, err)
@@ -132,7 +132,7 @@ func TestAContextStopsEveryLongCall(t *testing.T) {
 		stopped = time.Now()
 		cancel(errEnough)
 	}()
-	done, err := session.Prefill(stopping, book, &kvasir.PrefillOptions{Progress: func(_ kvasir.Phase, done, _ uint64) error {
+	done, err := session.Prefill(stopping, book, &kvasir.PrefillOptions{Progress: func(_ kvasir.Phase, done, _ int64) error {
 		if done > 0 {
 			once.Do(func() { close(reading) })
 		}
@@ -144,7 +144,7 @@ func TestAContextStopsEveryLongCall(t *testing.T) {
 	expect(t, late < 20*time.Second, "%v late", late) // it is 100 ms where processors are free
 	tokens, err := session.Tokens()
 	check(t, err)
-	expect(t, done.Bytes > 0 && done.Bytes < len(book) && uint64(len(tokens)) >= done.Tokens, "%+v, %d tokens", done, len(tokens))
+	expect(t, done.Bytes > 0 && done.Bytes < len(book) && len(tokens) >= done.Tokens, "%+v, %d tokens", done, len(tokens))
 
 	short, cancelShort := context.WithTimeout(ctx, 20*time.Millisecond)
 	defer cancelShort()

@@ -11,15 +11,15 @@ import (
 	"testing"
 	"time"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
-// methods calls every method of a handle with zero values, a context where one is wanted, and gives its error.
+// methods calls every method of a handle with zero values and a context, and passes on its error.
 func methods(handle any, call func(name string, err error)) {
 	value := reflect.ValueOf(handle)
 	for i := range value.NumMethod() {
 		method, name := value.Method(i), value.Type().Method(i).Name
-		if name == "Close" || name == "Stream" {
+		if name == "Close" || name == "Stream" || name == "Continuation" {
 			continue
 		}
 		var in []reflect.Value
@@ -59,7 +59,10 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 		check(t, handle.(interface{ Close() error }).Close())
 	}
 	expect(t, count > 60, "%d methods", count)
-	for _, err := range session.Stream(ctx, nil) {
+	for _, err := range session.Continuation(ctx, nil) {
+		expect(t, errors.Is(err, fs.ErrClosed), "%v", err)
+	}
+	for _, err := range session.Stream(ctx, question, nil) {
 		expect(t, errors.Is(err, fs.ErrClosed), "%v", err)
 	}
 	_, err = session.Stats()
@@ -173,7 +176,7 @@ func TestGoroutinesShareHandles(t *testing.T) {
 	group.Wait()
 }
 
-// A log function is let go of when the library's session is closed, here by the collector.
+// The garbage collector closes a session and so releases its log function.
 func TestWhatIsForgottenIsCollected(t *testing.T) {
 	var collected atomic.Int32
 	model := open(t)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,7 +11,7 @@ import (
 	"syscall"
 	"testing"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
 // refused expects an error of a status with words in its message.
@@ -104,11 +103,10 @@ func TestANULIsRefused(t *testing.T) {
 		"Unpack":      func() error { return kvasir.Unpack(ctx, saved, bad, nil) },
 		"Load":        func() error { _, err := model.Load(ctx, bad, nil, nil); return err },
 		"Save":        func() error { return session.Save(ctx, bad, nil) },
-		"Strategy":    func() error { return session.SetStrategy("full\x00", 0, 0) },
-		"Session":     func() error { _, err := model.NewSession(&kvasir.SessionOptions{Strategy: "full\x00"}); return err },
-		"Spill":       func() error { _, err := model.NewSession(&kvasir.SessionOptions{SpillFolder: "/\x00"}); return err },
-		"Prefill": func() error {
-			_, err := model.NewSession(&kvasir.SessionOptions{PrefillStrategy: "full\x00"})
+		"Strategy":    func() error { _, err := kvasir.NewStrategy("full\x00"); return err },
+		"Spill":       func() error { _, err := model.NewSession(&kvasir.SessionOptions{SpillDirectory: "/\x00"}); return err },
+		"Instructions": func() error {
+			_, err := model.NewSession(&kvasir.SessionOptions{Instructions: "a\x00"})
 			return err
 		},
 		"Stop": func() error {
@@ -117,12 +115,8 @@ func TestANULIsRefused(t *testing.T) {
 		},
 		"Cache":     func() error { _, err := kvasir.LoadCache(ctx, bad, shape, nil, nil); return err },
 		"CacheSave": func() error { return cache.Save(ctx, bad, nil) },
-		"CacheStrategy": func() error {
-			_, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{Strategy: "full\x00"})
-			return err
-		},
 		"CacheSpill": func() error {
-			_, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{SpillFolder: "/\x00"})
+			_, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{SpillDirectory: "/\x00"})
 			return err
 		},
 		"OpenLibrary": func() error { _, err := kvasir.OpenLibrary(bad, nil); return err },
@@ -142,26 +136,17 @@ func TestANULIsRefused(t *testing.T) {
 func TestOptionsOfASessionArrive(t *testing.T) {
 	model := open(t)
 	for words, options := range map[string]kvasir.SessionOptions{
-		"threads":                 {Threads: 1 << 30},
-		"context":                 {Context: 1 << 40},
-		"kv_type":                 {KVType: 7},
-		"window":                  {Window: 1 << 31},
-		"prefill_chunk":           {PrefillChunk: 5000},
-		"no model has":            {DenseLayers: math.MaxInt},
-		"no-such":                 {Strategy: "no-such"},
-		"budget_fraction":         {Strategy: "quest", BudgetFraction: 2},
-		"alpha":                   {Strategy: "dipr", Alpha: 2},
-		"99":                      {Strategy: "filter-layers", FilterLayers: []uint32{2, 99}},
-		"filter_window":           {Strategy: "filter-layers", FilterWindow: 9},
-		"compare":                 {Compare: 3},
-		"select_tokens":           {Strategy: "quest", SelectTokens: 7},
-		"not-one":                 {PrefillStrategy: "not-one"},
-		"prefill_budget_fraction": {PrefillStrategy: "quest", PrefillBudgetFraction: 2},
-		"coverage":                {Strategy: "bounded", Coverage: 2},
-		"budget_schedule":         {Strategy: "quest", BudgetSchedule: 9},
-		"head_graphs":             {Strategy: "quest", HeadGraphs: true},
-		"memory_budget":           {KVType: kvasir.KVF32, MemoryBudget: 1 << 30},
-		"no-folder":               {MemoryBudget: 1 << 30, SpillFolder: "no-folder"},
+		"threads":        {Threads: 1 << 30},
+		"Threads":        {Threads: -1},
+		"context_tokens": {Context: 1 << 40},
+		"precision":      {Precision: 7},
+		"window":         {Window: 1 << 31},
+		"prefill_chunk":  {PrefillChunk: 5000},
+		"99":             {Decode: strategy(t, "filter-layers", kvasir.FilterLayers(2, 99))},
+		"hnsw":           {Prefill: strategy(t, "hnsw")},
+		"memory_limit":   {Precision: kvasir.PrecisionF32, MemoryLimit: 1 << 30},
+		"MemoryLimit":    {MemoryLimit: -1},
+		"no-folder":      {MemoryLimit: 1 << 30, SpillDirectory: "no-folder"},
 	} {
 		session, err := model.NewSession(&options)
 		if err == nil {
@@ -169,8 +154,8 @@ func TestOptionsOfASessionArrive(t *testing.T) {
 		}
 		expect(t, err != nil && strings.Contains(err.Error(), words), "%s: %v", words, err)
 	}
-	_, err := model.Load(ctx, saved, &kvasir.SessionOptions{MemoryBudget: 1}, nil)
-	refused(t, err, kvasir.ErrLimit, "memory_budget")
+	_, err := model.Load(ctx, saved, &kvasir.SessionOptions{MemoryLimit: 1}, nil)
+	refused(t, err, kvasir.ErrLimit, "memory_limit")
 }
 
 func TestValuesOutOfTheirRangeAreRefused(t *testing.T) {
@@ -185,12 +170,14 @@ func TestValuesOutOfTheirRangeAreRefused(t *testing.T) {
 	_, err := session.Ask(ctx, question, &kvasir.GenerateOptions{Stop: []string{""}})
 	refused(t, err, kvasir.ErrBadArgument, "stop")
 	refused(t, session.Rewind(1<<40), kvasir.ErrBadArgument, "")
+	refused(t, session.Rewind(-1), kvasir.ErrBadArgument, "-1")
 	_, err = session.PrefillTokens(ctx, []int32{-1}, nil)
 	refused(t, err, kvasir.ErrBadArgument, "-1")
 	_, err = session.Score(ctx, []int32{1 << 30}, nil)
 	refused(t, err, kvasir.ErrBadArgument, "")
 	refused(t, session.PrefillLogits(ctx, []int32{1}, make([]float32, 5), nil), kvasir.ErrBadArgument, "6144")
-	refused(t, session.SetStrategy("no-such", 0, 0), kvasir.ErrBadArgument, "no-such")
+	none := strategy(t, "filter-layers", kvasir.FilterLayers(1, 99))
+	refused(t, session.SetStrategy(none), kvasir.ErrBadArgument, "99")
 	_, err = model.Tokenize("a", 1<<20)
 	refused(t, err, kvasir.ErrBadArgument, "flags")
 	_, err = model.Detokenize([]int32{1 << 30}, 0)
@@ -211,7 +198,7 @@ func TestValuesOutOfTheirRangeAreRefused(t *testing.T) {
 	defer small.Close()
 	done, err := small.Prefill(ctx, document, nil)
 	refused(t, err, kvasir.ErrContextFull, "20")
-	expect(t, done == kvasir.Done{}, "%+v", done)
+	expect(t, done == kvasir.PrefillResult{}, "%+v", done)
 }
 
 // A failed call leaves the session as it was.
@@ -221,7 +208,7 @@ func TestAfterAFailureTheSessionAnswers(t *testing.T) {
 	dead, cancel := context.WithCancel(ctx)
 	cancel()
 	_, err := session.Ask(dead, question, nil)
-	refused(t, err, kvasir.ErrCancelled, "before it began")
+	refused(t, err, kvasir.ErrCancelled, "before")
 	expect(t, errors.Is(err, context.Canceled), "%v", err)
 	refused(t, session.Rewind(1<<40), kvasir.ErrBadArgument, "")
 	refused(t, session.Save(ctx, "/no/such/folder/a.kv", nil), kvasir.ErrNotFound, "/no/such/folder")

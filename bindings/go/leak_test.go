@@ -10,7 +10,7 @@ import (
 	"strconv"
 	"testing"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
 // TestCyclesLeaveNothing opens, asks and closes, in every way a call can end. Run it with -cycles 4000 for the long form.
@@ -64,7 +64,8 @@ func least(t *testing.T, cycles int) held {
 func cycle(t *testing.T) {
 	model, err := kvasir.Open(modelPath, &kvasir.ModelOptions{Log: func(kvasir.LogLevel, string) {}})
 	check(t, err)
-	options := &kvasir.SessionOptions{Strategy: "quest", FilterLayers: []uint32{1, 2}, Log: func(kvasir.LogLevel, string) {}}
+	options := &kvasir.SessionOptions{Decode: strategy(t, "quest"), Instructions: "",
+		Log: func(kvasir.LogLevel, string) {}}
 	session, err := model.Load(ctx, saved, options, nil)
 	check(t, err)
 	stopping, cancel := context.WithCancel(ctx)
@@ -74,10 +75,13 @@ func cycle(t *testing.T) {
 	check(t, err)
 	_, err = fork.Generate(stopping, question, nil, func(string) error { return errEnough })
 	expect(t, errors.Is(err, errEnough), "%v", err)
+	for range fork.Stream(stopping, question, nil) {
+		break
+	}
 	recovered(func() { fork.Generate(stopping, question, nil, func(string) error { panic("a panic") }) })
 	_, err = fork.Generate(stopping, question, nil, func(string) error { cancel(); return nil })
 	expect(t, err == nil || errors.Is(err, context.Canceled), "%v", err)
-	_, err = model.Load(ctx, saved, options, &kvasir.LoadOptions{Verify: true, Progress: func(kvasir.Phase, uint64, uint64) error { return errEnough }})
+	_, err = model.Load(ctx, saved, options, &kvasir.LoadOptions{Verify: true, Progress: func(kvasir.Phase, int64, int64) error { return errEnough }})
 	expect(t, errors.Is(err, errEnough), "%v", err)
 	_, err = model.Load(stopping, saved, options, nil)
 	expect(t, errors.Is(err, context.Canceled), "%v", err)
@@ -85,12 +89,13 @@ func cycle(t *testing.T) {
 	expect(t, errors.Is(err, kvasir.ErrNotACache), "%v", err)
 	_, err = kvasir.Open(saved, &kvasir.ModelOptions{ChatFormat: "raw", Log: func(kvasir.LogLevel, string) {}})
 	expect(t, errors.Is(err, kvasir.ErrUnsupported), "%v", err)
-	cache, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{Strategy: "quest", FilterLayers: []uint32{0, 1}})
+	cache, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{
+		Decode: strategy(t, "filter-layers", kvasir.FilterLayers(0, 1))})
 	check(t, err)
 	rows := make(kvasir.Float32, 100*shape.KVHeads*shape.HeadDim)
 	check(t, cache.Update(0, rows, rows, nil))
 	check(t, cache.Update(1, rows, rows, nil))
-	forked, err := cache.Fork()
+	forked, err := cache.Fork(ctx)
 	check(t, err)
 	check(t, cache.Close())
 	check(t, forked.Close())
