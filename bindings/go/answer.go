@@ -56,9 +56,9 @@ type Answer struct {
 }
 
 // Generate appends the question as a turn of the chat format and decodes the answer into onText, in
-// whole UTF-8 characters. Afterwards the sequence is exactly as before, unless KeepTurn is set. With
-// KeepTurn a stopped or failed call keeps the tokens decoded so far. An error of onText stops the
-// answer: ErrCancelled with that error. options and onText may be nil.
+// whole UTF-8 characters. Afterwards the sequence is exactly as before, unless KeepTurn is set.
+// With KeepTurn a stopped or failed call keeps the tokens decoded so far. An error of onText stops
+// the answer: ErrCancelled with that error. options and onText may be nil.
 // ErrCancelled, ErrContextFull (the question does not fit), ErrBadState (sequence and question are
 // both empty), ErrNoMemory, ErrBusy; ErrLimit (the MemoryLimit has no room for the question or for
 // the strategy's index); ErrCorrupt (a damaged page of a mapped file).
@@ -112,8 +112,8 @@ func (s *Session) generate(ctx context.Context, question string, options *Genera
 	}, err
 }
 
-// Ask returns the whole answer to a question; with an error, what was decoded before. options may be
-// nil. Errors as Generate.
+// Ask returns the whole answer to a question; with an error, what was decoded before. options may
+// be nil. Errors as Generate.
 func (s *Session) Ask(ctx context.Context, question string, options *GenerateOptions) (
 	string, error) {
 	var answer strings.Builder

@@ -29,9 +29,11 @@ func TestTheFactIsAnswered(t *testing.T) {
 	whole := strings.Join(pieces, "")
 	expect(t, strings.Contains(whole, "4821907"), "a wrong answer: %q", whole)
 	expect(t, len(pieces) > 3, "the answer came in %d pieces", len(pieces))
-	expect(t, answer.StopReason == kvasir.StopEndOfTurn && answer.StopReason.String() == "end of turn", "it stopped by %v", answer.StopReason)
+	expect(t, answer.StopReason == kvasir.StopEndOfTurn &&
+		answer.StopReason.String() == "end of turn", "it stopped by %v", answer.StopReason)
 	expect(t, answer.QuestionTokens > 5 && answer.AnswerTokens >= len(pieces), "%+v", answer)
-	expect(t, answer.FirstToken > 0 && answer.Total > answer.FirstToken && answer.TokensPresent > 0, "%+v", answer)
+	expect(t, answer.FirstToken > 0 && answer.Total > answer.FirstToken && answer.TokensPresent > 0,
+		"%+v", answer)
 	expect(t, ask(t, session) == whole, "a second answer is another one")
 }
 
@@ -64,14 +66,16 @@ func TestTheCommandLineAnswersAlike(t *testing.T) {
 	out, err := exec.Command(toolPath, "ask", "-m", modelPath, "-c", saved, question).Output()
 	check(t, err)
 	answer := ask(t, load(t, nil))
-	expect(t, answer != "" && strings.HasSuffix(string(out), "?\n"+answer+"\n"), "%q is not %q", out, answer)
+	expect(t, answer != "" && strings.HasSuffix(string(out), "?\n"+answer+"\n"), "%q is not %q",
+		out, answer)
 }
 
 func TestTheCProgramAnswersAlike(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "ask")
 	flags, err := exec.Command("pkg-config", "--cflags", "--libs", "kvasir").Output()
 	check(t, err)
-	out, err := exec.Command("cc", append([]string{"-o", program, "../../examples/ask.c"}, strings.Fields(string(flags))...)...).CombinedOutput()
+	out, err := exec.Command("cc", append([]string{"-o", program, "../../examples/ask.c"},
+		strings.Fields(string(flags))...)...).CombinedOutput()
 	expect(t, err == nil, "%v: %s", err, out)
 	out, err = exec.Command(program, modelPath, "nothing.txt", saved, question).Output()
 	check(t, err)
@@ -148,23 +152,28 @@ func TestOptionsOfAnAnswer(t *testing.T) {
 	expect(t, answer.AnswerTokens == 3 && answer.StopReason == kvasir.StopMaxTokens, "%+v", answer)
 
 	text.Reset()
-	answer, err = session.Generate(ctx, question, &kvasir.GenerateOptions{Stop: []string{"nowhere to be seen", "4821"}}, add)
+	answer, err = session.Generate(ctx, question,
+		&kvasir.GenerateOptions{Stop: []string{"nowhere to be seen", "4821"}}, add)
 	check(t, err)
-	expect(t, text.String() == whole[:strings.Index(whole, "4821")] && answer.StopReason == kvasir.StopString, "%q: %+v", text.String(), answer)
+	expect(t, text.String() == whole[:strings.Index(whole, "4821")] &&
+		answer.StopReason == kvasir.StopString, "%q: %+v", text.String(), answer)
 
 	hot := func(seed uint64) string {
 		answer, err := session.Ask(ctx, question, &kvasir.GenerateOptions{MaxTokens: 12,
-			Sampling: kvasir.Sampling{Temperature: 20, TopK: 500, TopP: 0.999, MinP: 0.00001, RepetitionPenalty: 1.5, Seed: seed}})
+			Sampling: kvasir.Sampling{Temperature: 20, TopK: 500, TopP: 0.999, MinP: 0.00001,
+				RepetitionPenalty: 1.5, Seed: seed}})
 		check(t, err)
 		return answer
 	}
-	expect(t, hot(1) == hot(1) && hot(1) != hot(2), "the seed does not decide: %q, %q, %q", hot(1), hot(1), hot(2))
+	expect(t, hot(1) == hot(1) && hot(1) != hot(2), "the seed does not decide: %q, %q, %q", hot(1),
+		hot(1), hot(2))
 
 	plain, err := session.Generate(ctx, "<|im_end|>", nil, nil)
 	check(t, err)
 	special, err := session.Generate(ctx, "<|im_end|>", &kvasir.GenerateOptions{Special: true}, nil)
 	check(t, err)
-	expect(t, special.QuestionTokens < plain.QuestionTokens, "%d and %d tokens", special.QuestionTokens, plain.QuestionTokens)
+	expect(t, special.QuestionTokens < plain.QuestionTokens, "%d and %d tokens",
+		special.QuestionTokens, plain.QuestionTokens)
 
 	before, err := session.Tokens()
 	check(t, err)
@@ -172,7 +181,8 @@ func TestOptionsOfAnAnswer(t *testing.T) {
 	check(t, err)
 	after, err := session.Tokens()
 	check(t, err)
-	expect(t, len(after) > len(before) && slices.Equal(after[:len(before)], before), "the turn was not kept")
+	expect(t, len(after) > len(before) && slices.Equal(after[:len(before)], before),
+		"the turn was not kept")
 	check(t, session.Rewind(len(before)))
 	again, err := session.Tokens()
 	check(t, err)
@@ -199,7 +209,8 @@ func TestAForkHasASequenceOfItsOwn(t *testing.T) {
 
 func TestTokensAndTextAreEachOther(t *testing.T) {
 	model := open(t)
-	for _, text := range []string{"", "a", "Grüße, 世界 \U0001F600", "a\x00b", "\xff\xfe", strings.Repeat("many words ", 3000)} {
+	for _, text := range []string{"", "a", "Grüße, 世界 \U0001F600", "a\x00b", "\xff\xfe",
+		strings.Repeat("many words ", 3000)} {
 		tokens, err := model.Tokenize(text, 0)
 		check(t, err)
 		back, err := model.Detokenize(tokens, 0)
@@ -238,7 +249,8 @@ func TestScoresAndLogitsAgree(t *testing.T) {
 	for _, x := range last {
 		sum += math.Exp(float64(x - last[best]))
 	}
-	expect(t, len(logarithms) == 2 && math.Abs(float64(logarithms[0])+math.Log(sum)) < 1e-3, "%v, not %v", logarithms, -math.Log(sum))
+	expect(t, len(logarithms) == 2 && math.Abs(float64(logarithms[0])+math.Log(sum)) < 1e-3,
+		"%v, not %v", logarithms, -math.Log(sum))
 	expect(t, logarithms[1] < 0, "%v", logarithms)
 	token, _, err := session.Next(ctx, nil)
 	check(t, err)
@@ -246,7 +258,8 @@ func TestScoresAndLogitsAgree(t *testing.T) {
 }
 
 func TestVersionsAndModels(t *testing.T) {
-	expect(t, kvasir.Version() == kvasir.HeaderVersion, "%d, %d", kvasir.Version(), kvasir.HeaderVersion)
+	expect(t, kvasir.Version() == kvasir.HeaderVersion, "%d, %d", kvasir.Version(),
+		kvasir.HeaderVersion)
 	expect(t, json.Valid([]byte(kvasir.BuildInfo())), "%s", kvasir.BuildInfo())
 	model := open(t)
 	info, err := model.Info()
@@ -254,11 +267,15 @@ func TestVersionsAndModels(t *testing.T) {
 	same, err := kvasir.InspectModel(modelPath)
 	check(t, err)
 	expect(t, info == same, "%+v is not %+v", info, same)
-	expect(t, info.Layers == 10 && info.Width == 384 && info.Heads == 6 && info.KVHeads == 2 && info.HeadDim == 64 && info.FeedForward == 1024 &&
-		info.Vocabulary == 6144 && info.Context == 131072 && info.Parameters > 18e6 && info.WeightBytes > 18e6 && info.KVBytesPerToken > 2560 &&
-		info.Architecture == "llama" && info.Name != "" && strings.Contains(info.Weights, "Q8_0") && info.Tokenizer != "" &&
+	expect(t, info.Layers == 10 && info.Width == 384 && info.Heads == 6 && info.KVHeads == 2 &&
+		info.HeadDim == 64 && info.FeedForward == 1024 &&
+		info.Vocabulary == 6144 && info.Context == 131072 && info.Parameters > 18e6 &&
+		info.WeightBytes > 18e6 && info.KVBytesPerToken > 2560 &&
+		info.Architecture == "llama" && info.Name != "" && strings.Contains(info.Weights, "Q8_0") &&
+		info.Tokenizer != "" &&
 		info.ChatFormat == "chatml" && len(info.Fingerprint) == 64, "%+v", info)
-	raw, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "raw", Device: "cpu", HashDirectory: t.TempDir() + "/hashes"})
+	raw, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "raw", Device: "cpu",
+		HashDirectory: t.TempDir() + "/hashes"})
 	check(t, err)
 	defer raw.Close()
 	check(t, raw.Hash(context.Background(), nil))
@@ -277,22 +294,31 @@ func TestFilesAreInspectedPackedAndRestored(t *testing.T) {
 	check(t, err)
 	bytes, err := os.ReadFile(saved)
 	check(t, err)
-	expect(t, info.FileBytes == int64(len(bytes)) && info.Tokens > 400 && info.SealedTokens > 0 && info.KVBytes > 0 && info.Layers == 10 && info.KVHeads == 2 &&
-		info.HeadDim == 64 && info.Precision == kvasir.PrecisionInt8 && info.ModelName != "" && info.FormatVersion > 0, "%+v", info)
+	expect(t, info.FileBytes == int64(len(bytes)) && info.Tokens > 400 && info.SealedTokens > 0 &&
+		info.KVBytes > 0 && info.Layers == 10 && info.KVHeads == 2 &&
+		info.HeadDim == 64 && info.Precision == kvasir.PrecisionInt8 && info.ModelName != "" &&
+		info.FormatVersion > 0, "%+v", info)
 	var phases []kvasir.Phase
-	progress := func(phase kvasir.Phase, done, total int64) error { phases = append(phases, phase); return nil }
+	progress := func(phase kvasir.Phase, done,
+		total int64) error {
+		phases = append(phases, phase)
+		return nil
+	}
 	check(t, kvasir.VerifyFile(ctx, saved, progress))
 	check(t, kvasir.Pack(ctx, saved, packed, &kvasir.PackOptions{Level: 3, Progress: progress}))
 	inside, err := kvasir.InspectPacked(packed)
 	check(t, err)
-	expect(t, inside.DocumentBytes == info.FileBytes && inside.Tokens == info.Tokens && inside.Level == 3 && inside.FileBytes < info.FileBytes && inside.Layers == 10 &&
-		inside.KVHeads == 2 && inside.HeadDim == 64 && inside.ModelName == info.ModelName && inside.PackedVersion > 0 && inside.FormatVersion == info.FormatVersion, "%+v", inside)
+	expect(t, inside.DocumentBytes == info.FileBytes && inside.Tokens == info.Tokens &&
+		inside.Level == 3 && inside.FileBytes < info.FileBytes && inside.Layers == 10 &&
+		inside.KVHeads == 2 && inside.HeadDim == 64 && inside.ModelName == info.ModelName &&
+		inside.PackedVersion > 0 && inside.FormatVersion == info.FormatVersion, "%+v", inside)
 	check(t, kvasir.Unpack(ctx, packed, back, progress))
 	restored, err := os.ReadFile(back)
 	check(t, err)
 	expect(t, slices.Equal(restored, bytes), "other bytes came back")
 	phases = slices.Compact(phases)
-	expect(t, slices.Equal(phases, []kvasir.Phase{kvasir.PhaseVerify, kvasir.PhasePack, kvasir.PhaseUnpack}), "%v", phases)
+	expect(t, slices.Equal(phases, []kvasir.Phase{kvasir.PhaseVerify, kvasir.PhasePack,
+		kvasir.PhaseUnpack}), "%v", phases)
 }
 
 func TestAPrefixIsTheBeginning(t *testing.T) {

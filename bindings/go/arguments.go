@@ -80,7 +80,8 @@ func (a *arguments) array(name string, values []string) (**C.char, C.uint32_t) {
 // u32 converts a number of 0 to 2^32 - 1.
 func (a *arguments) u32(name string, value int) C.uint32_t {
 	if value < 0 || int64(value) > math.MaxUint32 {
-		a.refuse(ErrBadArgument, "%s is %d: it must be 0 to %d", name, value, uint32(math.MaxUint32))
+		a.refuse(ErrBadArgument, "%s is %d: it must be 0 to %d", name, value,
+			uint32(math.MaxUint32))
 		return 0
 	}
 	return C.uint32_t(value)

@@ -14,8 +14,8 @@ import (
 // Cache is a KV cache for an engine that brings its own weights: the same int8 pages behind a
 // full-precision window, the same strategies and the same file as those of a session. For each step
 // of 1 to 4096 tokens (a chunk of the prompt, or one token of the answer) and each layer: Update,
-// then Attention. A cache serves one call at a time; a second concurrent call is ErrBusy and changes
-// nothing.
+// then Attention. A cache serves one call at a time; a second concurrent call is ErrBusy and
+// changes nothing.
 //
 // Arrays are contiguous rows, which are not copied: keys and values [tokens][KVHeads][HeadDim],
 // queries and the output of Attention [tokens][Heads][HeadDim]. KV head h serves the query heads
@@ -33,8 +33,8 @@ type CacheShape struct {
 	KVHeads   int // a divisor of Heads
 	HeadDim   int // 1 to 256
 	MaxTokens int // 1 to 2^30; memory grows with the sequence
-	// Identity is the caller's name of what makes the keys, such as a hash of its weights. LoadCache
-	// compares it.
+	// Identity is the caller's name of what makes the keys, such as a hash of its weights.
+	// LoadCache compares it.
 	Identity [32]byte
 }
 
@@ -167,10 +167,10 @@ func (c *Cache) Close() error { return c.close() }
 // Update adds one layer's keys (after RoPE) and values of the step's tokens. q, the step's queries
 // after RoPE, is for "infllm"; otherwise it may be nil. The first update after a complete step
 // begins a step. A step is complete when every layer has its update, in any order.
-// ErrBadArgument (layer, sizes; NaN, infinity, or a magnitude over 1e30), ErrBadState (the layer has
-// its update; the step has another number of tokens), ErrContextFull, ErrLimit (MemoryLimit; the
-// message has the minimum), ErrBusy. ErrNoMemory, ErrCorrupt, ErrNoSpace, ErrIO: the cache is as
-// before, but an update that begins a step may have ended the attention of the complete one.
+// ErrBadArgument (layer, sizes; NaN, infinity, or a magnitude over 1e30), ErrBadState (the layer
+// has its update; the step has another number of tokens), ErrContextFull, ErrLimit (MemoryLimit;
+// the message has the minimum), ErrBusy. ErrNoMemory, ErrCorrupt, ErrNoSpace, ErrIO: the cache is
+// as before, but an update that begins a step may have ended the attention of the complete one.
 func (c *Cache) Update(layer int, k, v, q Numbers) error {
 	if err := c.enter(); err != nil {
 		return err
@@ -204,8 +204,8 @@ func (c *Cache) Update(layer int, k, v, q Numbers) error {
 // AttentionOptions are the options of Attention.
 type AttentionOptions struct {
 	Scale float32 // of q . k; 0: 1 / sqrt(HeadDim)
-	// Softcap makes scores Softcap * tanh(score / Softcap), in slower code. Strategies select by the
-	// scores before. 0: off.
+	// Softcap makes scores Softcap * tanh(score / Softcap), in slower code. Strategies select by
+	// the scores before. 0: off.
 	Softcap float32
 }
 
@@ -214,8 +214,8 @@ type AttentionOptions struct {
 // step can be attended until the next one begins, or until Truncate, Fork or Save. options may be
 // nil.
 // ErrBadArgument, ErrBadState (no update of this layer in the step; the step is over; its filter
-// layer has not been attended), ErrCancelled, ErrNoMemory, ErrCorrupt, ErrIO, ErrBusy: cache and out
-// are unchanged.
+// layer has not been attended), ErrCancelled, ErrNoMemory, ErrCorrupt, ErrIO, ErrBusy: cache and
+// out are unchanged.
 func (c *Cache) Attention(ctx context.Context, layer int, q, out Numbers,
 	options *AttentionOptions) error {
 	if err := c.enter(); err != nil {
@@ -302,10 +302,10 @@ type FromCacheOptions struct {
 // machine (Cache.Save, LoadCache). tokens are all of the cache's. The session shares the pages; the
 // cache stays as it is. Window and Precision are the cache's. Both options may be nil.
 //
-// Keys must be as the model's file makes them: after RoPE, with the file's channel order. GGUF files
-// of the architecture "llama" interleave the halves that other formats rotate: channel i of half h
-// is channel 2 i + h. The model prefills the newest tokens again, at most a window and a page, and
-// compares the keys.
+// Keys must be as the model's file makes them: after RoPE, with the file's channel order. GGUF
+// files of the architecture "llama" interleave the halves that other formats rotate: channel i of
+// half h is channel 2 i + h. The model prefills the newest tokens again, at most a window and a
+// page, and compares the keys.
 // ErrBadArgument (number of tokens), ErrBadState (the step is incomplete), ErrModelMismatch (other
 // weights, positions or order), ErrContextFull, ErrCancelled, ErrLimit (MemoryLimit), ErrCorrupt,
 // ErrNoMemory, ErrBusy.
@@ -332,7 +332,8 @@ func (m *Model) SessionFromCache(ctx context.Context, cache *Cache, tokens []int
 	defer a.free()
 	return m.makeSession(ctx, options, from.Progress, &a,
 		func(s *Session, o *C.kv_session_options, c *call) C.kv_status {
-			return C.kv_session_from_cache(m.ptr, cache.ptr, ids, count, o, c.control(flags), &s.ptr,
+			return C.kv_session_from_cache(m.ptr, cache.ptr, ids, count, o, c.control(flags),
+				&s.ptr,
 				&c.e)
 		})
 }

@@ -32,7 +32,8 @@ func filled(t *testing.T, options *kvasir.CacheOptions) (cache *kvasir.Cache, k,
 	cache, err := kvasir.OpenCache(shape, options)
 	check(t, err)
 	t.Cleanup(func() { cache.Close() })
-	k, v, q = numbers(20, shape.KVHeads, 1), numbers(20, shape.KVHeads, 2), numbers(20, shape.Heads, 3)
+	k, v, q = numbers(20, shape.KVHeads, 1), numbers(20, shape.KVHeads, 2),
+		numbers(20, shape.Heads, 3)
 	for layer := range shape.Layers {
 		check(t, cache.Update(layer, kvasir.Float32(k), kvasir.Float32(v), kvasir.Float32(q)))
 	}
@@ -68,20 +69,23 @@ func TestAttentionOfACacheIsAttention(t *testing.T) {
 	cache, k, v, q := filled(t, &kvasir.CacheOptions{Threads: 1, Decode: strategy(t, "full")})
 	for _, scale := range []float64{0, 2} {
 		out := make([]float32, len(q))
-		check(t, cache.Attention(ctx, 1, kvasir.Float32(q), kvasir.Float32(out), &kvasir.AttentionOptions{Scale: float32(scale)}))
+		check(t, cache.Attention(ctx, 1, kvasir.Float32(q), kvasir.Float32(out),
+			&kvasir.AttentionOptions{Scale: float32(scale)}))
 		if scale == 0 {
 			scale = 1 / math.Sqrt(float64(shape.HeadDim))
 		}
 		for head := range shape.Heads {
 			want := attended(k, v, q, head, scale)
 			for i, got := range out[len(out)-(shape.Heads-head)*len(want):][:len(want)] {
-				expect(t, math.Abs(float64(got-want[i])) < 1e-4, "head %d: %g, not %g", head, got, want[i])
+				expect(t, math.Abs(float64(got-want[i])) < 1e-4, "head %d: %g, not %g", head, got,
+					want[i])
 			}
 		}
 	}
 	softer, plain := make([]float32, len(q)), make([]float32, len(q))
 	check(t, cache.Attention(ctx, 1, kvasir.Float32(q), kvasir.Float32(plain), nil))
-	check(t, cache.Attention(ctx, 1, kvasir.Float32(q), kvasir.Float32(softer), &kvasir.AttentionOptions{Softcap: 0.5}))
+	check(t, cache.Attention(ctx, 1, kvasir.Float32(q), kvasir.Float32(softer),
+		&kvasir.AttentionOptions{Softcap: 0.5}))
 	expect(t, !slices.Equal(plain, softer), "softcap changes nothing")
 	stats, err := cache.Stats()
 	check(t, err)
@@ -99,12 +103,14 @@ func TestACacheTakesNumbersOf16Bits(t *testing.T) {
 		return bits
 	}
 	ones := slices.Repeat(kvasir.Float16{0x3C00}, int(shape.Heads*shape.HeadDim))
-	k, v, q := upper(numbers(1, shape.KVHeads, 1)), upper(numbers(1, shape.KVHeads, 2)), upper(numbers(1, shape.Heads, 3))
+	k, v, q := upper(numbers(1, shape.KVHeads, 1)), upper(numbers(1, shape.KVHeads, 2)),
+		upper(numbers(1, shape.Heads, 3))
 	check(t, cache.Update(0, k, v, nil))
 	check(t, cache.Update(1, ones[:len(k)], ones[:len(k)], nil))
 	out := make(kvasir.BFloat16, len(q))
 	check(t, cache.Attention(ctx, 0, q, out, nil))
-	expect(t, slices.Equal(out[:shape.HeadDim], v[:shape.HeadDim]), "one token does not get all attention: %v, %v", out, v)
+	expect(t, slices.Equal(out[:shape.HeadDim], v[:shape.HeadDim]),
+		"one token does not get all attention: %v, %v", out, v)
 	halves := make(kvasir.Float16, len(ones))
 	check(t, cache.Attention(ctx, 1, ones, halves, nil))
 	expect(t, slices.Equal(halves, ones), "%v", halves)
@@ -122,9 +128,11 @@ func TestACacheTakesArraysWhereverTheyAre(t *testing.T) {
 	}{name: new(string)}
 	copy(engine.v[:], numbers(1, shape.KVHeads, 5))
 	for layer := range shape.Layers {
-		check(t, cache.Update(layer, kvasir.Float32(engine.k[:16]), kvasir.Float32(engine.v[:16]), kvasir.Float32(engine.q[:])))
+		check(t, cache.Update(layer, kvasir.Float32(engine.k[:16]), kvasir.Float32(engine.v[:16]),
+			kvasir.Float32(engine.q[:])))
 	}
-	check(t, cache.Attention(ctx, 0, kvasir.Float32(engine.q[:]), kvasir.Float32(engine.out[:]), nil))
+	check(t, cache.Attention(ctx, 0, kvasir.Float32(engine.q[:]), kvasir.Float32(engine.out[:]),
+		nil))
 	expect(t, slices.Equal(engine.out[:8], engine.v[:8]), "%v", engine.out)
 }
 
@@ -135,19 +143,22 @@ func TestACacheIsSavedLoadedForkedAndCut(t *testing.T) {
 	phases := map[kvasir.Phase]bool{}
 	progress := func(phase kvasir.Phase, _, _ int64) error { phases[phase] = true; return nil }
 	check(t, cache.Save(ctx, path, progress))
-	loaded, err := kvasir.LoadCache(ctx, path, shape, options, &kvasir.LoadOptions{Verify: true, Progress: progress})
+	loaded, err := kvasir.LoadCache(ctx, path, shape, options,
+		&kvasir.LoadOptions{Verify: true, Progress: progress})
 	check(t, err)
 	defer loaded.Close()
 	expect(t, phases[kvasir.PhaseSave] && phases[kvasir.PhaseVerify], "%v", phases)
 	fork, err := loaded.Fork(ctx)
 	check(t, err)
 	defer fork.Close()
-	k, v := kvasir.Float32(numbers(1, shape.KVHeads, 8)), kvasir.Float32(numbers(1, shape.KVHeads, 9))
+	k, v := kvasir.Float32(numbers(1, shape.KVHeads, 8)),
+		kvasir.Float32(numbers(1, shape.KVHeads, 9))
 	var outs [3][]float32
 	for i, c := range []*kvasir.Cache{cache, loaded, fork} {
 		check(t, c.Update(0, k, v, nil))
 		outs[i] = make([]float32, shape.Heads*shape.HeadDim)
-		check(t, c.Attention(ctx, 0, kvasir.Float32(q[:len(outs[i])]), kvasir.Float32(outs[i]), nil))
+		check(t, c.Attention(ctx, 0, kvasir.Float32(q[:len(outs[i])]), kvasir.Float32(outs[i]),
+			nil))
 		expect(t, slices.Equal(outs[i], outs[0]), "%d: %v, %v", i, outs[i], outs[0])
 		_, err := c.Fork(ctx)
 		refused(t, err, kvasir.ErrBadState, "step")
@@ -172,7 +183,10 @@ func TestACacheIsSavedLoadedForkedAndCut(t *testing.T) {
 	_, err = kvasir.LoadCache(ctx, path, shape, nil, &kvasir.LoadOptions{Verify: true,
 		Progress: func(kvasir.Phase, int64, int64) error { return errEnough }})
 	expect(t, errors.Is(err, errEnough) && errors.Is(err, kvasir.ErrCancelled), "%v", err)
-	value := recovered(func() { fork.Save(ctx, path, func(kvasir.Phase, int64, int64) error { panic("saving") }) })
+	value := recovered(func() {
+		fork.Save(ctx, path,
+			func(kvasir.Phase, int64, int64) error { panic("saving") })
+	})
 	expect(t, value == "saving", "%v", value)
 }
 
@@ -199,8 +213,10 @@ func TestArraysThatDoNotFitACacheAreRefused(t *testing.T) {
 		"q has 31 numbers":          cache.Attention(ctx, 0, q[:31], out, nil),
 		"out has 20 tokens, not 20": cache.Attention(ctx, 0, q, make(kvasir.BFloat16, len(q)), nil),
 		"overlap":                   cache.Attention(ctx, 0, q, q, nil),
-		"scale":                     cache.Attention(ctx, 0, q, out, &kvasir.AttentionOptions{Scale: float32(math.NaN())}),
-		"softcap":                   cache.Attention(ctx, 0, q, out, &kvasir.AttentionOptions{Softcap: -1}),
+		"scale": cache.Attention(ctx, 0, q, out,
+			&kvasir.AttentionOptions{Scale: float32(math.NaN())}),
+		"softcap": cache.Attention(ctx, 0, q, out,
+			&kvasir.AttentionOptions{Softcap: -1}),
 	} {
 		refused(t, err, kvasir.ErrBadArgument, words)
 	}
@@ -211,7 +227,8 @@ func TestArraysThatDoNotFitACacheAreRefused(t *testing.T) {
 	refused(t, cache.Update(1, k[:32], v[:32], nil), kvasir.ErrBadState, "1")
 }
 
-// Each option and each part of a shape arrives: a value out of its range is refused by a message that names it, or by what it leads to.
+// Each option and each part of a shape arrives: a value out of its range is refused by a message
+// that names it, or by what it leads to.
 func TestOptionsOfACacheArrive(t *testing.T) {
 	for words, options := range map[string]kvasir.CacheOptions{
 		"threads":      {Threads: 1 << 30},
@@ -254,7 +271,8 @@ func TestASessionFromACacheComparesKeys(t *testing.T) {
 	check(t, err)
 	tokens, err := model.Tokenize("Some text of a document.", kvasir.TokenizeDocument)
 	check(t, err)
-	of := kvasir.CacheShape{Layers: info.Layers, Heads: info.Heads, KVHeads: info.KVHeads, HeadDim: info.HeadDim, MaxTokens: 1000}
+	of := kvasir.CacheShape{Layers: info.Layers, Heads: info.Heads, KVHeads: info.KVHeads,
+		HeadDim: info.HeadDim, MaxTokens: 1000}
 	cache, err := kvasir.OpenCache(of, nil)
 	check(t, err)
 	defer cache.Close()

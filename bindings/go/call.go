@@ -159,7 +159,10 @@ func kvasirGoText(text *C.char, size C.size_t, user, thread C.uintptr_t) C.int32
 //export kvasirGoProgress
 func kvasirGoProgress(phase C.int32_t, done, total C.uint64_t, user, thread C.uintptr_t) C.int32_t {
 	c := cgo.Handle(user).Value().(*call)
-	return c.run(thread, func() error { return c.progress(Phase(phase), int64(done), int64(total)) })
+	return c.run(thread, func() error {
+		return c.progress(Phase(phase), int64(done),
+			int64(total))
+	})
 }
 
 // callbacks holds the threads that run a callback now. A goroutine in a callback does not leave its

@@ -51,10 +51,12 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 	check(t, library.Close())
 	check(t, cache.Close())
 	count := 0
-	for _, handle := range []any{model, session, library, cache, &kvasir.Model{}, &kvasir.Session{}, &kvasir.Library{}, &kvasir.Cache{}} {
+	for _, handle := range []any{model, session, library, cache, &kvasir.Model{}, &kvasir.Session{},
+		&kvasir.Library{}, &kvasir.Cache{}} {
 		methods(handle, func(name string, err error) {
 			count++
-			expect(t, errors.Is(err, kvasir.ErrBadState) && errors.Is(err, fs.ErrClosed), "%T.%s: %v", handle, name, err)
+			expect(t, errors.Is(err, kvasir.ErrBadState) && errors.Is(err, fs.ErrClosed),
+				"%T.%s: %v", handle, name, err)
 		})
 		check(t, handle.(interface{ Close() error }).Close())
 	}
@@ -138,7 +140,8 @@ func TestCloseWaitsForTheCall(t *testing.T) {
 	expect(t, returned.Load(), "the call did not return")
 }
 
-// Everything at once on one model and one session: each call gives an answer, ErrBusy, or that the handle is closed.
+// Everything at once on one model and one session: each call gives an answer, ErrBusy, or that the
+// handle is closed.
 func TestGoroutinesShareHandles(t *testing.T) {
 	model := open(t)
 	shared := load(t, nil)
@@ -154,7 +157,8 @@ func TestGoroutinesShareHandles(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				stopping, cancel := context.WithTimeout(ctx, time.Duration(1+5*round)*time.Millisecond)
+				stopping, cancel := context.WithTimeout(ctx,
+					time.Duration(1+5*round)*time.Millisecond)
 				_, err = own.Ask(stopping, question, nil)
 				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 					t.Error(err)
@@ -163,7 +167,8 @@ func TestGoroutinesShareHandles(t *testing.T) {
 				if answer, err := own.Ask(ctx, question, nil); err != nil || answer != want {
 					t.Errorf("%q, %v", answer, err)
 				}
-				if answer, err := shared.Ask(ctx, question, nil); answer != want && !errors.Is(err, kvasir.ErrBusy) && !errors.Is(err, fs.ErrClosed) {
+				if answer, err := shared.Ask(ctx, question, nil); answer != want &&
+					!errors.Is(err, kvasir.ErrBusy) && !errors.Is(err, fs.ErrClosed) {
 					t.Errorf("%q, %v", answer, err)
 				}
 				if i == 3 && round == 2 {
@@ -183,7 +188,10 @@ func TestWhatIsForgottenIsCollected(t *testing.T) {
 	for range 5 {
 		lines := new([64]int)
 		runtime.SetFinalizer(lines, func(*[64]int) { collected.Add(1) })
-		_, err := model.Load(ctx, saved, &kvasir.SessionOptions{Log: func(kvasir.LogLevel, string) { lines[0]++ }}, nil)
+		_, err := model.Load(ctx, saved, &kvasir.SessionOptions{Log: func(kvasir.LogLevel,
+			string) {
+			lines[0]++
+		}}, nil)
 		check(t, err)
 	}
 	for range 1000 {

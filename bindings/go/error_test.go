@@ -18,8 +18,10 @@ import (
 func refused(t *testing.T, err error, status kvasir.Status, words string) *kvasir.Error {
 	t.Helper()
 	var e *kvasir.Error
-	expect(t, errors.As(err, &e) && e.Status == status && errors.Is(err, status), "%v (%T) is not %q", err, err, status)
-	expect(t, strings.Contains(err.Error(), words) && err.Error() == e.Message, "%q does not have %q", err, words)
+	expect(t, errors.As(err, &e) && e.Status == status && errors.Is(err, status),
+		"%v (%T) is not %q", err, err, status)
+	expect(t, strings.Contains(err.Error(), words) && err.Error() == e.Message,
+		"%q does not have %q", err, words)
 	return e
 }
 
@@ -27,8 +29,10 @@ func TestAMissingFileIsNamed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), strings.Repeat("long ", 40)+"\xff.gguf")
 	_, err := kvasir.Open(path, nil)
 	e := refused(t, err, kvasir.ErrNotFound, strings.Repeat("long ", 40))
-	expect(t, errors.Is(err, fs.ErrNotExist) && errors.Is(err, syscall.ENOENT) && e.Errno == syscall.ENOENT && e.Offset == -1, "%+v", e)
-	expect(t, !errors.Is(err, kvasir.ErrIO) && !errors.Is(err, fs.ErrPermission) && !kvasir.IsStale(err), "%v is too much", err)
+	expect(t, errors.Is(err, fs.ErrNotExist) && errors.Is(err, syscall.ENOENT) &&
+		e.Errno == syscall.ENOENT && e.Offset == -1, "%+v", e)
+	expect(t, !errors.Is(err, kvasir.ErrIO) && !errors.Is(err, fs.ErrPermission) &&
+		!kvasir.IsStale(err), "%v is too much", err)
 	_, err = kvasir.InspectModel(path)
 	refused(t, err, kvasir.ErrNotFound, "long")
 	_, err = kvasir.InspectFile(path)
@@ -59,7 +63,8 @@ func TestDamageSaysWhere(t *testing.T) {
 	expect(t, e.Offset >= 0 && e.Offset < int64(len(bytes)), "offset %d", e.Offset)
 	if toolPath != "" {
 		out, err := exec.Command(toolPath, "verify", path).CombinedOutput()
-		expect(t, err != nil && strings.Contains(string(out), e.Message), "%q is not the whole of %q", e.Message, out)
+		expect(t, err != nil && strings.Contains(string(out), e.Message),
+			"%q is not the whole of %q", e.Message, out)
 	}
 	_, err = open(t).Load(ctx, path, nil, &kvasir.LoadOptions{Verify: true})
 	refused(t, err, kvasir.ErrCorrupt, path)
@@ -72,11 +77,15 @@ func TestDamageSaysWhere(t *testing.T) {
 }
 
 func TestStaleIsToldApart(t *testing.T) {
-	expect(t, kvasir.ErrVersion.Stale() && kvasir.ErrModelMismatch.Stale() && !kvasir.ErrCorrupt.Stale(), "stale")
-	expect(t, kvasir.IsStale(&kvasir.Error{Status: kvasir.ErrVersion}) && !kvasir.IsStale(nil) && !kvasir.IsStale(fs.ErrClosed), "IsStale")
+	expect(t, kvasir.ErrVersion.Stale() && kvasir.ErrModelMismatch.Stale() &&
+		!kvasir.ErrCorrupt.Stale(), "stale")
+	expect(t, kvasir.IsStale(&kvasir.Error{Status: kvasir.ErrVersion}) && !kvasir.IsStale(nil) &&
+		!kvasir.IsStale(fs.ErrClosed), "IsStale")
 	denied := &kvasir.Error{Status: kvasir.ErrPermission}
-	expect(t, errors.Is(denied, fs.ErrPermission) && !errors.Is(denied, fs.ErrNotExist), "%v", denied.Unwrap())
-	expect(t, kvasir.ErrCorrupt.Error() == "corrupt" && kvasir.Status(-5).Error() == "unknown status", "texts")
+	expect(t, errors.Is(denied, fs.ErrPermission) && !errors.Is(denied, fs.ErrNotExist), "%v",
+		denied.Unwrap())
+	expect(t, kvasir.ErrCorrupt.Error() == "corrupt" &&
+		kvasir.Status(-5).Error() == "unknown status", "texts")
 }
 
 func TestANULIsRefused(t *testing.T) {
@@ -94,7 +103,11 @@ func TestANULIsRefused(t *testing.T) {
 			_, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "raw\x00"})
 			return err
 		},
-		"Device":      func() error { _, err := kvasir.Open(modelPath, &kvasir.ModelOptions{Device: "cpu\x00"}); return err },
+		"Device": func() error {
+			_, err := kvasir.Open(modelPath,
+				&kvasir.ModelOptions{Device: "cpu\x00"})
+			return err
+		},
 		"Inspect":     func() error { _, err := kvasir.InspectModel(bad); return err },
 		"InspectFile": func() error { _, err := kvasir.InspectFile(bad); return err },
 		"Packed":      func() error { _, err := kvasir.InspectPacked(bad); return err },
@@ -110,10 +123,15 @@ func TestANULIsRefused(t *testing.T) {
 			return err
 		},
 		"Stop": func() error {
-			_, err := session.Ask(ctx, question, &kvasir.GenerateOptions{Stop: []string{"a", "b\x00"}})
+			_, err := session.Ask(ctx, question,
+				&kvasir.GenerateOptions{Stop: []string{"a", "b\x00"}})
 			return err
 		},
-		"Cache":     func() error { _, err := kvasir.LoadCache(ctx, bad, shape, nil, nil); return err },
+		"Cache": func() error {
+			_, err := kvasir.LoadCache(ctx, bad, shape, nil,
+				nil)
+			return err
+		},
 		"CacheSave": func() error { return cache.Save(ctx, bad, nil) },
 		"CacheSpill": func() error {
 			_, err := kvasir.OpenCache(shape, &kvasir.CacheOptions{SpillDirectory: "/\x00"})
@@ -121,18 +139,21 @@ func TestANULIsRefused(t *testing.T) {
 		},
 		"OpenLibrary": func() error { _, err := kvasir.OpenLibrary(bad, nil); return err },
 		"Name": func() error {
-			_, _, err := library.Session(ctx, model, "text", &kvasir.LibrarySessionOptions{Name: "a\x00"})
+			_, _, err := library.Session(ctx, model, "text",
+				&kvasir.LibrarySessionOptions{Name: "a\x00"})
 			return err
 		},
 		"Rename": func() error { return library.Rename("a", "b\x00") },
 		"Remove": func() error { return library.Remove("a\x00") },
 	} {
 		err := call()
-		expect(t, errors.Is(err, kvasir.ErrBadArgument) && strings.Contains(err.Error(), "NUL"), "%s: %v", name, err)
+		expect(t, errors.Is(err, kvasir.ErrBadArgument) && strings.Contains(err.Error(), "NUL"),
+			"%s: %v", name, err)
 	}
 }
 
-// Each option arrives: a value out of its range is refused by a message that names it, or by what it leads to.
+// Each option arrives: a value out of its range is refused by a message that names it, or by what
+// it leads to.
 func TestOptionsOfASessionArrive(t *testing.T) {
 	model := open(t)
 	for words, options := range map[string]kvasir.SessionOptions{
@@ -160,7 +181,8 @@ func TestOptionsOfASessionArrive(t *testing.T) {
 
 func TestValuesOutOfTheirRangeAreRefused(t *testing.T) {
 	model, session := open(t), load(t, nil)
-	for words, sampling := range map[string]kvasir.Sampling{"temperature": {Temperature: -1}, "top_p": {TopP: 2}, "min_p": {MinP: 1},
+	for words, sampling := range map[string]kvasir.Sampling{"temperature": {Temperature: -1},
+		"top_p": {TopP: 2}, "min_p": {MinP: 1},
 		"repetition_penalty": {RepetitionPenalty: -1}} {
 		_, err := session.Ask(ctx, question, &kvasir.GenerateOptions{Sampling: sampling})
 		refused(t, err, kvasir.ErrBadArgument, words)
@@ -175,7 +197,8 @@ func TestValuesOutOfTheirRangeAreRefused(t *testing.T) {
 	refused(t, err, kvasir.ErrBadArgument, "-1")
 	_, err = session.Score(ctx, []int32{1 << 30}, nil)
 	refused(t, err, kvasir.ErrBadArgument, "")
-	refused(t, session.PrefillLogits(ctx, []int32{1}, make([]float32, 5), nil), kvasir.ErrBadArgument, "6144")
+	refused(t, session.PrefillLogits(ctx, []int32{1}, make([]float32, 5), nil),
+		kvasir.ErrBadArgument, "6144")
 	none := strategy(t, "filter-layers", kvasir.FilterLayers(1, 99))
 	refused(t, session.SetStrategy(none), kvasir.ErrBadArgument, "99")
 	_, err = model.Tokenize("a", 1<<20)
@@ -184,7 +207,8 @@ func TestValuesOutOfTheirRangeAreRefused(t *testing.T) {
 	refused(t, err, kvasir.ErrBadArgument, "vocabulary")
 	_, err = model.LoadPrefix(ctx, saved, 1<<40, nil, nil)
 	refused(t, err, kvasir.ErrBadArgument, "")
-	refused(t, kvasir.Pack(ctx, saved, filepath.Join(t.TempDir(), "p"), &kvasir.PackOptions{Level: 99}), kvasir.ErrBadArgument, "level")
+	refused(t, kvasir.Pack(ctx, saved, filepath.Join(t.TempDir(), "p"),
+		&kvasir.PackOptions{Level: 99}), kvasir.ErrBadArgument, "level")
 	_, err = kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "no-such"})
 	expect(t, err != nil && strings.Contains(err.Error(), "no-such"), "%v", err)
 	_, err = kvasir.Open(modelPath, &kvasir.ModelOptions{Device: "cpu", DeviceMemory: 5})
@@ -211,6 +235,7 @@ func TestAfterAFailureTheSessionAnswers(t *testing.T) {
 	refused(t, err, kvasir.ErrCancelled, "before")
 	expect(t, errors.Is(err, context.Canceled), "%v", err)
 	refused(t, session.Rewind(1<<40), kvasir.ErrBadArgument, "")
-	refused(t, session.Save(ctx, "/no/such/folder/a.kv", nil), kvasir.ErrNotFound, "/no/such/folder")
+	refused(t, session.Save(ctx, "/no/such/folder/a.kv", nil), kvasir.ErrNotFound,
+		"/no/such/folder")
 	expect(t, ask(t, session) == want, "another answer")
 }

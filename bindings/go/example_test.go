@@ -68,13 +68,14 @@ func ExampleSession_Generate() {
 	defer session.Close()
 	enough := errors.New("enough")
 	words := 0
-	_, err = session.Generate(context.Background(), "What is the access code of the north gate?", nil, func(text string) error {
-		fmt.Print(text)
-		if words += strings.Count(text, " "); words == 3 {
-			return enough
-		}
-		return nil
-	})
+	_, err = session.Generate(context.Background(), "What is the access code of the north gate?",
+		nil, func(text string) error {
+			fmt.Print(text)
+			if words += strings.Count(text, " "); words == 3 {
+				return enough
+			}
+			return nil
+		})
 	fmt.Println()
 	fmt.Println(errors.Is(err, kvasir.ErrCancelled), errors.Is(err, enough))
 	// Output:

@@ -55,7 +55,9 @@ const (
 )
 
 // Setting makes the setting of a "filter-layers" strategy.
-func (w FilterWindow) Setting() Setting { return Setting{param: ParamFilterWindow, value: float64(w)} }
+func (w FilterWindow) Setting() Setting {
+	return Setting{param: ParamFilterWindow, value: float64(w)}
+}
 
 // Measure selects what [Session.Measure] measures. Experimental.
 type Measure uint32

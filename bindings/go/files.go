@@ -95,8 +95,9 @@ type PackOptions struct {
 // Pack writes a packed copy of a cache file, about 85% of its size, to send or archive. Unpack
 // restores it bit for bit; a packed file cannot be loaded. packed is replaced atomically; after a
 // failure it is as before. options may be nil.
-// ErrBadArgument (level; both paths are one file), ErrNotFound, ErrNotACache, ErrVersion, ErrCorrupt
-// (header or tables; VerifyFile checks the rest), ErrCancelled, ErrNoSpace, ErrPermission, ErrIO,
+// ErrBadArgument (level; both paths are one file), ErrNotFound, ErrNotACache, ErrVersion,
+// ErrCorrupt (header or tables; VerifyFile checks the rest), ErrCancelled, ErrNoSpace,
+// ErrPermission, ErrIO,
 // ErrNoMemory.
 func Pack(ctx context.Context, path, packed string, options *PackOptions) error {
 	if options == nil {

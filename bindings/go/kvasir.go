@@ -29,9 +29,9 @@
 //
 // # Contexts
 //
-// Every call that may take longer than 100 ms has a context, except [Model.Tokenize]. A call returns
-// within 100 ms of CPU time after its context is done, and no work continues in the background. A
-// context that is done before the call is [ErrCancelled] at once.
+// Every call that may take longer than 100 ms has a context, except [Model.Tokenize]. A call
+// returns within 100 ms of CPU time after its context is done, and no work continues in the
+// background. A context that is done before the call is [ErrCancelled] at once.
 //
 // # Goroutines
 //
@@ -47,8 +47,8 @@
 // # Closing
 //
 // Handles may be closed in any order: a session keeps what it needs of its model. Close waits for
-// calls of other goroutines on the handle. Cancel their contexts to shorten that. In a callback it is
-// [ErrBusy] and changes nothing. Every later call is an error; a second Close does nothing.
+// calls of other goroutines on the handle. Cancel their contexts to shorten that. In a callback it
+// is [ErrBusy] and changes nothing. Every later call is an error; a second Close does nothing.
 //
 // The garbage collector closes forgotten handles at some time. Do not rely on it: files and memory
 // are large.

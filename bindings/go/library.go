@@ -31,8 +31,8 @@ type LibraryOptions struct {
 	Log      LogFunc // evictions, and documents that cannot be used; nil: silent
 }
 
-// OpenLibrary opens the folder, and creates it where it does not exist, but not its parents. options
-// may be nil.
+// OpenLibrary opens the folder, and creates it where it does not exist, but not its parents.
+// options may be nil.
 // ErrNotFound, ErrPermission, ErrIO, ErrBusy (another process has been changing the library for 10
 // seconds), ErrNoMemory.
 func OpenLibrary(folder string, options *LibraryOptions) (l *Library, err error) {
@@ -133,9 +133,9 @@ type LibraryResult struct {
 
 // Session makes a session whose sequence is the text, as after Prefill. It maps the document that
 // has the longest common prefix, prefills the rest and saves the result. A document qualifies if
-// model, chat format, Window, Precision and prefill strategy are the same. If it has the whole text,
-// nothing is saved. A failed or cancelled save is no failure of this call: LibraryResult.SaveErr.
-// options may be nil.
+// model, chat format, Window, Precision and prefill strategy are the same. If it has the whole
+// text, nothing is saved. A failed or cancelled save is no failure of this call:
+// LibraryResult.SaveErr. options may be nil.
 // ErrBadArgument (also an empty text), ErrCancelled (nothing was saved; the prefill is lost),
 // ErrContextFull, ErrNoMemory, ErrIO, and the errors of NewSession.
 func (l *Library) Session(ctx context.Context, model *Model, text string,

@@ -21,12 +21,14 @@ func TestALibraryPrefillsATextOnce(t *testing.T) {
 	check(t, err)
 	defer library.Close()
 	phases := map[kvasir.Phase]bool{}
-	options := &kvasir.LibrarySessionOptions{Name: "a name", Verify: true, Session: &kvasir.SessionOptions{Decode: strategy(t, "quest")},
+	options := &kvasir.LibrarySessionOptions{Name: "a name", Verify: true,
+		Session:  &kvasir.SessionOptions{Decode: strategy(t, "quest")},
 		Progress: func(phase kvasir.Phase, _, _ int64) error { phases[phase] = true; return nil }}
 	first, result, err := library.Session(ctx, model, document, options)
 	check(t, err)
 	defer first.Close()
-	expect(t, result.Saved && result.SaveErr == nil && result.TokensFound == 0 && result.Tokens > 400 && result.Name == "a name", "%+v", result)
+	expect(t, result.Saved && result.SaveErr == nil && result.TokensFound == 0 &&
+		result.Tokens > 400 && result.Name == "a name", "%+v", result)
 	expect(t, phases[kvasir.PhasePrefill] && phases[kvasir.PhaseSave], "%v", phases)
 	stats, err := first.Stats()
 	check(t, err)
@@ -36,15 +38,19 @@ func TestALibraryPrefillsATextOnce(t *testing.T) {
 	second, result, err := library.Session(ctx, model, document, nil)
 	check(t, err)
 	defer second.Close()
-	expect(t, !result.Saved && result.TokensFound == tokens && result.Tokens == tokens && result.Name == "a name", "%+v", result)
-	expect(t, ask(t, first) == ask(t, second) && strings.Contains(ask(t, second), "4821907"), "%q, %q", ask(t, first), ask(t, second))
+	expect(t, !result.Saved && result.TokensFound == tokens && result.Tokens == tokens &&
+		result.Name == "a name", "%+v", result)
+	expect(t, ask(t, first) == ask(t, second) && strings.Contains(ask(t, second), "4821907"),
+		"%q, %q", ask(t, first), ask(t, second))
 
 	info, err := model.Info()
 	check(t, err)
 	documents, err := library.Documents()
 	check(t, err)
-	expect(t, len(documents) == 1 && documents[0].Name == "a name" && documents[0].Err == nil && documents[0].Tokens >= tokens && documents[0].FileBytes > 0 &&
-		documents[0].ModelName == info.Name && documents[0].Fingerprint == info.Fingerprint && documents[0].LastUsed.Year() > 2020, "%+v", documents)
+	expect(t, len(documents) == 1 && documents[0].Name == "a name" && documents[0].Err == nil &&
+		documents[0].Tokens >= tokens && documents[0].FileBytes > 0 &&
+		documents[0].ModelName == info.Name && documents[0].Fingerprint == info.Fingerprint &&
+		documents[0].LastUsed.Year() > 2020, "%+v", documents)
 
 	refused(t, library.Remove("a name"), kvasir.ErrBusy, "a name")
 	check(t, first.Close())
@@ -79,14 +85,16 @@ func TestReplaceReplacesADocument(t *testing.T) {
 
 func TestALibraryReportsBadDocumentsAndArguments(t *testing.T) {
 	model, folder := open(t), t.TempDir()
-	check(t, os.WriteFile(filepath.Join(folder, "text.kv"), []byte("this is a text, and no document"), 0o600))
+	check(t, os.WriteFile(filepath.Join(folder, "text.kv"),
+		[]byte("this is a text, and no document"), 0o600))
 	check(t, os.WriteFile(filepath.Join(folder, "cut.kv"), []byte(magic), 0o600))
 	lines, mutex := 0, sync.Mutex{}
-	library, err := kvasir.OpenLibrary(folder, &kvasir.LibraryOptions{MaxBytes: 1 << 20, Log: func(kvasir.LogLevel, string) {
-		mutex.Lock()
-		lines++
-		mutex.Unlock()
-	}})
+	library, err := kvasir.OpenLibrary(folder,
+		&kvasir.LibraryOptions{MaxBytes: 1 << 20, Log: func(kvasir.LogLevel, string) {
+			mutex.Lock()
+			lines++
+			mutex.Unlock()
+		}})
 	check(t, err)
 	defer library.Close()
 	documents, err := library.Documents()

@@ -52,7 +52,8 @@ func prepared(m *testing.M) (int, error) {
 		return 0, err
 	}
 	words := strings.Fields(string(book))
-	document = strings.Join(words[200:450], " ") + " " + fact + " " + strings.Join(words[450:700], " ")
+	document = strings.Join(words[200:450], " ") + " " + fact + " " + strings.Join(words[450:700],
+		" ")
 	folder, err := os.MkdirTemp("", "kvasir-go")
 	if err != nil {
 		return 0, err

@@ -245,9 +245,9 @@ func (m *Model) Load(ctx context.Context, path string, options *SessionOptions,
 	return m.LoadPrefix(ctx, path, 0, options, load)
 }
 
-// LoadPrefix makes a session from the first tokens of a cache file, as if no more had been prefilled; 0: as
-// Load. It prefills the newest of them again, at most a window and a page, where the file has
-// them as int8 pages only.
+// LoadPrefix makes a session from the first tokens of a cache file, as if no more had been
+// prefilled; 0: as Load. It prefills the newest of them again, at most a window and a page, where
+// the file has them as int8 pages only.
 // ErrBadArgument (the file has fewer tokens), and the errors of Load.
 func (m *Model) LoadPrefix(ctx context.Context, path string, tokens int, options *SessionOptions,
 	load *LoadOptions) (s *Session, err error) {

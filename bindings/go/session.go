@@ -49,8 +49,8 @@ func (s *Session) SetStrategy(decode *Strategy) error {
 }
 
 // Prepare builds now what the decode strategy needs besides the KV cache, such as an index or a
-// sketch. Otherwise Generate, Score or Save builds it. Save saves an index, and forks share it. With
-// a GPU, Prepare also uploads what the GPU reads. progress may be nil.
+// sketch. Otherwise Generate, Score or Save builds it. Save saves an index, and forks share it.
+// With a GPU, Prepare also uploads what the GPU reads. progress may be nil.
 // ErrCancelled, ErrNoMemory, ErrLimit, ErrCorrupt, ErrDevice, ErrBusy.
 func (s *Session) Prepare(ctx context.Context, progress ProgressFunc) error {
 	return s.long(ctx, progress, func(c *call) C.kv_status {
@@ -103,9 +103,9 @@ func (s *Session) PrefillTokens(ctx context.Context, tokens []int32, progress Pr
 	return int(done), err
 }
 
-// Score scores a given continuation. It returns, per token, the natural logarithm of its probability
-// after everything before it. exp(-mean) is the perplexity. Each token is decoded with the
-// strategy. Afterwards the sequence is exactly as before. progress may be nil.
+// Score scores a given continuation. It returns, per token, the natural logarithm of its
+// probability after everything before it. exp(-mean) is the perplexity. Each token is decoded with
+// the strategy. Afterwards the sequence is exactly as before. progress may be nil.
 // ErrCancelled, ErrBadState (the sequence is empty), ErrContextFull, ErrNoMemory, ErrLimit,
 // ErrCorrupt, ErrBusy.
 func (s *Session) Score(ctx context.Context, tokens []int32, progress ProgressFunc) (
@@ -137,8 +137,8 @@ func (s *Session) tokens(e *C.kv_error) ([]int32, C.kv_status) {
 	})
 }
 
-// Rewind truncates the sequence to its first tokens. Tokens that had left the window return with the
-// precision of their pages.
+// Rewind truncates the sequence to its first tokens. Tokens that had left the window return with
+// the precision of their pages.
 // ErrBadArgument (the sequence is shorter), ErrCorrupt, ErrNoMemory, ErrBusy.
 func (s *Session) Rewind(tokens int) error {
 	var a arguments
@@ -165,11 +165,11 @@ func (s *Session) Fork() (fork *Session, err error) {
 	return fork.adopt(s.model, fork.result(status, &e))
 }
 
-// Save writes the sequence to a cache file, atomically and durably. After any failure the path holds
-// either the old file or the complete new one. Save first builds what the strategy needs, as
+// Save writes the sequence to a cache file, atomically and durably. After any failure the path
+// holds either the old file or the complete new one. Save first builds what the strategy needs, as
 // Prepare does. progress may be nil.
-// ErrNoSpace, ErrPermission, ErrIO, ErrCancelled, ErrBadArgument, ErrNoMemory, ErrBusy: the old file
-// stays.
+// ErrNoSpace, ErrPermission, ErrIO, ErrCancelled, ErrBadArgument, ErrNoMemory, ErrBusy: the old
+// file stays.
 func (s *Session) Save(ctx context.Context, path string, progress ProgressFunc) error {
 	var a arguments
 	defer a.free()

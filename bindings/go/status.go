@@ -25,13 +25,13 @@ const (
 	ErrNoMemory Status = C.KV_NO_MEMORY
 	// ErrLimit: a limit of the system or of the options, such as open files, threads or sizes.
 	ErrLimit         Status = C.KV_LIMIT
-	ErrIO            Status = C.KV_IO             // a read or write failed; Error.Errno has the cause
+	ErrIO            Status = C.KV_IO             // a read or write failed: Error.Errno
 	ErrNoSpace       Status = C.KV_NO_SPACE       // disk full, quota or file size limit
 	ErrNotFound      Status = C.KV_NOT_FOUND      // matches fs.ErrNotExist
 	ErrPermission    Status = C.KV_PERMISSION     // matches fs.ErrPermission
 	ErrNotACache     Status = C.KV_NOT_A_CACHE    // the file is not a cache file
 	ErrVersion       Status = C.KV_VERSION        // a newer library wrote the file: stale
-	ErrCorrupt       Status = C.KV_CORRUPT        // damaged data; Error.Offset has the place
+	ErrCorrupt       Status = C.KV_CORRUPT        // damaged data: Error.Offset
 	ErrModelMismatch Status = C.KV_MODEL_MISMATCH // other model, format or instructions: stale
 	ErrUnsupported   Status = C.KV_UNSUPPORTED    // valid, but this library lacks a feature
 	ErrContextFull   Status = C.KV_CONTEXT_FULL   // the model's or the session's context is full

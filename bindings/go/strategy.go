@@ -55,7 +55,9 @@ func BudgetFraction(fraction float64) Setting {
 }
 
 // DenseLayers sets the number of layers with full attention. Default: 2 for "quest", otherwise 0.
-func DenseLayers(layers int) Setting { return Setting{param: ParamDenseLayers, value: float64(layers)} }
+func DenseLayers(layers int) Setting {
+	return Setting{param: ParamDenseLayers, value: float64(layers)}
+}
 
 // ShareHeads sets whether a group of query heads has one selection (the default) or one per head.
 func ShareHeads(on bool) Setting { return Setting{param: ParamShareHeads, value: number(on)} }
@@ -76,7 +78,9 @@ func SelectTokens(tokens int) Setting {
 }
 
 // ExactTokens sets the exact tokens at the end of each Prefill. For prefill only. Default: 0.
-func ExactTokens(tokens int) Setting { return Setting{param: ParamExactTokens, value: float64(tokens)} }
+func ExactTokens(tokens int) Setting {
+	return Setting{param: ParamExactTokens, value: float64(tokens)}
+}
 
 // FilterLayers sets the layers that select for those after them: from 0, ascending. For
 // "filter-layers". None: the default, three layers spread evenly.

@@ -22,7 +22,8 @@ func TestStatsHaveTheStrategy(t *testing.T) {
 	expect(t, s.DecodeStrategy == "quest" && s.BudgetTokens == 64 && s.Threads == 1, "%+v", s)
 	expect(t, s.LastSteps > 0 && s.LastDecodeTime > 0 && s.LastTokensRead > 0, "%+v", s)
 	expect(t, s.LastTokensRead < s.LastTokensPresent && s.LastPagesTouched > 0, "%+v", s)
-	expect(t, s.Tokens > 400 && s.SealedTokens > 0 && s.PageTokens > 0 && s.SinkTokens > 0, "%+v", s)
+	expect(t, s.Tokens > 400 && s.SealedTokens > 0 && s.PageTokens > 0 && s.SinkTokens > 0, "%+v",
+		s)
 	expect(t, s.WindowTokens > 0 && s.PrefillChunk > 0 && s.KVBytesPerToken > 2560, "%+v", s)
 	expect(t, s.MappedBytes > 0 && s.LoadTime > 0 && s.ChatFormat == "chatml", "%+v", s)
 	expect(t, s.Device == "cpu" && s.GPULayers == 0 && s.GPUFlags == 0, "%+v", s)
@@ -48,7 +49,8 @@ func TestOptionsOfASessionAreInItsStats(t *testing.T) {
 	ask(t, session)
 	stats, err := session.Stats()
 	check(t, err)
-	expect(t, stats.BudgetTokens == 100 && stats.Context == 5000 && stats.Threads == 1, "%+v", stats)
+	expect(t, stats.BudgetTokens == 100 && stats.Context == 5000 && stats.Threads == 1, "%+v",
+		stats)
 	expect(t, stats.MemoryLimit == 1<<30, "%+v", stats)
 	text, err := session.StatsJSON()
 	check(t, err)

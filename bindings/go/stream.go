@@ -60,7 +60,8 @@ func (s *Session) start(ctx context.Context, question string, options *GenerateO
 		return nil, err
 	}
 	within, stop := context.WithCancelCause(ctx)
-	running := &stream{session: s, texts: make(chan string), stop: stop, result: make(chan error, 1)}
+	running := &stream{session: s, texts: make(chan string), stop: stop,
+		result: make(chan error, 1)}
 	if s.streams == nil {
 		s.streams = map[*stream]struct{}{}
 	}
@@ -81,8 +82,8 @@ func (s *Session) start(ctx context.Context, question string, options *GenerateO
 	return running, nil
 }
 
-// finish stops the answer if it is running, waits for it and returns its error, once. It continues a
-// callback's panic.
+// finish stops the answer if it is running, waits for it and returns its error, once. It continues
+// a callback's panic.
 func (r *stream) finish() (err error) {
 	defer raise(&err)
 	r.stop(fs.ErrClosed)
@@ -165,8 +166,8 @@ func piece(model *C.kv_model, token int32, e *C.kv_error) ([]byte, C.kv_status) 
 	return twice[len(twice)/2:], status
 }
 
-// characters joins the bytes of tokens to whole characters. A sequence of bytes that cannot become a
-// character is U+FFFD, as in Generate.
+// characters joins the bytes of tokens to whole characters. A sequence of bytes that cannot become
+// a character is U+FFFD, as in Generate.
 type characters struct{ pending []byte }
 
 func (c *characters) push(bytes []byte) string {

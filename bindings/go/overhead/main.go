@@ -1,7 +1,7 @@
 // Command overhead measures the CPU time per token of Go and of C. It decodes the same answers from
 // the same cache file in one process, in C and in Go by turns. It counts the calling thread alone:
-// not the thread on which Go's runtime watches long calls. It prints the medians of the times and of
-// the ratios.
+// not the thread on which Go's runtime watches long calls. It prints the medians of the times and
+// of the ratios.
 //
 //	go run ./overhead MODEL.gguf DOCUMENT.kv
 package main
@@ -24,7 +24,8 @@ static int32_t count_bytes(const char *text, size_t size, void *user) {
   return 0;
 }
 
-static const char question[] = "What is the access code of the north gate? Tell me all that you know of it.";
+static const char question[] = "What is the access code of the north gate? Tell me "
+                               "all that you know of it.";
 
 static const char *question_text(void) { return question; }
 
@@ -119,7 +120,8 @@ func main() {
 		log.Fatal(err)
 	}
 	defer model.Close()
-	session, err := model.Load(context.Background(), os.Args[2], &kvasir.SessionOptions{Threads: 1}, nil)
+	session, err := model.Load(context.Background(), os.Args[2], &kvasir.SessionOptions{Threads: 1},
+		nil)
 	if err != nil {
 		log.Fatal(err)
 	}
