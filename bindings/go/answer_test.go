@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"iter"
 	"math"
 	"os"
 	"os/exec"
@@ -13,7 +14,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
 func TestTheFactIsAnswered(t *testing.T) {
@@ -28,27 +29,34 @@ func TestTheFactIsAnswered(t *testing.T) {
 	whole := strings.Join(pieces, "")
 	expect(t, strings.Contains(whole, "4821907"), "a wrong answer: %q", whole)
 	expect(t, len(pieces) > 3, "the answer came in %d pieces", len(pieces))
-	expect(t, answer.StopReason == kvasir.StopEndOfTurn && answer.StopReason.String() == "end of turn", "it stopped by %v", answer.StopReason)
-	expect(t, answer.QuestionTokens > 5 && answer.AnswerTokens >= uint64(len(pieces)), "%+v", answer)
-	expect(t, answer.FirstToken > 0 && answer.Total > answer.FirstToken && answer.TokensPresent > 0, "%+v", answer)
+	expect(t, answer.StopReason == kvasir.StopEndOfTurn &&
+		answer.StopReason.String() == "end of turn", "it stopped by %v", answer.StopReason)
+	expect(t, answer.QuestionTokens > 5 && answer.AnswerTokens >= len(pieces), "%+v", answer)
+	expect(t, answer.FirstToken > 0 && answer.Total > answer.FirstToken && answer.TokensPresent > 0,
+		"%+v", answer)
 	expect(t, ask(t, session) == whole, "a second answer is another one")
 }
 
-func TestAnAnswerTellsWhereItLooked(t *testing.T) {
+func TestPassagesHaveTheTextThatTheAnswerAttended(t *testing.T) {
 	session := load(t, nil)
-	_, err := session.Trace()
+	_, err := session.Passages()
 	expect(t, errors.Is(err, kvasir.ErrBadState), "%v", err)
-	_, err = session.Generate(ctx, question, &kvasir.GenerateOptions{Trace: true}, nil)
+	_, err = session.Generate(ctx, question, &kvasir.GenerateOptions{TracePassages: true}, nil)
 	check(t, err)
-	spans, err := session.Trace()
+	passages, err := session.Passages()
 	check(t, err)
-	expect(t, len(spans) > 0 && spans[0].Share > 0, "%v", spans)
+	expect(t, len(passages) > 0, "no passages")
+	first := passages[0]
+	expect(t, first.Share > 0 && strings.Contains(first.Text, "482"), "%+v", first)
+	expect(t, first.FirstByte >= 0 && first.Bytes >= len(first.Text), "%+v", first)
+	bytes := document[first.FirstByte : first.FirstByte+first.Bytes]
+	expect(t, bytes == first.Text, "%q is not %q", bytes, first.Text)
 	tokens, err := session.Tokens()
 	check(t, err)
-	model := open(t)
-	text, err := model.Detokenize(tokens[spans[0].FirstToken:spans[0].FirstToken+spans[0].Tokens], 0)
+	of := tokens[first.FirstToken : first.FirstToken+first.Tokens]
+	text, err := open(t).Detokenize(of, 0)
 	check(t, err)
-	expect(t, strings.Contains(text, "482"), "it looked at %q", text)
+	expect(t, text == first.Text, "%q is not %q", text, first.Text)
 }
 
 func TestTheCommandLineAnswersAlike(t *testing.T) {
@@ -58,14 +66,16 @@ func TestTheCommandLineAnswersAlike(t *testing.T) {
 	out, err := exec.Command(toolPath, "ask", "-m", modelPath, "-c", saved, question).Output()
 	check(t, err)
 	answer := ask(t, load(t, nil))
-	expect(t, answer != "" && strings.HasSuffix(string(out), "?\n"+answer+"\n"), "%q is not %q", out, answer)
+	expect(t, answer != "" && strings.HasSuffix(string(out), "?\n"+answer+"\n"), "%q is not %q",
+		out, answer)
 }
 
 func TestTheCProgramAnswersAlike(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "ask")
 	flags, err := exec.Command("pkg-config", "--cflags", "--libs", "kvasir").Output()
 	check(t, err)
-	out, err := exec.Command("cc", append([]string{"-o", program, "../../examples/ask.c"}, strings.Fields(string(flags))...)...).CombinedOutput()
+	out, err := exec.Command("cc", append([]string{"-o", program, "../../examples/ask.c"},
+		strings.Fields(string(flags))...)...).CombinedOutput()
 	expect(t, err == nil, "%v: %s", err, out)
 	out, err = exec.Command(program, modelPath, "nothing.txt", saved, question).Output()
 	check(t, err)
@@ -73,7 +83,7 @@ func TestTheCProgramAnswersAlike(t *testing.T) {
 	expect(t, answer != "" && string(out) == answer+"\n", "%q is not %q", out, answer)
 }
 
-func TestStreamGoesOnAsGenerateDoes(t *testing.T) {
+func TestContinuationDecodesAsGenerateDoes(t *testing.T) {
 	model := open(t)
 	session, err := model.Load(ctx, saved, nil, nil)
 	check(t, err)
@@ -87,18 +97,18 @@ func TestStreamGoesOnAsGenerateDoes(t *testing.T) {
 	check(t, err)
 	done, err := session.PrefillTokens(ctx, tokens, nil)
 	check(t, err)
-	expect(t, done == uint64(len(tokens)), "%d of %d tokens", done, len(tokens))
+	expect(t, done == len(tokens), "%d of %d tokens", done, len(tokens))
 	var got strings.Builder
-	for text, err := range session.Stream(ctx, nil) {
+	for text, err := range session.Continuation(ctx, nil) {
 		check(t, err)
 		got.WriteString(text)
 		expect(t, got.Len() < 1000, "the turn does not end: %q", got.String())
 	}
 	expect(t, got.String() == want, "%q, where Generate says %q", got.String(), want)
 
-	// Breaking off leaves what was made, and the session usable within the loop.
-	check(t, session.Rewind(uint64(len(before)+len(tokens))))
-	for _, err := range session.Stream(ctx, nil) {
+	// A break leaves the decoded tokens. The session is free in the body of the loop.
+	check(t, session.Rewind(len(before)+len(tokens)))
+	for _, err := range session.Continuation(ctx, nil) {
 		check(t, err)
 		_, err := session.Stats()
 		check(t, err)
@@ -115,13 +125,20 @@ func TestStreamGoesOnAsGenerateDoes(t *testing.T) {
 	expect(t, after[len(after)-1] == token && !end, "token %d is not in the sequence", token)
 }
 
-func TestStreamEndsWithTheError(t *testing.T) {
-	count := 0
-	for text, err := range empty(t).Stream(ctx, nil) {
-		count++
-		expect(t, text == "" && err != nil && strings.Contains(err.Error(), "the sequence is empty"), "%q, %v", text, err)
+func TestLoopsEndWithTheError(t *testing.T) {
+	session := empty(t)
+	wrong := &kvasir.GenerateOptions{MaxTokens: -1}
+	for status, loop := range map[kvasir.Status]iter.Seq2[string, error]{
+		kvasir.ErrBadState:    session.Continuation(ctx, nil),
+		kvasir.ErrBadArgument: session.Stream(ctx, question, wrong),
+	} {
+		count := 0
+		for text, err := range loop {
+			count++
+			expect(t, text == "" && errors.Is(err, status), "%q, %v", text, err)
+		}
+		expect(t, count == 1, "%d times", count)
 	}
-	expect(t, count == 1, "%d times", count)
 }
 
 func TestOptionsOfAnAnswer(t *testing.T) {
@@ -135,38 +152,44 @@ func TestOptionsOfAnAnswer(t *testing.T) {
 	expect(t, answer.AnswerTokens == 3 && answer.StopReason == kvasir.StopMaxTokens, "%+v", answer)
 
 	text.Reset()
-	answer, err = session.Generate(ctx, question, &kvasir.GenerateOptions{Stop: []string{"nowhere to be seen", "4821"}}, add)
+	answer, err = session.Generate(ctx, question,
+		&kvasir.GenerateOptions{Stop: []string{"nowhere to be seen", "4821"}}, add)
 	check(t, err)
-	expect(t, text.String() == whole[:strings.Index(whole, "4821")] && answer.StopReason == kvasir.StopString, "%q: %+v", text.String(), answer)
+	expect(t, text.String() == whole[:strings.Index(whole, "4821")] &&
+		answer.StopReason == kvasir.StopString, "%q: %+v", text.String(), answer)
 
 	hot := func(seed uint64) string {
 		answer, err := session.Ask(ctx, question, &kvasir.GenerateOptions{MaxTokens: 12,
-			Sampling: kvasir.Sampling{Temperature: 20, TopK: 500, TopP: 0.999, MinP: 0.00001, RepetitionPenalty: 1.5, Seed: seed}})
+			Sampling: kvasir.Sampling{Temperature: 20, TopK: 500, TopP: 0.999, MinP: 0.00001,
+				RepetitionPenalty: 1.5, Seed: seed}})
 		check(t, err)
 		return answer
 	}
-	expect(t, hot(1) == hot(1) && hot(1) != hot(2), "the seed does not decide: %q, %q, %q", hot(1), hot(1), hot(2))
+	expect(t, hot(1) == hot(1) && hot(1) != hot(2), "the seed does not decide: %q, %q, %q", hot(1),
+		hot(1), hot(2))
 
 	plain, err := session.Generate(ctx, "<|im_end|>", nil, nil)
 	check(t, err)
 	special, err := session.Generate(ctx, "<|im_end|>", &kvasir.GenerateOptions{Special: true}, nil)
 	check(t, err)
-	expect(t, special.QuestionTokens < plain.QuestionTokens, "%d and %d tokens", special.QuestionTokens, plain.QuestionTokens)
+	expect(t, special.QuestionTokens < plain.QuestionTokens, "%d and %d tokens",
+		special.QuestionTokens, plain.QuestionTokens)
 
 	before, err := session.Tokens()
 	check(t, err)
-	_, err = session.Ask(ctx, question, &kvasir.GenerateOptions{Keep: true})
+	_, err = session.Ask(ctx, question, &kvasir.GenerateOptions{KeepTurn: true})
 	check(t, err)
 	after, err := session.Tokens()
 	check(t, err)
-	expect(t, len(after) > len(before) && slices.Equal(after[:len(before)], before), "the turn was not kept")
-	check(t, session.Rewind(uint64(len(before))))
+	expect(t, len(after) > len(before) && slices.Equal(after[:len(before)], before),
+		"the turn was not kept")
+	check(t, session.Rewind(len(before)))
 	again, err := session.Tokens()
 	check(t, err)
 	expect(t, slices.Equal(again, before), "Rewind went elsewhere")
 }
 
-func TestAForkIsItsOwnSequence(t *testing.T) {
+func TestAForkHasASequenceOfItsOwn(t *testing.T) {
 	session := load(t, nil)
 	want := ask(t, session)
 	fork, err := session.Fork()
@@ -176,17 +199,18 @@ func TestAForkIsItsOwnSequence(t *testing.T) {
 	check(t, err)
 	mine, err := session.Tokens()
 	check(t, err)
-	its, err := fork.Tokens()
+	theirs, err := fork.Tokens()
 	check(t, err)
-	expect(t, len(its) == len(mine)+3, "%d and %d tokens", len(its), len(mine))
+	expect(t, len(theirs) == len(mine)+3, "%d and %d tokens", len(theirs), len(mine))
 	check(t, session.Close())
-	check(t, fork.Rewind(uint64(len(mine))))
+	check(t, fork.Rewind(len(mine)))
 	expect(t, ask(t, fork) == want, "the fork answers otherwise")
 }
 
 func TestTokensAndTextAreEachOther(t *testing.T) {
 	model := open(t)
-	for _, text := range []string{"", "a", "Grüße, 世界 \U0001F600", "a\x00b", "\xff\xfe", strings.Repeat("many words ", 3000)} {
+	for _, text := range []string{"", "a", "Grüße, 世界 \U0001F600", "a\x00b", "\xff\xfe",
+		strings.Repeat("many words ", 3000)} {
 		tokens, err := model.Tokenize(text, 0)
 		check(t, err)
 		back, err := model.Detokenize(tokens, 0)
@@ -225,61 +249,17 @@ func TestScoresAndLogitsAgree(t *testing.T) {
 	for _, x := range last {
 		sum += math.Exp(float64(x - last[best]))
 	}
-	expect(t, len(logarithms) == 2 && math.Abs(float64(logarithms[0])+math.Log(sum)) < 1e-3, "%v, not %v", logarithms, -math.Log(sum))
+	expect(t, len(logarithms) == 2 && math.Abs(float64(logarithms[0])+math.Log(sum)) < 1e-3,
+		"%v, not %v", logarithms, -math.Log(sum))
 	expect(t, logarithms[1] < 0, "%v", logarithms)
 	token, _, err := session.Next(ctx, nil)
 	check(t, err)
 	expect(t, token == best, "the next token is %d, not %d", token, best)
 }
 
-func TestStatsTellOfTheStrategy(t *testing.T) {
-	session := load(t, &kvasir.SessionOptions{Strategy: "quest", BudgetTokens: 64, DenseLayers: kvasir.NoDenseLayers, Threads: 1})
-	strategy := func() string {
-		stats, err := session.Stats()
-		check(t, err)
-		var values map[string]any
-		check(t, json.Unmarshal(stats, &values))
-		text := string(stats)
-		expect(t, strings.HasSuffix(text, "}"), "%q", text)
-		return values["strategy_planned"].(string)
-	}
-	check(t, session.Prepare(ctx, nil))
-	ask(t, session)
-	expect(t, strategy() == "quest", "%s", strategy())
-	check(t, session.SetStrategy("full", 0, 0))
-	ask(t, session)
-	expect(t, strategy() == "full", "%s", strategy())
-}
-
-func TestOptionsOfASessionAreInItsStats(t *testing.T) {
-	session := load(t, &kvasir.SessionOptions{Strategy: "ood", BudgetTokens: 100, DenseLayers: 1, SeparateHeads: true, Certify: true, Compare: 1,
-		SearchBreadth: 70, BudgetSchedule: kvasir.BudgetLinear, Context: 5000, MemoryBudget: 1 << 30, SpillFolder: t.TempDir(), Threads: 1})
-	ask(t, session)
-	bytes, err := session.Stats()
-	check(t, err)
-	var stats map[string]any
-	check(t, json.Unmarshal(bytes, &stats))
-	expect(t, stats["budget_tokens"] == 100.0 && len(stats["dense_layers"].([]any)) == 1 && stats["share_heads"] == false && stats["search_breadth"] == 70.0 &&
-		stats["budget_schedule"] == "linear" && stats["context"] == 5000.0 && stats["memory_budget"] == float64(1<<30) && stats["threads"] == 1.0 &&
-		stats["last_certificate"].(float64) > 0 && stats["compared"] != nil, "%s", bytes)
-}
-
-func TestStrategiesAreListed(t *testing.T) {
-	all, err := kvasir.Strategies()
-	check(t, err)
-	names := map[string]kvasir.Strategy{}
-	for _, s := range all {
-		names[s.Name] = s
-	}
-	expect(t, len(names) == len(all) && len(all) >= 12, "%v", all)
-	quest := names["quest"]
-	expect(t, quest.DenseLayers == 2 && quest.TakesBudget && quest.TakesSelect && quest.BudgetFraction == 0.02 && quest.BudgetFloor > 0, "%+v", quest)
-	expect(t, names["full"].DenseLayers == -1 && !names["full"].TakesBudget, "%+v", names["full"])
-	expect(t, names["bounded"].TakesCoverage && names["ood"].TakesHeadGraphs, "%+v", names)
-}
-
 func TestVersionsAndModels(t *testing.T) {
-	expect(t, kvasir.Version() == kvasir.HeaderVersion, "%d, %d", kvasir.Version(), kvasir.HeaderVersion)
+	expect(t, kvasir.Version() == kvasir.HeaderVersion, "%d, %d", kvasir.Version(),
+		kvasir.HeaderVersion)
 	expect(t, json.Valid([]byte(kvasir.BuildInfo())), "%s", kvasir.BuildInfo())
 	model := open(t)
 	info, err := model.Info()
@@ -287,11 +267,15 @@ func TestVersionsAndModels(t *testing.T) {
 	same, err := kvasir.InspectModel(modelPath)
 	check(t, err)
 	expect(t, info == same, "%+v is not %+v", info, same)
-	expect(t, info.Layers == 10 && info.Width == 384 && info.Heads == 6 && info.KVHeads == 2 && info.HeadDim == 64 && info.FeedForward == 1024 &&
-		info.Vocabulary == 6144 && info.Context == 131072 && info.Parameters > 18e6 && info.WeightBytes > 18e6 && info.KVBytesPerToken > 2560 &&
-		info.Architecture == "llama" && info.Name != "" && strings.Contains(info.Weights, "Q8_0") && info.Tokenizer != "" &&
+	expect(t, info.Layers == 10 && info.Width == 384 && info.Heads == 6 && info.KVHeads == 2 &&
+		info.HeadDim == 64 && info.FeedForward == 1024 &&
+		info.Vocabulary == 6144 && info.Context == 131072 && info.Parameters > 18e6 &&
+		info.WeightBytes > 18e6 && info.KVBytesPerToken > 2560 &&
+		info.Architecture == "llama" && info.Name != "" && strings.Contains(info.Weights, "Q8_0") &&
+		info.Tokenizer != "" &&
 		info.ChatFormat == "chatml" && len(info.Fingerprint) == 64, "%+v", info)
-	raw, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "raw", Device: "cpu", HashFolder: t.TempDir() + "/hashes"})
+	raw, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: "raw", Device: "cpu",
+		HashDirectory: t.TempDir() + "/hashes"})
 	check(t, err)
 	defer raw.Close()
 	check(t, raw.Hash(context.Background(), nil))
@@ -310,22 +294,31 @@ func TestFilesAreInspectedPackedAndRestored(t *testing.T) {
 	check(t, err)
 	bytes, err := os.ReadFile(saved)
 	check(t, err)
-	expect(t, info.FileBytes == uint64(len(bytes)) && info.Tokens > 400 && info.SealedTokens > 0 && info.KVBytes > 0 && info.Layers == 10 && info.KVHeads == 2 &&
-		info.HeadDim == 64 && info.KVType == kvasir.KVInt8 && info.ModelName != "" && info.FormatVersion > 0, "%+v", info)
+	expect(t, info.FileBytes == int64(len(bytes)) && info.Tokens > 400 && info.SealedTokens > 0 &&
+		info.KVBytes > 0 && info.Layers == 10 && info.KVHeads == 2 &&
+		info.HeadDim == 64 && info.Precision == kvasir.PrecisionInt8 && info.ModelName != "" &&
+		info.FormatVersion > 0, "%+v", info)
 	var phases []kvasir.Phase
-	progress := func(phase kvasir.Phase, done, total uint64) error { phases = append(phases, phase); return nil }
+	progress := func(phase kvasir.Phase, done,
+		total int64) error {
+		phases = append(phases, phase)
+		return nil
+	}
 	check(t, kvasir.VerifyFile(ctx, saved, progress))
 	check(t, kvasir.Pack(ctx, saved, packed, &kvasir.PackOptions{Level: 3, Progress: progress}))
-	its, err := kvasir.InspectPacked(packed)
+	inside, err := kvasir.InspectPacked(packed)
 	check(t, err)
-	expect(t, its.DocumentBytes == info.FileBytes && its.Tokens == info.Tokens && its.Level == 3 && its.FileBytes < info.FileBytes && its.Layers == 10 &&
-		its.KVHeads == 2 && its.HeadDim == 64 && its.ModelName == info.ModelName && its.PackedVersion > 0 && its.FormatVersion == info.FormatVersion, "%+v", its)
+	expect(t, inside.DocumentBytes == info.FileBytes && inside.Tokens == info.Tokens &&
+		inside.Level == 3 && inside.FileBytes < info.FileBytes && inside.Layers == 10 &&
+		inside.KVHeads == 2 && inside.HeadDim == 64 && inside.ModelName == info.ModelName &&
+		inside.PackedVersion > 0 && inside.FormatVersion == info.FormatVersion, "%+v", inside)
 	check(t, kvasir.Unpack(ctx, packed, back, progress))
 	restored, err := os.ReadFile(back)
 	check(t, err)
 	expect(t, slices.Equal(restored, bytes), "other bytes came back")
 	phases = slices.Compact(phases)
-	expect(t, slices.Equal(phases, []kvasir.Phase{kvasir.PhaseVerify, kvasir.PhasePack, kvasir.PhaseUnpack}), "%v", phases)
+	expect(t, slices.Equal(phases, []kvasir.Phase{kvasir.PhaseVerify, kvasir.PhasePack,
+		kvasir.PhaseUnpack}), "%v", phases)
 }
 
 func TestAPrefixIsTheBeginning(t *testing.T) {

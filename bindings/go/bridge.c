@@ -26,11 +26,11 @@ void kvasir_go_log(int32_t level, const char* message, void* user) {
 
 kv_status kvasir_go_library_session(kv_library* library, kv_model* model, const char* text,
                                     size_t size, const kv_library_session_options* options,
-                                    const kv_session_options* session, kv_session** out,
-                                    kv_library_result* result, kv_error* error) {
-  kv_library_session_options with = *options;
-  with.session = session;
-  return kv_library_session(library, model, text, size, &with, out, result, error);
+                                    const kv_session_options* session, const kv_control* control,
+                                    kv_session** out, kv_library_result* result, kv_error* error) {
+  kv_library_session_options complete = *options;
+  complete.session = session;
+  return kv_library_session(library, model, text, size, &complete, control, out, result, error);
 }
 
 kv_status kvasir_go_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const uint8_t* k,
@@ -41,6 +41,7 @@ kv_status kvasir_go_cache_update(kv_cache* cache, uint32_t layer, uint32_t type,
 
 kv_status kvasir_go_cache_attention(kv_cache* cache, uint32_t layer, uint32_t type,
                                     const uint8_t* q, uint8_t* out, uint32_t tokens,
-                                    const kv_cache_attention_options* options, kv_error* error) {
-  return kv_cache_attention(cache, layer, type, q, out, tokens, options, error);
+                                    const kv_cache_attention_options* options,
+                                    const kv_control* control, kv_error* error) {
+  return kv_cache_attention(cache, layer, type, q, out, tokens, options, control, error);
 }

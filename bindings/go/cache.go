@@ -5,75 +5,73 @@ import "C"
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"runtime"
 	"unsafe"
 )
 
-// Cache is the store without a model, for an engine that brings its own weights: keys and values of one sequence in the same pages, with the same
-// strategies and in the same file as a session's. For each step of 1 to 4096 tokens (a chunk of the prompt, or one token of the answer), and in it for
-// each layer: Update, then Attention. It serves one call at a time; a second concurrent one gets ErrBusy and changes nothing.
+// Cache is a KV cache for an engine that brings its own weights: the same int8 pages behind a
+// full-precision window, the same strategies and the same file as those of a session. For each step
+// of 1 to 4096 tokens (a chunk of the prompt, or one token of the answer) and each layer: Update,
+// then Attention. A cache serves one call at a time; a second concurrent call is ErrBusy and
+// changes nothing.
 //
-// Arrays are contiguous rows and are read and written where they are: keys and values [tokens][KVHeads][HeadDim], queries and what Attention
-// writes [tokens][Heads][HeadDim]. Query heads h * Heads / KVHeads to (h + 1) * Heads / KVHeads - 1 belong to key/value head h.
+// Arrays are contiguous rows, which are not copied: keys and values [tokens][KVHeads][HeadDim],
+// queries and the output of Attention [tokens][Heads][HeadDim]. KV head h serves the query heads
+// h * Heads / KVHeads up to (h + 1) * Heads / KVHeads - 1.
 type Cache struct {
 	handle
 	ptr   *C.kv_cache
 	shape CacheShape
 }
 
-// CacheShape is what a cache is of.
+// CacheShape is the shape of a cache.
 type CacheShape struct {
-	Layers    uint32 // 1 to 1024
-	Heads     uint32 // query heads, 1 to 1024
-	KVHeads   uint32 // a divisor of Heads
-	HeadDim   uint32 // 1 to 256
-	MaxTokens uint64 // that the sequence may hold, 1 to 2^30; memory is taken as it grows
-	// The caller's name for what makes the keys, such as a hash of its weights; LoadCache compares it.
+	Layers    int // 1 to 1024
+	Heads     int // query heads, 1 to 1024
+	KVHeads   int // a divisor of Heads
+	HeadDim   int // 1 to 256
+	MaxTokens int // 1 to 2^30; memory grows with the sequence
+	// Identity is the caller's name of what makes the keys, such as a hash of its weights.
+	// LoadCache compares it.
 	Identity [32]byte
 }
 
-// CacheOptions are for OpenCache and LoadCache. The zero value is the default; those that SessionOptions has too mean the same.
+// CacheOptions are the options of OpenCache and LoadCache. The zero value is the default. Fields
+// that SessionOptions has too mean the same.
 type CacheOptions struct {
-	Threads     uint32 // 0: as many as the process has processors; the caller's is one of them
-	KVType      KVType
-	Window      uint32 // newest tokens kept in full precision and always attended; 0: 64
-	DenseLayers int    // layers that attend everything, the first ones; 0: the strategy's default, NoDenseLayers: none
-	// What a step of one token reads; longer ones are exact. "" or "auto", "full", "window", "quest", "flat", "dipr", "bounded", "filter-layers"
-	// (each filter layer is then attended before the layers up to the next one) or "infllm" (which needs the q of every update).
-	Strategy       string
-	BudgetTokens   uint64
-	BudgetFraction float64
-	SeparateHeads  bool
-	FilterLayers   []uint32
-	Alpha          float32
-	Coverage       float32
-	SelectTokens   uint32
-	MemoryBudget   uint64 // a step for which it is too small is refused by Update, before anything of it is taken
-	SpillFolder    string
+	Threads   int
+	Window    int
+	Precision Precision
+	// Decode is the strategy of steps of one token; longer steps are exact. nil: "auto". Strategies
+	// lists those that a cache takes. With "filter-layers", a filter layer must be attended before
+	// the layers up to the next one. "infllm" needs q in each Update.
+	Decode         *Strategy
+	MemoryLimit    int64 // Update refuses a step that does not fit, before any change
+	SpillDirectory string
 }
 
-// Numbers are the rows of an array that a Cache takes: Float32, Float16 or BFloat16. A slice is converted without a copy: kvasir.Float16(keys).
+// Numbers are the rows of an array: Float32, Float16 or BFloat16. A conversion copies nothing:
+// kvasir.Float16(keys).
 type Numbers interface{ rows() rows }
 
 // Float32 are numbers of 32 bits.
 type Float32 []float32
 
-// Float16 are the bits of numbers of 16 as IEEE 754 has them.
+// Float16 are the bits of IEEE 754 numbers of 16 bits.
 type Float16 []uint16
 
 // BFloat16 are the upper halves of the bits of a float32.
 type BFloat16 []uint16
 
-// rows are an array as C has it.
+// rows are an array in C.
 type rows struct {
-	kind   C.uint32_t
+	kind   C.uint32_t // kv_number_type
 	first  *C.uint8_t
 	size   uintptr // bytes
-	count  int
-	tokens C.uint32_t // set by Cache.rows
+	count  int     // elements
+	tokens C.uint32_t
 }
 
 func (n Float32) rows() rows  { return rowsOf(C.KV_F32, n) }
@@ -81,68 +79,76 @@ func (n Float16) rows() rows  { return rowsOf(C.KV_F16, n) }
 func (n BFloat16) rows() rows { return rowsOf(C.KV_BF16, n) }
 
 func rowsOf[T float32 | uint16](kind C.uint32_t, array []T) rows {
-	return rows{kind: kind, first: (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(array))), size: uintptr(len(array)) * unsafe.Sizeof(T(0)), count: len(array)}
+	return rows{
+		kind:  kind,
+		first: (*C.uint8_t)(unsafe.Pointer(unsafe.SliceData(array))),
+		size:  uintptr(len(array)) * unsafe.Sizeof(T(0)),
+		count: len(array),
+	}
 }
 
-// rows checks the size of an array, as the library takes pointers alone. as: the array whose tokens and type it has to have; nil: its own.
-func (c *Cache) rows(name string, array Numbers, heads uint32, as *rows) (r rows, err error) {
+// rows checks the size of an array, since the library takes bare pointers. With a reference, the
+// array must have its tokens and its type.
+func (c *Cache) rows(name string, array Numbers, heads int, reference *rows) (r rows, err error) {
 	if array == nil {
 		return r, failure(ErrBadArgument, name+" is nil")
 	}
 	r = array.rows()
-	row := int(heads) * int(c.shape.HeadDim) // at least 1: the cache was opened with it
+	row := heads * c.shape.HeadDim // at least 1: kv_cache_open checked the shape
 	if r.count%row != 0 || r.count/row > math.MaxUint32 {
-		return r, failure(ErrBadArgument, fmt.Sprintf("%s has %d numbers: a token has %d", name, r.count, row))
+		return r, failure(ErrBadArgument,
+			fmt.Sprintf("%s has %d numbers: a token has %d", name, r.count, row))
 	}
 	r.tokens = C.uint32_t(r.count / row)
-	if as != nil && (r.tokens != as.tokens || r.kind != as.kind) {
-		return r, failure(ErrBadArgument, fmt.Sprintf("%s has %d tokens and not %d, or numbers of another type", name, r.tokens, as.tokens))
+	if reference != nil && (r.tokens != reference.tokens || r.kind != reference.kind) {
+		return r, failure(ErrBadArgument, fmt.Sprintf(
+			"%s has %d tokens, not %d, or another type", name, r.tokens, reference.tokens))
 	}
 	return r, nil
 }
 
 // OpenCache makes an empty cache. options may be nil.
-// ErrBadArgument (a shape or option out of its range), ErrNoMemory, ErrLimit (threads; MemoryBudget); ErrNotFound, ErrPermission, ErrNoSpace (SpillFolder).
+// ErrBadArgument (shape, options), ErrNoMemory, ErrLimit (threads; MemoryLimit); ErrNotFound,
+// ErrPermission, ErrNoSpace (SpillDirectory).
 func OpenCache(shape CacheShape, options *CacheOptions) (*Cache, error) {
-	var memory memory
-	defer memory.free()
-	o, err := options.raw(&memory)
-	if err != nil {
-		return nil, err
+	var a arguments
+	defer a.free()
+	raw, o := shape.raw(&a), options.raw(&a)
+	if a.err != nil {
+		return nil, a.err
 	}
 	c := &Cache{shape: shape}
 	var e C.kv_error
-	return c.adopt(newError(C.kv_cache_open(shape.raw(), o, &c.ptr, &e), &e))
+	return c.adopt(newError(C.kv_cache_open(raw, o, &c.ptr, &e), &e))
 }
 
-// LoadCache makes a cache over a saved one, mapped. Both options may be nil. Window and KVType are the file's.
-// ErrModelMismatch (another shape, though heads are not compared, or another identity; a session's file), otherwise errors as of Model.Load.
-func LoadCache(ctx context.Context, path string, shape CacheShape, options *CacheOptions, load *LoadOptions) (cache *Cache, err error) {
+// LoadCache makes a cache from a file by mapping it. Both options may be nil. Window and Precision
+// come from the file.
+// ErrModelMismatch (another shape or identity, but query heads are not compared; a session's file),
+// ErrBadArgument (a full-precision file with a MemoryLimit), and the errors of Model.Load and
+// OpenCache.
+func LoadCache(ctx context.Context, path string, shape CacheShape, options *CacheOptions,
+	load *LoadOptions) (cache *Cache, err error) {
 	defer raise(&err)
 	if load == nil {
 		load = &LoadOptions{}
 	}
-	flags := C.uint32_t(0)
-	if load.Verify {
-		flags = C.KV_LOAD_VERIFY
-	}
-	var memory memory
-	defer memory.free()
-	file := memory.path("path", path)
-	o, err := options.raw(&memory)
-	if err != nil {
-		return nil, err
+	var a arguments
+	defer a.free()
+	file, raw, o := a.path("the path", path), shape.raw(&a), options.raw(&a)
+	if a.err != nil {
+		return nil, a.err
 	}
 	c, err := begin(ctx, nil, load.Progress)
 	if err != nil {
 		return nil, err
 	}
 	cache = &Cache{shape: shape}
-	status := C.kv_cache_load(shape.raw(), file, o, c.options(flags), &cache.ptr, &c.e)
+	status := C.kv_cache_load(raw, file, o, load.control(c), &cache.ptr, &c.e)
 	return cache.adopt(c.end(&cache.handle, status))
 }
 
-// adopt makes c.ptr usable, unless err says why not; then it is released.
+// adopt makes c.ptr usable. With an error it releases it.
 func (c *Cache) adopt(err error) (*Cache, error) {
 	if err != nil {
 		C.kv_cache_close(c.ptr)
@@ -154,19 +160,27 @@ func (c *Cache) adopt(err error) (*Cache, error) {
 	return c, nil
 }
 
-// Close releases the cache when the call that runs on it has returned. What it shares with forks and sessions stays with them.
+// Close releases the cache after the running call on it has returned. Forks and sessions keep the
+// pages that they share with it.
 func (c *Cache) Close() error { return c.close() }
 
-// Update takes one layer's keys (after RoPE) and values of the step's tokens, and, for the strategy "infllm", its queries after RoPE; q may be nil. The
-// first update after a complete step begins a step, which is complete when every layer has had its update; the order of layers is free.
-// ErrBadArgument (layer, sizes; a number that is not finite), ErrBadState (the layer has been updated; another number of tokens than the step has),
-// ErrContextFull, ErrLimit (MemoryBudget: the message says the least), ErrNoMemory, ErrCorrupt, ErrNoSpace, ErrIO, ErrBusy: the cache is as it was, but that
-// with the last five an update that was to begin a step may have ended the attention of the complete one.
-func (c *Cache) Update(layer uint32, k, v, q Numbers) error {
+// Update adds one layer's keys (after RoPE) and values of the step's tokens. q, the step's queries
+// after RoPE, is for "infllm"; otherwise it may be nil. The first update after a complete step
+// begins a step. A step is complete when every layer has its update, in any order.
+// ErrBadArgument (layer, sizes; NaN, infinity, or a magnitude over 1e30), ErrBadState (the layer
+// has its update; the step has another number of tokens), ErrContextFull, ErrLimit (MemoryLimit;
+// the message has the minimum), ErrBusy. ErrNoMemory, ErrCorrupt, ErrNoSpace, ErrIO: the cache is
+// as before, but an update that begins a step may have ended the attention of the complete one.
+func (c *Cache) Update(layer int, k, v, q Numbers) error {
 	if err := c.enter(); err != nil {
 		return err
 	}
 	defer c.leave()
+	var a arguments
+	index := a.u32("the layer", layer)
+	if a.err != nil {
+		return a.err
+	}
 	keys, err := c.rows("k", k, c.shape.KVHeads, nil)
 	if err != nil {
 		return err
@@ -182,27 +196,39 @@ func (c *Cache) Update(layer uint32, k, v, q Numbers) error {
 		}
 	}
 	return c.do(func(e *C.kv_error) C.kv_status {
-		return C.kvasir_go_cache_update(c.ptr, C.uint32_t(layer), keys.kind, keys.first, values.first, queries.first, keys.tokens, e)
+		return C.kvasir_go_cache_update(c.ptr, index, keys.kind, keys.first, values.first,
+			queries.first, keys.tokens, e)
 	})
 }
 
-// AttentionOptions are for Attention.
+// AttentionOptions are the options of Attention.
 type AttentionOptions struct {
-	Scale   float32 // of q . k; 0: 1 / sqrt(HeadDim)
-	Softcap float32 // scores become Softcap * tanh(score / Softcap); strategies choose by the scores before that; 0: as they are
+	Scale float32 // of q . k; 0: 1 / sqrt(HeadDim)
+	// Softcap makes scores Softcap * tanh(score / Softcap), in slower code. Strategies select by
+	// the scores before. 0: off.
+	Softcap float32
 }
 
-// Attention writes to out what the step's queries attend in one layer, causally, over all tokens so far. The layer has had its Update in this step. A
-// complete step can be attended until another begins, or Truncate, Fork or Save is called. options may be nil.
-// ErrBadArgument, ErrBadState (the layer has no update in this step; the step is over; the filter layer before it has not been attended), ErrCancelled,
-// ErrNoMemory, ErrCorrupt, ErrIO, ErrBusy: the cache is as it was and out unchanged.
-func (c *Cache) Attention(ctx context.Context, layer uint32, q, out Numbers, options *AttentionOptions) error {
+// Attention writes the attention of the step's queries in one layer to out. Query i sees the tokens
+// before the step and those of the step up to its own. The layer must have its Update. A complete
+// step can be attended until the next one begins, or until Truncate, Fork or Save. options may be
+// nil.
+// ErrBadArgument, ErrBadState (no update of this layer in the step; the step is over; its filter
+// layer has not been attended), ErrCancelled, ErrNoMemory, ErrCorrupt, ErrIO, ErrBusy: cache and
+// out are unchanged.
+func (c *Cache) Attention(ctx context.Context, layer int, q, out Numbers,
+	options *AttentionOptions) error {
 	if err := c.enter(); err != nil {
 		return err
 	}
 	defer c.leave()
 	if options == nil {
 		options = &AttentionOptions{}
+	}
+	var a arguments
+	index := a.u32("the layer", layer)
+	if a.err != nil {
+		return a.err
 	}
 	from, err := c.rows("q", q, c.shape.Heads, nil)
 	if err != nil {
@@ -212,65 +238,79 @@ func (c *Cache) Attention(ctx context.Context, layer uint32, q, out Numbers, opt
 	if err != nil {
 		return err
 	}
-	if a, b := uintptr(unsafe.Pointer(from.first)), uintptr(unsafe.Pointer(to.first)); a < b+to.size && b < a+from.size {
-		return failure(ErrBadArgument, "out shares memory with q")
+	if overlap(&from, &to) {
+		return failure(ErrBadArgument, "q and out overlap in memory")
 	}
-	o := defaults(func(o *C.kv_cache_attention_options, size C.size_t) { C.kv_cache_attention_options_init(o, size) })
+	o := sized[C.kv_cache_attention_options]()
 	o.scale, o.softcap = C.float(options.Scale), C.float(options.Softcap)
 	return c.long(ctx, nil, func(call *call) C.kv_status {
-		o.cancel = call.cancel
-		return C.kvasir_go_cache_attention(c.ptr, C.uint32_t(layer), from.kind, from.first, to.first, from.tokens, o, &call.e)
+		return C.kvasir_go_cache_attention(c.ptr, index, from.kind, from.first, to.first,
+			from.tokens, o, call.control(0), &call.e)
 	})
 }
 
-// Truncate goes back to the first so many tokens, and drops a step that is not complete. ErrBadArgument when there are fewer.
-func (c *Cache) Truncate(tokens uint64) error {
-	return c.do(func(e *C.kv_error) C.kv_status { return C.kv_cache_truncate(c.ptr, C.uint64_t(tokens), e) })
+func overlap(a, b *rows) bool {
+	first, second := uintptr(unsafe.Pointer(a.first)), uintptr(unsafe.Pointer(b.first))
+	return first < second+b.size && second < first+a.size
 }
 
-// Fork makes a second cache that begins as an exact copy, pages shared, with the same options. ErrBadState while a step is not complete.
-func (c *Cache) Fork() (*Cache, error) {
-	if err := c.enter(); err != nil {
-		return nil, err
+// Truncate truncates the cache to its first tokens, and drops an incomplete step.
+// ErrBadArgument (there are fewer), ErrCorrupt, ErrNoMemory, ErrBusy.
+func (c *Cache) Truncate(tokens int) error {
+	var a arguments
+	count := a.u64("tokens", int64(tokens))
+	if a.err != nil {
+		return a.err
 	}
-	defer c.leave()
+	return c.do(func(e *C.kv_error) C.kv_status { return C.kv_cache_truncate(c.ptr, count, e) })
+}
+
+// Fork makes an exact copy with the same options. Both share the pages. Fork first builds a missing
+// sketch.
+// ErrBadState (the step is incomplete), ErrCancelled, ErrNoMemory, ErrLimit, ErrCorrupt, ErrBusy.
+func (c *Cache) Fork(ctx context.Context) (*Cache, error) {
 	fork := &Cache{shape: c.shape}
-	var e C.kv_error
-	return fork.adopt(newError(C.kv_cache_fork(c.ptr, nil, &fork.ptr, &e), &e))
+	err := c.long(ctx, nil, func(call *call) C.kv_status {
+		return C.kv_cache_fork(c.ptr, call.control(0), &fork.ptr, &call.e)
+	})
+	return fork.adopt(err)
 }
 
-// Save writes the cache to a file, atomically, as Session.Save does. progress may be nil. ErrBadState while a step is not complete.
+// Save writes the cache to a file, as Session.Save does. progress may be nil. ErrBadState (the step
+// is incomplete), and the errors of Session.Save.
 func (c *Cache) Save(ctx context.Context, path string, progress ProgressFunc) error {
-	var memory memory
-	defer memory.free()
-	file := memory.path("path", path)
-	if memory.err != nil {
-		return memory.err
+	var a arguments
+	defer a.free()
+	file := a.path("the path", path)
+	if a.err != nil {
+		return a.err
 	}
-	return c.long(ctx, progress, func(call *call) C.kv_status { return C.kv_cache_save(c.ptr, file, call.options(0), &call.e) })
-}
-
-// Stats is JSON: tokens (of complete steps), pages, window, strategy and budget, tokens read and present of all attention so far, bytes of memory.
-func (c *Cache) Stats() (json.RawMessage, error) {
-	return c.statistics(func(to *C.char, capacity C.size_t, size *C.size_t, e *C.kv_error) C.kv_status {
-		return C.kv_cache_stats(c.ptr, to, capacity, size, e)
+	return c.long(ctx, progress, func(call *call) C.kv_status {
+		return C.kv_cache_save(c.ptr, file, call.control(0), &call.e)
 	})
 }
 
-// FromCacheOptions are for SessionFromCache.
+// FromCacheOptions are the options of SessionFromCache.
 type FromCacheOptions struct {
-	Document bool // the tokens are what Tokenize makes with TokenizeDocument; false: the session is as after PrefillTokens
+	// Document: Tokenize made the tokens with TokenizeDocument. Questions then get the turns of the
+	// chat format. Otherwise the session is as after PrefillTokens.
+	Document bool
 	Progress ProgressFunc
 }
 
-// SessionFromCache makes a session over what is in a cache: a document that another engine has read, also on another machine (Cache.Save, LoadCache), is
-// asked by this model. tokens are the cache's, as many as it holds. Keys are those of the model's own file, after RoPE: in files of the
-// architecture "llama" two halves that engines of other formats rotate are interleaved (channel i of half h is channel 2 i + h). Pages are shared with
-// the cache, which stays as it is. The newest tokens, at most a window and a page, are read again and compared with what the cache has. Window and KVType
-// are the cache's. Both options may be nil.
-// ErrBadArgument (another number of tokens), ErrBadState (a step is not complete), ErrModelMismatch (other weights, positions or order of channels),
-// ErrContextFull, ErrCancelled, ErrLimit (MemoryBudget), ErrCorrupt, ErrNoMemory, ErrBusy: the cache is as it was.
-func (m *Model) SessionFromCache(ctx context.Context, cache *Cache, tokens []int32, options *SessionOptions, from *FromCacheOptions) (s *Session, err error) {
+// SessionFromCache makes a session over a cache that another engine has filled, also on another
+// machine (Cache.Save, LoadCache). tokens are all of the cache's. The session shares the pages; the
+// cache stays as it is. Window and Precision are the cache's. Both options may be nil.
+//
+// Keys must be as the model's file makes them: after RoPE, with the file's channel order. GGUF
+// files of the architecture "llama" interleave the halves that other formats rotate: channel i of
+// half h is channel 2 i + h. The model prefills the newest tokens again, at most a window and a
+// page, and compares the keys.
+// ErrBadArgument (number of tokens), ErrBadState (the step is incomplete), ErrModelMismatch (other
+// weights, positions or order), ErrContextFull, ErrCancelled, ErrLimit (MemoryLimit), ErrCorrupt,
+// ErrNoMemory, ErrBusy.
+func (m *Model) SessionFromCache(ctx context.Context, cache *Cache, tokens []int32,
+	options *SessionOptions, from *FromCacheOptions) (s *Session, err error) {
 	defer raise(&err)
 	if cache == nil {
 		return nil, failure(ErrBadArgument, "the cache is nil")
@@ -286,48 +326,42 @@ func (m *Model) SessionFromCache(ctx context.Context, cache *Cache, tokens []int
 	if from == nil {
 		from = &FromCacheOptions{}
 	}
-	flags := C.uint32_t(0)
-	if from.Document {
-		flags = C.KV_TOKENIZE_DOCUMENT
-	}
-	var memory memory
-	defer memory.free()
-	return m.makeSession(ctx, options, from.Progress, &memory, func(s *Session, o *C.kv_session_options, c *call) C.kv_status {
-		ids := (*C.int32_t)(unsafe.SliceData(tokens))
-		return C.kv_session_from_cache(m.ptr, cache.ptr, ids, C.size_t(len(tokens)), o, c.options(flags), &s.ptr, &c.e)
-	})
+	flags := flag(from.Document, C.KV_TOKENIZE_DOCUMENT)
+	ids, count := idsOf(tokens)
+	var a arguments
+	defer a.free()
+	return m.makeSession(ctx, options, from.Progress, &a,
+		func(s *Session, o *C.kv_session_options, c *call) C.kv_status {
+			return C.kv_session_from_cache(m.ptr, cache.ptr, ids, count, o, c.control(flags),
+				&s.ptr,
+				&c.e)
+		})
 }
 
-func (s CacheShape) raw() *C.kv_cache_shape {
-	raw := &C.kv_cache_shape{struct_size: C.sizeof_kv_cache_shape, layers: C.uint32_t(s.Layers), heads: C.uint32_t(s.Heads),
-		kv_heads: C.uint32_t(s.KVHeads), head_dim: C.uint32_t(s.HeadDim), max_tokens: C.uint64_t(s.MaxTokens)}
+func (s CacheShape) raw(a *arguments) *C.kv_cache_shape {
+	raw := sized[C.kv_cache_shape]()
+	raw.layers = a.u32("Layers", s.Layers)
+	raw.heads = a.u32("Heads", s.Heads)
+	raw.kv_heads = a.u32("KVHeads", s.KVHeads)
+	raw.head_dim = a.u32("HeadDim", s.HeadDim)
+	raw.max_tokens = a.u64("MaxTokens", int64(s.MaxTokens))
 	for i, b := range s.Identity {
 		raw.identity[i] = C.uint8_t(b)
 	}
 	return raw
 }
 
-// raw are the options for C: NULL for nil. Their strings are held by memory.
-func (from *CacheOptions) raw(memory *memory) (*C.kv_cache_options, error) {
+// raw converts the options; nil to NULL.
+func (from *CacheOptions) raw(a *arguments) *C.kv_cache_options {
 	if from == nil {
-		return nil, memory.err
+		return nil
 	}
-	o := defaults(func(o *C.kv_cache_options, size C.size_t) { C.kv_cache_options_init(o, size) })
-	if err := setDenseLayers(&o.dense_layers, from.DenseLayers); err != nil {
-		return nil, err
-	}
-	o.threads = C.uint32_t(from.Threads)
-	o.kv_type = C.uint32_t(from.KVType)
-	o.window = C.uint32_t(from.Window)
-	o.strategy = memory.option("strategy", from.Strategy)
-	o.budget_tokens = C.uint64_t(from.BudgetTokens)
-	o.budget_fraction = C.double(from.BudgetFraction)
-	o.share_heads = flag(!from.SeparateHeads)
-	o.filter_layers = memory.layers(from.FilterLayers)
-	o.alpha = C.float(from.Alpha)
-	o.coverage = C.float(from.Coverage)
-	o.select_tokens = C.uint32_t(from.SelectTokens)
-	o.memory_budget = C.uint64_t(from.MemoryBudget)
-	o.spill_folder = memory.option("spill folder", from.SpillFolder)
-	return o, memory.err
+	o := sized[C.kv_cache_options]()
+	o.threads = a.u32("Threads", from.Threads)
+	o.window_tokens = a.u32("Window", from.Window)
+	o.precision = C.uint32_t(from.Precision)
+	o.decode = a.strategy(from.Decode)
+	o.memory_limit = a.u64("MemoryLimit", from.MemoryLimit)
+	o.spill_directory = a.option("SpillDirectory", from.SpillDirectory)
+	return o
 }

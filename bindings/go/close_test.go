@@ -11,15 +11,15 @@ import (
 	"testing"
 	"time"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
-// methods calls every method of a handle with zero values, a context where one is wanted, and gives its error.
+// methods calls every method of a handle with zero values and a context, and passes on its error.
 func methods(handle any, call func(name string, err error)) {
 	value := reflect.ValueOf(handle)
 	for i := range value.NumMethod() {
 		method, name := value.Method(i), value.Type().Method(i).Name
-		if name == "Close" || name == "Stream" {
+		if name == "Close" || name == "Stream" || name == "Continuation" {
 			continue
 		}
 		var in []reflect.Value
@@ -51,15 +51,20 @@ func TestUseAfterCloseIsAnError(t *testing.T) {
 	check(t, library.Close())
 	check(t, cache.Close())
 	count := 0
-	for _, handle := range []any{model, session, library, cache, &kvasir.Model{}, &kvasir.Session{}, &kvasir.Library{}, &kvasir.Cache{}} {
+	for _, handle := range []any{model, session, library, cache, &kvasir.Model{}, &kvasir.Session{},
+		&kvasir.Library{}, &kvasir.Cache{}} {
 		methods(handle, func(name string, err error) {
 			count++
-			expect(t, errors.Is(err, kvasir.ErrBadState) && errors.Is(err, fs.ErrClosed), "%T.%s: %v", handle, name, err)
+			expect(t, errors.Is(err, kvasir.ErrBadState) && errors.Is(err, fs.ErrClosed),
+				"%T.%s: %v", handle, name, err)
 		})
 		check(t, handle.(interface{ Close() error }).Close())
 	}
 	expect(t, count > 60, "%d methods", count)
-	for _, err := range session.Stream(ctx, nil) {
+	for _, err := range session.Continuation(ctx, nil) {
+		expect(t, errors.Is(err, fs.ErrClosed), "%v", err)
+	}
+	for _, err := range session.Stream(ctx, question, nil) {
 		expect(t, errors.Is(err, fs.ErrClosed), "%v", err)
 	}
 	_, err = session.Stats()
@@ -135,7 +140,8 @@ func TestCloseWaitsForTheCall(t *testing.T) {
 	expect(t, returned.Load(), "the call did not return")
 }
 
-// Everything at once on one model and one session: each call gives an answer, ErrBusy, or that the handle is closed.
+// Everything at once on one model and one session: each call gives an answer, ErrBusy, or that the
+// handle is closed.
 func TestGoroutinesShareHandles(t *testing.T) {
 	model := open(t)
 	shared := load(t, nil)
@@ -151,7 +157,8 @@ func TestGoroutinesShareHandles(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				stopping, cancel := context.WithTimeout(ctx, time.Duration(1+5*round)*time.Millisecond)
+				stopping, cancel := context.WithTimeout(ctx,
+					time.Duration(1+5*round)*time.Millisecond)
 				_, err = own.Ask(stopping, question, nil)
 				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
 					t.Error(err)
@@ -160,7 +167,8 @@ func TestGoroutinesShareHandles(t *testing.T) {
 				if answer, err := own.Ask(ctx, question, nil); err != nil || answer != want {
 					t.Errorf("%q, %v", answer, err)
 				}
-				if answer, err := shared.Ask(ctx, question, nil); answer != want && !errors.Is(err, kvasir.ErrBusy) && !errors.Is(err, fs.ErrClosed) {
+				if answer, err := shared.Ask(ctx, question, nil); answer != want &&
+					!errors.Is(err, kvasir.ErrBusy) && !errors.Is(err, fs.ErrClosed) {
 					t.Errorf("%q, %v", answer, err)
 				}
 				if i == 3 && round == 2 {
@@ -173,14 +181,17 @@ func TestGoroutinesShareHandles(t *testing.T) {
 	group.Wait()
 }
 
-// A log function is let go of when the library's session is closed, here by the collector.
+// The garbage collector closes a session and so releases its log function.
 func TestWhatIsForgottenIsCollected(t *testing.T) {
 	var collected atomic.Int32
 	model := open(t)
 	for range 5 {
 		lines := new([64]int)
 		runtime.SetFinalizer(lines, func(*[64]int) { collected.Add(1) })
-		_, err := model.Load(ctx, saved, &kvasir.SessionOptions{Log: func(kvasir.LogLevel, string) { lines[0]++ }}, nil)
+		_, err := model.Load(ctx, saved, &kvasir.SessionOptions{Log: func(kvasir.LogLevel,
+			string) {
+			lines[0]++
+		}}, nil)
 		check(t, err)
 	}
 	for range 1000 {

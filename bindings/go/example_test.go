@@ -9,10 +9,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
-// Read a document once, keep it, question it.
+// Prefill a document once, save its KV cache, and query it.
 func Example() {
 	model, err := kvasir.Open(modelPath, nil)
 	if err != nil {
@@ -40,7 +40,7 @@ func Example() {
 	}
 	session.Close()
 
-	// From then on.
+	// Every later time.
 	session, err = model.Load(ctx, cache, nil, nil)
 	if err != nil {
 		log.Fatal(err)
@@ -54,7 +54,7 @@ func Example() {
 	// Output: The access code of the north gate is 4821907.
 }
 
-// An answer as it is made, and stopped by its reader.
+// A callback receives the answer and stops it.
 func ExampleSession_Generate() {
 	model, err := kvasir.Open(modelPath, nil)
 	if err != nil {
@@ -68,13 +68,14 @@ func ExampleSession_Generate() {
 	defer session.Close()
 	enough := errors.New("enough")
 	words := 0
-	_, err = session.Generate(context.Background(), "What is the access code of the north gate?", nil, func(text string) error {
-		fmt.Print(text)
-		if words += strings.Count(text, " "); words == 3 {
-			return enough
-		}
-		return nil
-	})
+	_, err = session.Generate(context.Background(), "What is the access code of the north gate?",
+		nil, func(text string) error {
+			fmt.Print(text)
+			if words += strings.Count(text, " "); words == 3 {
+				return enough
+			}
+			return nil
+		})
 	fmt.Println()
 	fmt.Println(errors.Is(err, kvasir.ErrCancelled), errors.Is(err, enough))
 	// Output:
@@ -82,8 +83,30 @@ func ExampleSession_Generate() {
 	// true true
 }
 
-// A continuation, token by token. The loop may end whenever it likes.
+// A loop over an answer.
 func ExampleSession_Stream() {
+	model, err := kvasir.Open(modelPath, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer model.Close()
+	ctx := context.Background()
+	session, err := model.Load(ctx, saved, nil, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close()
+	for text, err := range session.Stream(ctx, "What is the access code of the north gate?", nil) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Print(text)
+	}
+	// Output: The access code of the north gate is 4821907.
+}
+
+// A raw continuation, token by token.
+func ExampleSession_Continuation() {
 	model, err := kvasir.Open(modelPath, nil)
 	if err != nil {
 		log.Fatal(err)
@@ -104,7 +127,7 @@ func ExampleSession_Stream() {
 	if _, err := session.PrefillTokens(ctx, tokens, nil); err != nil {
 		log.Fatal(err)
 	}
-	for text, err := range session.Stream(ctx, nil) {
+	for text, err := range session.Continuation(ctx, nil) {
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -113,7 +136,22 @@ func ExampleSession_Stream() {
 	// Output: 4821907.
 }
 
-// Errors have the library's message, and a status that errors.Is knows.
+// Strategies decide how much of the KV cache an answer reads.
+func ExampleNewStrategy() {
+	quest, err := kvasir.NewStrategy("quest", kvasir.BudgetTokens(1024), kvasir.DenseLayers(1))
+	if err != nil {
+		log.Fatal(err)
+	}
+	options := &kvasir.SessionOptions{Decode: quest}
+	fmt.Println(options.Decode.Name())
+	_, err = kvasir.NewStrategy("full", kvasir.BudgetTokens(1024))
+	fmt.Println(errors.Is(err, kvasir.ErrBadArgument))
+	// Output:
+	// quest
+	// true
+}
+
+// errors.Is finds the status and the errors of package fs.
 func ExampleError() {
 	_, err := kvasir.Open("no-such.gguf", nil)
 	fmt.Println(errors.Is(err, kvasir.ErrNotFound), errors.Is(err, os.ErrNotExist))

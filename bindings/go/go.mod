@@ -1,3 +1,3 @@
-module kvasir
+module github.com/kvasir-project/kvasir/bindings/go
 
 go 1.23

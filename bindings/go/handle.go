@@ -7,14 +7,12 @@ import (
 	"context"
 	"encoding/json"
 	"io/fs"
-	"runtime/cgo"
 	"sync"
-	"sync/atomic"
 	"unsafe"
 )
 
-// handle is what Model, Session, Library and Cache have in common: it counts the calls that run, so that nothing is released under one, and
-// refuses calls when it is closed. The zero value is closed.
+// handle is the common part of Model, Session, Library and Cache. It counts running calls, so that
+// none is released under a call, and refuses calls after Close. The zero value is closed.
 type handle struct {
 	name string // for messages
 
@@ -22,12 +20,14 @@ type handle struct {
 	idle    sync.Cond
 	running int
 	open    bool
-	release func() // what Close does, once; it may not lead to the handle, or no finalizer would run
+	// release runs once, in Close. It must not refer to the handle, or no finalizer would run.
+	release func()
+	streams map[*stream]struct{} // running loops over Session.Stream, which Close stops
 
-	logs []*logger // whose functions calls on this handle may call; unchanged while it is open
+	logs []*logger // log functions that calls may use; constant while the handle is open
 }
 
-// opened makes the handle usable. release is called once, when it is closed.
+// opened makes the handle usable. Close runs release once.
 func (h *handle) opened(name string, release func()) {
 	h.name, h.release, h.open = name, release, true
 	h.idle.L = &h.mu
@@ -37,6 +37,10 @@ func (h *handle) opened(name string, release func()) {
 func (h *handle) enter() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.enterLocked()
+}
+
+func (h *handle) enterLocked() error {
 	if !h.open {
 		name := h.name
 		if name == "" {
@@ -60,9 +64,13 @@ func (h *handle) close() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.running > 0 && callbacks.inside() {
-		return failure(ErrBusy, "the "+h.name+" cannot be closed by a callback while a call on it is running; it stays open")
+		return failure(ErrBusy, "the "+h.name+
+			" stays open: a callback cannot close it while a call on it is running")
 	}
 	h.open = false
+	for s := range h.streams {
+		s.stop(fs.ErrClosed)
+	}
 	for h.running > 0 {
 		h.idle.Wait()
 	}
@@ -74,19 +82,20 @@ func (h *handle) close() error {
 	return nil
 }
 
-// do is a call that cannot be cancelled and has no callbacks but the log's.
-func (h *handle) do(ask func(e *C.kv_error) C.kv_status) (err error) {
+// do runs a call without a context. Its only callbacks are log functions.
+func (h *handle) do(run func(e *C.kv_error) C.kv_status) (err error) {
 	defer raise(&err)
 	if err := h.enter(); err != nil {
 		return err
 	}
 	defer h.leave()
 	var e C.kv_error
-	return h.result(ask(&e), &e)
+	return h.result(run(&e), &e)
 }
 
-// long is a call that can be cancelled and tells its progress.
-func (h *handle) long(ctx context.Context, progress ProgressFunc, ask func(c *call) C.kv_status) (err error) {
+// long runs a call that has a context and reports progress.
+func (h *handle) long(ctx context.Context, progress ProgressFunc,
+	run func(c *call) C.kv_status) (err error) {
 	defer raise(&err)
 	if err := h.enter(); err != nil {
 		return err
@@ -96,15 +105,16 @@ func (h *handle) long(ctx context.Context, progress ProgressFunc, ask func(c *ca
 	if err != nil {
 		return err
 	}
-	return c.end(h, ask(c))
+	return c.end(h, run(c))
 }
 
-// statistics is what kv_stats and kv_cache_stats write.
-func (h *handle) statistics(ask func(to *C.char, capacity C.size_t, size *C.size_t, e *C.kv_error) C.kv_status) (json.RawMessage, error) {
+// json returns what kv_session_stats_json or kv_cache_stats_json writes.
+func (h *handle) json(run func(to *C.char, capacity C.size_t, size *C.size_t,
+	e *C.kv_error) C.kv_status) (json.RawMessage, error) {
 	var stats []byte
 	err := h.do(func(e *C.kv_error) (status C.kv_status) {
 		stats, status = all(4096, func(to *byte, capacity C.size_t, size *C.size_t) C.kv_status {
-			return ask((*C.char)(unsafe.Pointer(to)), capacity, size, e)
+			return run((*C.char)(unsafe.Pointer(to)), capacity, size, e)
 		})
 		return status
 	})
@@ -114,7 +124,7 @@ func (h *handle) statistics(ask func(to *C.char, capacity C.size_t, size *C.size
 	return stats[:len(stats)-1], nil // without the NUL
 }
 
-// forget lets go of the log functions, which nothing will call any more.
+// forget drops the log functions. No call uses them any more.
 func (h *handle) forget() {
 	for _, l := range h.logs {
 		l.drop()
@@ -122,7 +132,7 @@ func (h *handle) forget() {
 	h.logs = nil
 }
 
-// result is the error of a call on this handle, or what panicked in a log function during it.
+// result returns the error of a call on this handle, or the panic of a log function during it.
 func (h *handle) result(status C.kv_status, e *C.kv_error) error {
 	var first *panicked
 	for _, l := range h.logs {
@@ -136,110 +146,14 @@ func (h *handle) result(status C.kv_status, e *C.kv_error) error {
 	return newError(status, e)
 }
 
-// panicked carries what a callback panicked with past the code that tidies up, to raise. No caller gets to see it.
+// panicked carries the value of a callback's panic to raise. No caller sees it.
 type panicked struct{ value any }
 
 func (p *panicked) Error() string { return "a callback panicked" }
 
-// raise goes on with a callback's panic. Every call that can run a callback defers it, before anything else.
+// raise continues a callback's panic. Every call that can run a callback defers it first.
 func raise(err *error) {
 	if p, ok := (*err).(*panicked); ok {
 		panic(p.value)
 	}
-}
-
-// LogLevel says how much a line of the log matters.
-type LogLevel int32
-
-const (
-	LogWarning LogLevel = C.KV_LOG_WARNING
-	LogInfo    LogLevel = C.KV_LOG_INFO
-)
-
-// LogFunc is given one line without a newline, on a goroutine that calls the library, of which there may be several at once.
-type LogFunc func(level LogLevel, message string)
-
-// logger is a LogFunc that C can call: as long as any handle is open that was made with it, or from such a one.
-type logger struct {
-	log      LogFunc
-	handle   cgo.Handle
-	user     unsafe.Pointer // in C's memory
-	holders  atomic.Int32
-	panicked atomic.Pointer[panicked] // the first, until a call takes it
-}
-
-// newLogger returns what an option struct takes, and adds to the loggers that h holds; without a function nothing of both.
-func (h *handle) newLogger(log LogFunc) (C.kv_log_fn, unsafe.Pointer, error) {
-	if log == nil {
-		return nil, nil, nil
-	}
-	l := &logger{log: log}
-	l.handle = cgo.NewHandle(l)
-	if l.user = C.kvasir_go_user(C.uintptr_t(l.handle)); l.user == nil {
-		l.handle.Delete()
-		return nil, nil, failure(ErrNoMemory, "no memory for a log function")
-	}
-	l.holders.Store(1)
-	h.logs = append(h.logs, l)
-	return C.kv_log_fn(C.kvasir_go_log), l.user, nil
-}
-
-// inherit holds the loggers of its parents too, of which a call on this handle may make use. Calls run on the parents.
-func (h *handle) inherit(parents ...*handle) {
-	for _, parent := range parents {
-		for _, l := range parent.logs {
-			l.holders.Add(1)
-			h.logs = append(h.logs, l)
-		}
-	}
-}
-
-func (l *logger) drop() {
-	if l.holders.Add(-1) == 0 {
-		l.handle.Delete()
-		C.free(l.user)
-	}
-}
-
-//export kvasirGoLog
-func kvasirGoLog(level C.int32_t, message *C.char, user, thread C.uintptr_t) {
-	l := cgo.Handle(user).Value().(*logger)
-	callbacks.begin(thread)
-	defer callbacks.end(thread)
-	defer func() {
-		if value := recover(); value != nil {
-			l.panicked.CompareAndSwap(nil, &panicked{value})
-		}
-	}()
-	l.log(LogLevel(level), C.GoString(message))
-}
-
-// callbacks knows the threads that run a callback now. A goroutine in a callback does not leave its thread, and no other runs there.
-var callbacks = callbackThreads{depth: map[C.uintptr_t]int{}}
-
-type callbackThreads struct {
-	mu    sync.Mutex
-	depth map[C.uintptr_t]int // a callback may call the library for something else
-}
-
-func (c *callbackThreads) begin(thread C.uintptr_t) {
-	c.mu.Lock()
-	c.depth[thread]++
-	c.mu.Unlock()
-}
-
-func (c *callbackThreads) end(thread C.uintptr_t) {
-	c.mu.Lock()
-	if c.depth[thread]--; c.depth[thread] == 0 {
-		delete(c.depth, thread)
-	}
-	c.mu.Unlock()
-}
-
-// inside is true in a callback, on its goroutine.
-func (c *callbackThreads) inside() bool {
-	thread := C.kvasir_go_thread()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.depth[thread] > 0
 }

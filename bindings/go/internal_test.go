@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// Whatever the bytes and however they are cut, whole characters come out, and U+FFFD for each sequence that cannot become one.
+// Whatever the bytes and however they are cut, whole characters come out, and U+FFFD for each
+// sequence that cannot become one.
 func TestBytesOfTokensBecomeWholeCharacters(t *testing.T) {
 	for bytes, want := range map[string]string{
 		"":                         "",

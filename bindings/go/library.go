@@ -11,39 +11,44 @@ import (
 	"time"
 )
 
-// Library is a folder of saved documents that finds by itself what was read before: every text is read once, and of a text that begins
-// like another only the rest. Any number of processes and goroutines may use one folder at once. NAME.kv in the folder is the document of that
-// name, an ordinary file of Session.Save; files put there are documents like the others. A document that a session has open, in any process,
-// is neither evicted nor removed.
+// Library is a folder of cache files that finds earlier prefills. A text is prefilled once; of a
+// text that begins like another only the rest is prefilled. Any number of processes and goroutines
+// may use one folder at once.
+//
+// NAME.kv in the folder is the document NAME, an ordinary file of Session.Save, which the user may
+// copy in. A document that a session maps, in any process, is neither evicted nor removed.
 type Library struct {
 	handle
 	ptr     *C.kv_library
-	listing sync.Mutex // a list is asked for one by one, and another one's beginning would come in between
+	listing sync.Mutex // kv_library_list lists one entry per call: one listing at a time
 }
 
-// LibraryOptions are for OpenLibrary.
+// LibraryOptions are the options of OpenLibrary.
 type LibraryOptions struct {
-	// Bytes of all documents together: for a save and in OpenLibrary the least recently used ones go; 0: no limit.
-	MostBytes uint64
-	Log       LogFunc // evictions, documents that cannot be used; nil: silent
+	// MaxBytes limits the bytes of all documents; 0: no limit. A save and OpenLibrary evict the
+	// least recently used documents.
+	MaxBytes int64
+	Log      LogFunc // evictions, and documents that cannot be used; nil: silent
 }
 
-// OpenLibrary makes the folder where there is none (not those above it). options may be nil.
-// ErrNotFound, ErrPermission, ErrIO, ErrBusy (another process has been changing the library for 10 seconds), ErrNoMemory.
+// OpenLibrary opens the folder, and creates it where it does not exist, but not its parents.
+// options may be nil.
+// ErrNotFound, ErrPermission, ErrIO, ErrBusy (another process has been changing the library for 10
+// seconds), ErrNoMemory.
 func OpenLibrary(folder string, options *LibraryOptions) (l *Library, err error) {
 	defer raise(&err)
 	if options == nil {
 		options = &LibraryOptions{}
 	}
-	var memory memory
-	defer memory.free()
-	path := memory.path("folder", folder)
-	if memory.err != nil {
-		return nil, memory.err
-	}
+	var a arguments
+	defer a.free()
 	l = &Library{}
-	o := defaults(func(o *C.kv_library_options, size C.size_t) { C.kv_library_options_init(o, size) })
-	o.max_bytes = C.uint64_t(options.MostBytes)
+	o := sized[C.kv_library_options]()
+	o.max_bytes = a.u64("MaxBytes", options.MaxBytes)
+	path := a.path("the folder", folder)
+	if a.err != nil {
+		return nil, a.err
+	}
 	if o.log, o.log_user, err = l.newLogger(options.Log); err != nil {
 		return nil, err
 	}
@@ -59,21 +64,24 @@ func OpenLibrary(folder string, options *LibraryOptions) (l *Library, err error)
 	return l, nil
 }
 
-// Close releases the library when the calls that run on it have returned. Sessions from it stay usable.
+// Close releases the library after the running calls on it have returned. Its sessions stay usable.
 func (l *Library) Close() error { return l.close() }
 
-// LibraryDocument is one document of a library.
+// LibraryDocument is a document of a library.
 type LibraryDocument struct {
-	Name        string
-	Err         error // nil, or the Status for which the file cannot be used: ErrCorrupt, ErrVersion, ErrNotACache and others; then it has no tokens
-	FileBytes   uint64
-	Tokens      uint64
+	Name string
+	// Err is nil, or the Status why the file cannot be used: ErrCorrupt, ErrVersion, ErrNotACache
+	// and others. Tokens is then 0, and ModelName and Fingerprint are empty.
+	Err         error
+	FileBytes   int64
+	Tokens      int // of the sequence
 	LastUsed    time.Time
-	ModelName   string
-	Fingerprint string // of the model's weights, as in ModelInfo
+	ModelName   string // of the model that wrote it
+	Fingerprint string // as ModelInfo.Fingerprint
 }
 
-// Documents lists what is in the folder, the last used first. ErrIO, ErrPermission, ErrNoMemory.
+// Documents lists the documents, the most recently used first.
+// ErrIO, ErrPermission, ErrNotFound (the folder is gone), ErrNoMemory.
 func (l *Library) Documents() (documents []LibraryDocument, err error) {
 	defer raise(&err)
 	if err := l.enter(); err != nil {
@@ -83,10 +91,10 @@ func (l *Library) Documents() (documents []LibraryDocument, err error) {
 	l.listing.Lock()
 	defer l.listing.Unlock()
 	for index := C.uint32_t(0); ; index++ {
-		document := C.kv_library_document{struct_size: C.sizeof_kv_library_document}
+		document := sized[C.kv_library_document]()
 		var e C.kv_error
-		err := l.result(C.kv_library_list(l.ptr, index, &document, &e), &e)
-		if errors.Is(err, ErrNotFound) {
+		err := l.result(C.kv_library_list(l.ptr, index, document, &e), &e)
+		if errors.Is(err, ErrNotFound) && e.sys_errno == 0 {
 			return documents, nil
 		}
 		if err != nil {
@@ -95,8 +103,8 @@ func (l *Library) Documents() (documents []LibraryDocument, err error) {
 		documents = append(documents, LibraryDocument{
 			Name:        text(document.name[:]),
 			Err:         Status(document.status).err(),
-			FileBytes:   uint64(document.file_bytes),
-			Tokens:      uint64(document.tokens),
+			FileBytes:   int64(document.file_bytes),
+			Tokens:      int(document.tokens),
 			LastUsed:    time.Unix(0, int64(document.last_used)),
 			ModelName:   text(document.model_name[:]),
 			Fingerprint: text(document.fingerprint[:]),
@@ -104,30 +112,34 @@ func (l *Library) Documents() (documents []LibraryDocument, err error) {
 	}
 }
 
-// LibrarySessionOptions are for Library.Session.
+// LibrarySessionOptions are the options of Library.Session.
 type LibrarySessionOptions struct {
-	Name     string          // of the document that is saved: 1 to 200 bytes without slashes; with an ending if taken; "": a hash
-	Replace  bool            // the document that has the name is replaced, whatever it holds
+	Name     string          // of the saved document; made unique if it exists; "": a hash
+	Replace  bool            // replace a document of that name, whatever it holds
 	Session  *SessionOptions // nil: the defaults
-	Special  bool            // text that spells a control token becomes that token; false: it is text
-	Verify   bool            // check all of a document before it is used, not each part when it is first used
+	Special  bool            // text that spells a control token becomes that token
+	Verify   bool            // verify a whole document now, not each page at its first use
 	Progress ProgressFunc    // PhaseVerify, PhasePrefill, PhasePrepare, PhaseSave
 }
 
 // LibraryResult is what Library.Session found and saved.
 type LibraryResult struct {
-	SaveErr     error  // nil, or the Status for which what was read is not in the library though the session is there
-	Tokens      uint64 // of the text
-	TokensFound uint64 // the first ones of these, that a document had
-	Saved       bool   // what was read is now in the library; false: it was there, or SaveErr says why not
-	Name        string // of the document that was found, or saved
+	SaveErr     error  // nil, or the Status why the prefill is not in the library
+	Tokens      int    // of the text
+	TokensFound int    // the first of these, found in a document
+	Saved       bool   // saved by this call
+	Name        string // of the document found or saved
 }
 
-// Session makes a session that has read the text as Prefill reads it. The document that has most of its tokens at its beginning, read by the same
-// model in the same way, is mapped; the rest is read and the result saved. Where all is found nothing is saved. A failure to save, or a
-// context that is done while saving, is not a failure of this call: SaveErr. options may be nil.
-// ErrBadArgument (also an empty text), ErrCancelled (nothing was saved; what was read is lost), ErrContextFull, ErrNoMemory, ErrIO.
-func (l *Library) Session(ctx context.Context, model *Model, text string, options *LibrarySessionOptions) (s *Session, result LibraryResult, err error) {
+// Session makes a session whose sequence is the text, as after Prefill. It maps the document that
+// has the longest common prefix, prefills the rest and saves the result. A document qualifies if
+// model, chat format, Window, Precision and prefill strategy are the same. If it has the whole
+// text, nothing is saved. A failed or cancelled save is no failure of this call:
+// LibraryResult.SaveErr. options may be nil.
+// ErrBadArgument (also an empty text), ErrCancelled (nothing was saved; the prefill is lost),
+// ErrContextFull, ErrNoMemory, ErrIO, and the errors of NewSession.
+func (l *Library) Session(ctx context.Context, model *Model, text string,
+	options *LibrarySessionOptions) (s *Session, result LibraryResult, err error) {
 	defer raise(&err)
 	if model == nil {
 		return nil, result, failure(ErrBadArgument, "the model is nil")
@@ -143,21 +155,14 @@ func (l *Library) Session(ctx context.Context, model *Model, text string, option
 	if options == nil {
 		options = &LibrarySessionOptions{}
 	}
-	var memory memory
-	defer memory.free()
-	o := defaults(func(o *C.kv_library_session_options, size C.size_t) { C.kv_library_session_options_init(o, size) })
-	if options.Special {
-		o.flags |= C.KV_TOKENIZE_SPECIAL
-	}
-	if options.Verify {
-		o.flags |= C.KV_LIBRARY_VERIFY
-	}
-	if options.Replace {
-		o.flags |= C.KV_LIBRARY_REPLACE
-	}
-	o.name = memory.option("name", options.Name)
+	var a arguments
+	defer a.free()
+	o := sized[C.kv_library_session_options]()
+	o.flags = flag(options.Special, C.KV_TOKENIZE_SPECIAL) | flag(options.Verify, C.KV_VERIFY) |
+		flag(options.Replace, C.KV_REPLACE)
+	o.name = a.option("Name", options.Name)
 	s = &Session{}
-	session, err := s.options(options.Session, &memory)
+	session, err := s.options(options.Session, &a)
 	if err != nil {
 		return nil, result, err
 	}
@@ -166,52 +171,48 @@ func (l *Library) Session(ctx context.Context, model *Model, text string, option
 		s.forget()
 		return nil, result, err
 	}
-	o.cancel = c.cancel
-	o.progress, o.progress_user = c.reports()
-	r := C.kv_library_result{struct_size: C.sizeof_kv_library_result}
+	r := sized[C.kv_library_result]()
 	bytes, size := bytesOf(text)
-	status := C.kvasir_go_library_session(l.ptr, model.ptr, bytes, size, o, session, &s.ptr, &r, &c.e)
+	status := C.kvasir_go_library_session(l.ptr, model.ptr, bytes, size, o, session, c.control(0),
+		&s.ptr, r, &c.e)
 	s.inherit(&l.handle, &model.handle)
 	s, err = s.adopt(model.ptr, c.end(&s.handle, status))
-	return s, newLibraryResult(&r), err
+	return s, newLibraryResult(r), err
 }
 
-// Rename changes a document's name. Durable when it returns nil. ErrNotFound, ErrBadState (there is a document of the new name), ErrBusy as
-// OpenLibrary.
+// Rename renames a document, durably.
+// ErrNotFound, ErrBadState (a document or a file has the new name), ErrBadArgument (no document can
+// have the name), ErrIO, ErrPermission, ErrBusy (as OpenLibrary).
 func (l *Library) Rename(from, to string) error {
 	return l.change(from, to, func(first, second *C.char, e *C.kv_error) C.kv_status {
 		return C.kv_library_rename(l.ptr, first, second, e)
 	})
 }
 
-// Remove removes a document. Durable when it returns nil. ErrNotFound, ErrBusy (a session has it open, or as OpenLibrary).
+// Remove removes a document, durably.
+// ErrNotFound, ErrBusy (a session maps it, or as OpenLibrary), ErrIO, ErrPermission.
 func (l *Library) Remove(name string) error {
 	return l.change(name, "", func(first, _ *C.char, e *C.kv_error) C.kv_status {
 		return C.kv_library_remove(l.ptr, first, e)
 	})
 }
 
-func (l *Library) change(name, other string, ask func(name, other *C.char, e *C.kv_error) C.kv_status) (err error) {
-	defer raise(&err)
-	if err := l.enter(); err != nil {
-		return err
+func (l *Library) change(name, other string,
+	run func(name, other *C.char, e *C.kv_error) C.kv_status) error {
+	var a arguments
+	defer a.free()
+	first, second := a.path("the name", name), a.path("the name", other)
+	if a.err != nil {
+		return a.err
 	}
-	defer l.leave()
-	var memory memory
-	defer memory.free()
-	first, second := memory.path("name", name), memory.path("name", other)
-	if memory.err != nil {
-		return memory.err
-	}
-	var e C.kv_error
-	return l.result(ask(first, second, &e), &e)
+	return l.do(func(e *C.kv_error) C.kv_status { return run(first, second, e) })
 }
 
 func newLibraryResult(r *C.kv_library_result) LibraryResult {
 	return LibraryResult{
 		SaveErr:     Status(r.save_status).err(),
-		Tokens:      uint64(r.tokens),
-		TokensFound: uint64(r.tokens_found),
+		Tokens:      int(r.tokens),
+		TokensFound: int(r.tokens_found),
 		Saved:       r.saved != 0,
 		Name:        text(r.name[:]),
 	}

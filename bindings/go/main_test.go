@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
 const (
@@ -20,12 +20,12 @@ const (
 )
 
 var (
-	cycles    = flag.Int("cycles", 30, "how often TestCyclesLeaveNothing opens, asks and closes")
+	cycles    = flag.Int("cycles", 30, "cycles of TestCyclesLeaveNothing")
 	ctx       = context.Background()
 	modelPath = environment("KVASIR_MODEL", "../../examples/mini-reader-q8_0.gguf")
-	toolPath  = os.Getenv("KVASIR_TOOL") // of the command line; "": tests that compare with it are skipped
+	toolPath  = os.Getenv("KVASIR_TOOL") // "": tests that compare with the command line are skipped
 	document  string                     // some hundred tokens with the fact among them
-	saved     string                     // its path when it was read and saved
+	saved     string                     // path of its cache file
 )
 
 func environment(name, otherwise string) string {
@@ -52,7 +52,8 @@ func prepared(m *testing.M) (int, error) {
 		return 0, err
 	}
 	words := strings.Fields(string(book))
-	document = strings.Join(words[200:450], " ") + " " + fact + " " + strings.Join(words[450:700], " ")
+	document = strings.Join(words[200:450], " ") + " " + fact + " " + strings.Join(words[450:700],
+		" ")
 	folder, err := os.MkdirTemp("", "kvasir-go")
 	if err != nil {
 		return 0, err
@@ -76,7 +77,8 @@ func prepared(m *testing.M) (int, error) {
 		return 0, err
 	}
 	code := m.Run()
-	for range 3 { // with finalizers, with what these held, and with it the pointers by which AddressSanitizer would take what leaked for reachable
+	// Finalizers run, so that AddressSanitizer does not take leaked memory for reachable.
+	for range 3 {
 		runtime.GC()
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -100,13 +102,21 @@ func load(t testing.TB, options *kvasir.SessionOptions) *kvasir.Session {
 	return session
 }
 
-// empty is a session that has read nothing.
+// empty is a session with an empty sequence.
 func empty(t testing.TB) *kvasir.Session {
 	t.Helper()
 	session, err := open(t).NewSession(nil)
 	check(t, err)
 	t.Cleanup(func() { session.Close() })
 	return session
+}
+
+// strategy is one that the library accepts.
+func strategy(t testing.TB, name string, settings ...kvasir.Setting) *kvasir.Strategy {
+	t.Helper()
+	s, err := kvasir.NewStrategy(name, settings...)
+	check(t, err)
+	return s
 }
 
 func ask(t testing.TB, session *kvasir.Session) string {
@@ -129,5 +139,3 @@ func expect(t testing.TB, good bool, format string, values ...any) {
 		t.Fatalf(format, values...)
 	}
 }
-
-func contains(bytes []byte, words string) bool { return strings.Contains(string(bytes), words) }

@@ -9,78 +9,83 @@ import (
 	"unsafe"
 )
 
-// Model is a model's weights (a mapped GGUF file), tokenizer and chat format. It does not change.
+// Model is the weights of a model (a mapped GGUF file), its tokenizer and its chat format. It does
+// not change.
 type Model struct {
 	handle
 	ptr *C.kv_model
 }
 
-// ModelOptions are for Open.
+// ModelOptions are the options of Open.
 type ModelOptions struct {
-	// "": recognised from the file's template, which is never executed; or one of "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
-	// "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2" "zephyr".
+	// ChatFormat is "" (recognised from the file's template, which is never executed) or one of
+	// "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3" "mistral-tekken" "gemma" "phi" "phi4"
+	// "deepseek" "deepseek-v2" "zephyr". Load then refuses a file of another format.
 	ChatFormat string
-	// Where the weights are multiplied: "" or "cpu"; "cuda", "cuda:1", ...: an NVIDIA GPU, of as many layers as fit into its memory;
-	// "cuda:0,cuda:1", "cuda:all": several, over which the layers are split; "auto": GPUs where there are any, otherwise the CPU.
-	// But for that, ErrNotFound without such a GPU or a driver, ErrUnsupported where the library was built without CUDA.
+	// Device chooses where weights are multiplied. "" or "cpu": the CPU. "cuda", "cuda:1": one
+	// NVIDIA GPU, with as many layers as fit. "cuda:0,cuda:1", "cuda:all": several, over which the
+	// layers are split. "auto": GPUs, or the CPU where there is none.
+	// Except for "auto", ErrNotFound without such a GPU or driver, and ErrUnsupported in a build
+	// without CUDA.
 	Device string
-	// Bytes of each GPU's memory that the model and its sessions may take; 0: what is free.
-	DeviceMemory uint64
-	// A folder for the hashes of whole model files, made where there is none; "": nothing is hashed, read or written. A thread of low
-	// priority computes the hash of a file that has none there.
-	HashFolder string
-	Log        LogFunc // nil: silent
+	// DeviceMemory is the bytes of GPU memory per entry in Device; 0: all free memory.
+	DeviceMemory int64
+	// HashDirectory is a directory for hashes of whole model files, created where it does not
+	// exist; "": no hash. A background thread of low priority computes a missing hash.
+	HashDirectory string
+	Log           LogFunc // nil: silent
 }
 
-// ModelInfo is what a model's file says of it.
+// ModelInfo describes a model.
 type ModelInfo struct {
-	Layers          uint32
-	Width           uint32 // of the residual stream
-	Heads           uint32
-	KVHeads         uint32
-	HeadDim         uint32
-	FeedForward     uint32
-	Vocabulary      uint32 // tokens
-	Context         uint64 // tokens the model was trained for
-	Parameters      uint64
-	WeightBytes     uint64 // in the file
-	KVBytesPerToken uint64 // in the store, scales and summaries included
+	Layers          int   // transformer blocks
+	Width           int   // elements of the residual stream
+	Heads           int   // query heads per layer
+	KVHeads         int   // KV heads per layer
+	HeadDim         int   // elements per head
+	FeedForward     int   // elements of the FFN's hidden layer
+	Vocabulary      int   // tokens
+	Context         int   // tokens that the model was trained for
+	Parameters      int64 // elements of all weights
+	WeightBytes     int64 // in the file
+	KVBytesPerToken int64 // with scales and page summaries
 	Architecture    string
-	Name            string
-	Weights         string // number formats, most used first: "Q4_K Q6_K F32"
+	Name            string // the model's own
+	Weights         string // formats, most used first: "Q4_K Q6_K F32"
 	Tokenizer       string
 	ChatFormat      string
-	Fingerprint     string // of the weights: 64 hexadecimal digits; caches belong to it
-	Hash            string // of the whole file: 32 hexadecimal digits; "" until it is known (ModelOptions.HashFolder, Model.Hash)
+	Fingerprint     string // of the weights, 64 hexadecimal digits: cache files belong to it
+	Hash            string // of the whole file, 32 hexadecimal digits; "": unknown (Model.Hash)
 }
 
-// Open maps a GGUF file and checks all of its metadata and tensor shapes; weights are read when they are used. The file must not be
-// changed while the model or a session of it is open.
-// ErrNotFound, ErrPermission, ErrIO; ErrCorrupt (damaged, contradictory); ErrUnsupported (not a GGUF; an architecture, weight type,
-// tokenizer or feature that is not supported, named in the message); ErrLimit (open files; keys, tensors or tokens that are too many or too
-// long, named too); ErrNoMemory; ErrDevice.
+// Open maps a GGUF file and checks its metadata and tensor shapes. Pages of weights are read when
+// they are used. The file must not change while the model or a session of it is open. options may
+// be nil.
+// ErrNotFound, ErrPermission, ErrIO, ErrNoMemory, ErrDevice; ErrCorrupt (damaged or contradictory);
+// ErrUnsupported (not a GGUF file, or an architecture, weight type, tokenizer or feature that the
+// message names); ErrLimit (open files, or too many or too long keys, tensors or tokens).
 func Open(path string, options *ModelOptions) (m *Model, err error) {
 	defer raise(&err)
 	if options == nil {
 		options = &ModelOptions{}
 	}
-	var memory memory
-	defer memory.free()
+	var a arguments
+	defer a.free()
 	m = &Model{}
-	o := defaults(func(o *C.kv_model_options, size C.size_t) { C.kv_model_options_init(o, size) })
-	o.chat_format = memory.option("chat format", options.ChatFormat)
-	o.device = memory.option("device", options.Device)
-	o.device_memory = C.uint64_t(options.DeviceMemory)
-	o.hash_folder = memory.option("hash folder", options.HashFolder)
-	file := memory.path("path", path)
-	if memory.err != nil {
-		return nil, memory.err
+	o := sized[C.kv_model_options]()
+	o.chat_format = a.option("ChatFormat", options.ChatFormat)
+	o.device = a.option("Device", options.Device)
+	o.device_memory = a.u64("DeviceMemory", options.DeviceMemory)
+	o.hash_directory = a.option("HashDirectory", options.HashDirectory)
+	file := a.path("the path", path)
+	if a.err != nil {
+		return nil, a.err
 	}
 	if o.log, o.log_user, err = m.newLogger(options.Log); err != nil {
 		return nil, err
 	}
 	var e C.kv_error
-	if err := m.result(C.kv_open(file, o, &m.ptr, &e), &e); err != nil {
+	if err := m.result(C.kv_open(file, o, nil, &m.ptr, &e), &e); err != nil {
 		C.kv_close(m.ptr)
 		m.forget()
 		return nil, err
@@ -91,54 +96,51 @@ func Open(path string, options *ModelOptions) (m *Model, err error) {
 	return m, nil
 }
 
-// Close releases the model when the calls that run on it have returned. Sessions of it stay usable.
+// Close releases the model after the running calls on it have returned. Its sessions stay usable.
 func (m *Model) Close() error { return m.close() }
 
-// Info tells what the model is.
+// Info describes the model.
 func (m *Model) Info() (ModelInfo, error) {
 	if err := m.enter(); err != nil {
 		return ModelInfo{}, err
 	}
 	defer m.leave()
-	info := C.kv_model_information{struct_size: C.sizeof_kv_model_information}
+	info := sized[C.kv_model_info]()
 	var e C.kv_error
-	err := m.result(C.kv_model_info(m.ptr, &info, &e), &e)
-	return newModelInfo(&info), err
+	err := m.result(C.kv_model_get_info(m.ptr, info, &e), &e)
+	return newModelInfo(info), err
 }
 
-// Hash reads the whole file and computes its hash, unless it is known; Info then has it. progress may be nil.
-// ErrCancelled, ErrIO, ErrCorrupt (the file was changed while it was open), ErrNoMemory: it stays unknown.
+// Hash hashes the whole file, unless the hash is known. Info then has it. progress may be nil.
+// ErrCancelled, ErrIO, ErrCorrupt (the file changed while it was open), ErrNoMemory.
 func (m *Model) Hash(ctx context.Context, progress ProgressFunc) error {
-	return m.long(ctx, progress, func(c *call) C.kv_status { return C.kv_model_hash(m.ptr, c.options(0), &c.e) })
+	return m.long(ctx, progress, func(c *call) C.kv_status {
+		return C.kv_model_hash(m.ptr, c.control(0), &c.e)
+	})
 }
 
-// InspectModel tells the same of a file, without opening it for use: it reads metadata and no weights. Errors as Open.
+// InspectModel describes a model file. It reads metadata and no weights. Errors as Open.
 func InspectModel(path string) (ModelInfo, error) {
-	var memory memory
-	defer memory.free()
-	file := memory.path("path", path)
-	if memory.err != nil {
-		return ModelInfo{}, memory.err
-	}
-	info := C.kv_model_information{struct_size: C.sizeof_kv_model_information}
-	var e C.kv_error
-	err := newError(C.kv_model_inspect(file, &info, &e), &e)
-	return newModelInfo(&info), err
+	info := sized[C.kv_model_info]()
+	err := short(path, func(file *C.char, e *C.kv_error) C.kv_status {
+		return C.kv_model_inspect(file, info, e)
+	})
+	return newModelInfo(info), err
 }
 
-func newModelInfo(info *C.kv_model_information) ModelInfo {
+func newModelInfo(info *C.kv_model_info) ModelInfo {
 	return ModelInfo{
-		Layers:          uint32(info.layers),
-		Width:           uint32(info.width),
-		Heads:           uint32(info.heads),
-		KVHeads:         uint32(info.kv_heads),
-		HeadDim:         uint32(info.head_dim),
-		FeedForward:     uint32(info.feed_forward),
-		Vocabulary:      uint32(info.vocabulary),
-		Context:         uint64(info.context),
-		Parameters:      uint64(info.parameters),
-		WeightBytes:     uint64(info.weight_bytes),
-		KVBytesPerToken: uint64(info.kv_bytes_per_token),
+		Layers:          int(info.layers),
+		Width:           int(info.width),
+		Heads:           int(info.heads),
+		KVHeads:         int(info.kv_heads),
+		HeadDim:         int(info.head_dim),
+		FeedForward:     int(info.feed_forward),
+		Vocabulary:      int(info.vocabulary),
+		Context:         int(info.context_tokens),
+		Parameters:      int64(info.parameters),
+		WeightBytes:     int64(info.weight_bytes),
+		KVBytesPerToken: int64(info.kv_bytes_per_token),
 		Architecture:    text(info.architecture[:]),
 		Name:            text(info.name[:]),
 		Weights:         text(info.weights[:]),
@@ -149,17 +151,19 @@ func newModelInfo(info *C.kv_model_information) ModelInfo {
 	}
 }
 
-// TokenizeFlags are for Tokenize and Detokenize.
+// TokenizeFlags are the flags of Tokenize and Detokenize.
 type TokenizeFlags uint32
 
 const (
-	TokenizeSpecial TokenizeFlags = C.KV_TOKENIZE_SPECIAL // text that spells a control token becomes that token (otherwise it is text), and back
-	TokenizeBOS     TokenizeFlags = C.KV_TOKENIZE_BOS     // begin with the begin-of-text token, if the model wants one. Not for Detokenize
-	// As Prefill reads the text into a new session, with the opening of the chat format's turn. Not for Detokenize
+	// TokenizeSpecial makes text that spells a control token that token, and back.
+	TokenizeSpecial TokenizeFlags = C.KV_TOKENIZE_SPECIAL
+	// TokenizeBOS begins with the begin-of-text token if the model wants one. Tokenize only.
+	TokenizeBOS TokenizeFlags = C.KV_TOKENIZE_BOS
+	// TokenizeDocument begins as Prefill begins a document without instructions. Tokenize only.
 	TokenizeDocument TokenizeFlags = C.KV_TOKENIZE_DOCUMENT
 )
 
-// Tokenize returns the ids of the text's tokens. Its time is linear in the size.
+// Tokenize returns the token ids of a text in linear time.
 func (m *Model) Tokenize(text string, flags TokenizeFlags) ([]int32, error) {
 	if err := m.enter(); err != nil {
 		return nil, err
@@ -167,14 +171,17 @@ func (m *Model) Tokenize(text string, flags TokenizeFlags) ([]int32, error) {
 	defer m.leave()
 	bytes, size := bytesOf(text)
 	var e C.kv_error
-	tokens, status := all(len(text)/2+16, func(to *int32, capacity C.size_t, count *C.size_t) C.kv_status {
-		return C.kv_tokenize(m.ptr, bytes, size, C.uint32_t(flags), nil, (*C.int32_t)(to), capacity, count, &e)
+	tokens, status := all(len(text)/2+16, func(to *int32, capacity C.size_t,
+		count *C.size_t) C.kv_status {
+		return C.kv_tokenize(m.ptr, bytes, size, C.uint32_t(flags), nil, (*C.int32_t)(to), capacity,
+			count, &e)
 	})
 	return tokens, m.result(status, &e)
 }
 
-// Detokenize returns the text of tokens. Control tokens are left out unless TokenizeSpecial. Of a model with a SentencePiece tokenizer
-// the text loses its first space, so that texts of parts do not add up to the text of the whole: Session.Stream takes care of that.
+// Detokenize returns the text of tokens. It omits control tokens unless flags has TokenizeSpecial.
+// With a SentencePiece tokenizer the text loses its first space. The texts of parts then do not add
+// up to the text of the whole. Session.Continuation accounts for that.
 func (m *Model) Detokenize(tokens []int32, flags TokenizeFlags) (string, error) {
 	if err := m.enter(); err != nil {
 		return "", err
@@ -185,25 +192,28 @@ func (m *Model) Detokenize(tokens []int32, flags TokenizeFlags) (string, error) 
 	return string(text), m.result(status, &e)
 }
 
-func detokenize(model *C.kv_model, tokens []int32, flags TokenizeFlags, guess int, e *C.kv_error) ([]byte, C.kv_status) {
+func detokenize(model *C.kv_model, tokens []int32, flags TokenizeFlags, guess int,
+	e *C.kv_error) ([]byte, C.kv_status) {
+	ids, count := idsOf(tokens)
 	return all(guess, func(to *byte, capacity C.size_t, size *C.size_t) C.kv_status {
-		ids := (*C.int32_t)(unsafe.SliceData(tokens))
-		return C.kv_detokenize(model, ids, C.size_t(len(tokens)), C.uint32_t(flags), (*C.char)(unsafe.Pointer(to)), capacity, size, e)
+		text := (*C.char)(unsafe.Pointer(to))
+		return C.kv_detokenize(model, ids, count, C.uint32_t(flags), text, capacity, size, e)
 	})
 }
 
 // NewSession makes a session with an empty sequence. options may be nil.
-// ErrBadArgument (an unknown strategy, ranges), ErrNoMemory, ErrLimit.
+// ErrBadArgument (an option out of range, a parameter that does not fit), ErrNoMemory, ErrLimit;
+// with a MemoryLimit also ErrNotFound, ErrPermission, ErrNoSpace (SpillDirectory).
 func (m *Model) NewSession(options *SessionOptions) (s *Session, err error) {
 	defer raise(&err)
 	if err := m.enter(); err != nil {
 		return nil, err
 	}
 	defer m.leave()
-	var memory memory
-	defer memory.free()
+	var a arguments
+	defer a.free()
 	s = &Session{}
-	o, err := s.options(options, &memory)
+	o, err := s.options(options, &a)
 	if err != nil {
 		return nil, err
 	}
@@ -213,24 +223,34 @@ func (m *Model) NewSession(options *SessionOptions) (s *Session, err error) {
 	return s.adopt(m.ptr, s.result(status, &e))
 }
 
-// LoadOptions are for Load and LoadPrefix.
+// LoadOptions are the options of Load, LoadPrefix and LoadCache.
 type LoadOptions struct {
-	Verify   bool // check the whole file now, not each part when it is first used
+	Verify   bool // verify the whole file now, not each page at its first use
 	Progress ProgressFunc
 }
 
-// Load makes a session over a saved sequence, mapped: its pages are read when they are used, their checksums now. Both options may be nil. Window and KVType are the
-// file's; one in full precision is refused with a MemoryBudget (ErrBadArgument). The file may be replaced or removed by name afterwards, but not
-// cut or written in place.
-// ErrNotFound, ErrNotACache, ErrVersion and ErrModelMismatch (both IsStale), ErrCorrupt, ErrContextFull, ErrLimit, ErrIO, ErrNoMemory.
-func (m *Model) Load(ctx context.Context, path string, options *SessionOptions, load *LoadOptions) (*Session, error) {
+func (o *LoadOptions) control(c *call) *C.kv_control {
+	return c.control(flag(o.Verify, C.KV_VERIFY))
+}
+
+// Load makes a session from a cache file by mapping it. Header and tables are verified now, each
+// page at its first use. Both options may be nil. Precision, Window and chat format come from the
+// file. The file may be replaced or removed afterwards. It must not be truncated or written in
+// place.
+// ErrNotFound, ErrNotACache, ErrVersion and ErrModelMismatch (both IsStale), ErrCorrupt,
+// ErrContextFull, ErrLimit, ErrCancelled, ErrIO, ErrPermission, ErrNoMemory; ErrBadArgument (a
+// full-precision file with a MemoryLimit).
+func (m *Model) Load(ctx context.Context, path string, options *SessionOptions,
+	load *LoadOptions) (*Session, error) {
 	return m.LoadPrefix(ctx, path, 0, options, load)
 }
 
-// LoadPrefix is Load of the first so many tokens of the saved sequence alone (0: all), as if no more had been read. The newest of them, those that
-// a window keeps in full precision, are read again, at most a window and a page, where the file has them as pages only.
-// ErrBadArgument (the file has fewer), ErrCancelled, and as Load.
-func (m *Model) LoadPrefix(ctx context.Context, path string, tokens uint64, options *SessionOptions, load *LoadOptions) (s *Session, err error) {
+// LoadPrefix makes a session from the first tokens of a cache file, as if no more had been
+// prefilled; 0: as Load. It prefills the newest of them again, at most a window and a page, where
+// the file has them as int8 pages only.
+// ErrBadArgument (the file has fewer tokens), and the errors of Load.
+func (m *Model) LoadPrefix(ctx context.Context, path string, tokens int, options *SessionOptions,
+	load *LoadOptions) (s *Session, err error) {
 	defer raise(&err)
 	if err := m.enter(); err != nil {
 		return nil, err
@@ -239,23 +259,24 @@ func (m *Model) LoadPrefix(ctx context.Context, path string, tokens uint64, opti
 	if load == nil {
 		load = &LoadOptions{}
 	}
-	flags := C.uint32_t(0)
-	if load.Verify {
-		flags = C.KV_LOAD_VERIFY
-	}
-	var memory memory
-	defer memory.free()
-	file := memory.path("path", path)
-	return m.makeSession(ctx, options, load.Progress, &memory, func(s *Session, o *C.kv_session_options, c *call) C.kv_status {
-		return C.kv_load_prefix(m.ptr, file, C.uint64_t(tokens), o, c.options(flags), &s.ptr, &c.e)
-	})
+	var a arguments
+	defer a.free()
+	file, count := a.path("the path", path), a.u64("tokens", int64(tokens))
+	return m.makeSession(ctx, options, load.Progress, &a,
+		func(s *Session, o *C.kv_session_options, c *call) C.kv_status {
+			if count == 0 {
+				return C.kv_load(m.ptr, file, o, load.control(c), &s.ptr, &c.e)
+			}
+			return C.kv_load_prefix(m.ptr, file, count, o, load.control(c), &s.ptr, &c.e)
+		})
 }
 
-// makeSession makes a session by a call that takes long. m has been entered; memory holds what the call's strings are.
-func (m *Model) makeSession(ctx context.Context, options *SessionOptions, progress ProgressFunc, memory *memory,
-	make func(s *Session, o *C.kv_session_options, c *call) C.kv_status) (*Session, error) {
+// makeSession makes a session by a long call. m has been entered.
+func (m *Model) makeSession(ctx context.Context, options *SessionOptions, progress ProgressFunc,
+	a *arguments, make func(s *Session, o *C.kv_session_options, c *call) C.kv_status) (
+	*Session, error) {
 	s := &Session{}
-	o, err := s.options(options, memory)
+	o, err := s.options(options, a)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// The program of the README, in a module made as it says, reads a document and answers from its cache.
+// The program of the README, in a module made as the README says, answers from a text and a cache.
 func TestTheReadmeIsTrue(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	check(t, err)

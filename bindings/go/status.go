@@ -11,40 +11,48 @@ import (
 	"syscall"
 )
 
-// Status says what kind of failure an error is. It is an error itself, for errors.Is to look for.
+// Status is the kind of a failure. It is an error itself, for errors.Is.
 type Status int32
 
 // Numbers never change; a newer library may have more.
 const (
-	ErrCancelled     Status = C.KV_CANCELLED      // a context was done, or a callback returned an error or panicked
-	ErrBadArgument   Status = C.KV_BAD_ARGUMENT   // a value out of its range
-	ErrBusy          Status = C.KV_BUSY           // another call on this session is running
-	ErrBadState      Status = C.KV_BAD_STATE      // the call does not fit what happened before; the message says what does
-	ErrNoMemory      Status = C.KV_NO_MEMORY      // the handle is as it was
-	ErrLimit         Status = C.KV_LIMIT          // a limit of the system or of the options: open files, threads, sizes
-	ErrIO            Status = C.KV_IO             // reading or writing failed; Error.Errno says how
+	// ErrCancelled: a context was done, or a callback returned an error or panicked.
+	ErrCancelled   Status = C.KV_CANCELLED
+	ErrBadArgument Status = C.KV_BAD_ARGUMENT // a value out of range
+	ErrBusy        Status = C.KV_BUSY         // another call on this handle is running
+	// ErrBadState: not possible after the earlier calls. The message names what is possible.
+	ErrBadState Status = C.KV_BAD_STATE
+	ErrNoMemory Status = C.KV_NO_MEMORY
+	// ErrLimit: a limit of the system or of the options, such as open files, threads or sizes.
+	ErrLimit         Status = C.KV_LIMIT
+	ErrIO            Status = C.KV_IO             // a read or write failed: Error.Errno
 	ErrNoSpace       Status = C.KV_NO_SPACE       // disk full, quota or file size limit
-	ErrNotFound      Status = C.KV_NOT_FOUND      // also fs.ErrNotExist
-	ErrPermission    Status = C.KV_PERMISSION     // also fs.ErrPermission
-	ErrNotACache     Status = C.KV_NOT_A_CACHE    // the file is something else
-	ErrVersion       Status = C.KV_VERSION        // written by a newer library: stale
-	ErrCorrupt       Status = C.KV_CORRUPT        // damaged; Error.Offset says where
-	ErrModelMismatch Status = C.KV_MODEL_MISMATCH // a cache of another model: stale
-	ErrUnsupported   Status = C.KV_UNSUPPORTED    // a good file with something this library does not do; the message names it
-	ErrContextFull   Status = C.KV_CONTEXT_FULL   // the model's or the session's context length is reached
+	ErrNotFound      Status = C.KV_NOT_FOUND      // matches fs.ErrNotExist
+	ErrPermission    Status = C.KV_PERMISSION     // matches fs.ErrPermission
+	ErrNotACache     Status = C.KV_NOT_A_CACHE    // the file is not a cache file
+	ErrVersion       Status = C.KV_VERSION        // a newer library wrote the file: stale
+	ErrCorrupt       Status = C.KV_CORRUPT        // damaged data: Error.Offset
+	ErrModelMismatch Status = C.KV_MODEL_MISMATCH // other model, format or instructions: stale
+	ErrUnsupported   Status = C.KV_UNSUPPORTED    // valid, but this library lacks a feature
+	ErrContextFull   Status = C.KV_CONTEXT_FULL   // the model's or the session's context is full
 	ErrInternal      Status = C.KV_INTERNAL       // a bug in Kvasir
-	ErrDevice        Status = C.KV_DEVICE         // a GPU failed or was lost: close the sessions and the model that use it
+	ErrDevice        Status = C.KV_DEVICE         // a GPU failed: close its sessions and its model
 )
 
-// Error is the status's short English text.
+// Error returns a short English text.
 func (s Status) Error() string { return C.GoString(C.kv_status_text(C.kv_status(s))) }
 
-// Is makes ErrNotFound and ErrPermission what package fs calls them.
+// Is makes ErrNotFound and ErrPermission match the errors of package fs.
 func (s Status) Is(target error) bool {
-	return s == ErrNotFound && target == fs.ErrNotExist || s == ErrPermission && target == fs.ErrPermission
+	return s == ErrNotFound && target == fs.ErrNotExist ||
+		s == ErrPermission && target == fs.ErrPermission
 }
 
-// err is nil for KV_OK.
+// Stale reports whether the file belongs to another version or model and is not damaged. Delete it
+// and prefill again.
+func (s Status) Stale() bool { return C.kv_status_is_stale(C.kv_status(s)) != 0 }
+
+// err returns nil for KV_OK.
 func (s Status) err() error {
 	if s == C.KV_OK {
 		return nil
@@ -52,24 +60,20 @@ func (s Status) err() error {
 	return s
 }
 
-// Stale is true when a cache was refused because it is of another version or model: delete it and read the document again, nothing is
-// broken.
-func (s Status) Stale() bool { return C.kv_status_is_stale(C.kv_status(s)) != 0 }
-
 // Error is a failure of the library.
 type Error struct {
 	Status  Status
-	Errno   syscall.Errno // 0 when none
-	Offset  int64         // in a file, bytes; -1 when none
-	Message string        // one line that names the subject and says what stayed unchanged
+	Errno   syscall.Errno // 0: none
+	Offset  int64         // bytes from the start of a file; -1: none
+	Message string        // one line: the subject, and what is unchanged
 
-	causes []error // what a callback returned, the context's error, fs.ErrClosed
+	causes []error // error of a callback or a context; fs.ErrClosed
 }
 
-// Error is the library's message.
+// Error returns the message.
 func (e *Error) Error() string { return e.Message }
 
-// Unwrap gives the status, the system's error, and what ended the call: a callback's or the context's error.
+// Unwrap returns the status, the error of a callback or a context, and the system's error.
 func (e *Error) Unwrap() []error {
 	all := append([]error{e.Status}, e.causes...)
 	if e.Errno != 0 {
@@ -78,13 +82,13 @@ func (e *Error) Unwrap() []error {
 	return all
 }
 
-// IsStale is true for an error of a status that is [Status.Stale].
+// IsStale reports whether err has a status that is [Status.Stale].
 func IsStale(err error) bool {
 	var status Status
 	return errors.As(err, &status) && status.Stale()
 }
 
-// newError is nil when the status is KV_OK.
+// newError returns nil for KV_OK.
 func newError(status C.kv_status, e *C.kv_error) error {
 	if status == C.KV_OK {
 		return nil
@@ -93,15 +97,20 @@ func newError(status C.kv_status, e *C.kv_error) error {
 	if e.offset <= math.MaxInt64 {
 		offset = int64(e.offset)
 	}
-	return &Error{Status: Status(status), Errno: syscall.Errno(e.sys_errno), Offset: offset, Message: text(e.message[:])}
+	return &Error{
+		Status:  Status(status),
+		Errno:   syscall.Errno(e.sys_errno),
+		Offset:  offset,
+		Message: text(e.message[:]),
+	}
 }
 
-// failure is an error that this package finds before the library is called.
+// failure is an error that this package finds before it calls the library.
 func failure(status Status, message string, causes ...error) *Error {
 	return &Error{Status: status, Offset: -1, Message: message, causes: causes}
 }
 
-// endings are the errors of a context that is done; of one that is not, none.
+// endings returns the errors of a context that is done, otherwise none.
 func endings(ctx context.Context) []error {
 	err := ctx.Err()
 	if err == nil {

@@ -422,10 +422,9 @@ Status GgufParser::place_tensors() {
     uint64_t offset;
     if (!checked_add(tensor.offset, data, &offset) ||
         !range_fits(offset, tensor.bytes, file_.size())) {
-      return Status::error(
-                 Code::corrupt,
-                 "tensor '%s' reaches past the end of the file: check its size",
-                 Quoted(tensor.name).text())
+      return Status::error(Code::corrupt,
+                           "tensor '%s' reaches past the end of the file: check its size",
+                           Quoted(tensor.name).text())
           .with_offset(tensor_at_[i]);
     }
     tensor.offset = offset;

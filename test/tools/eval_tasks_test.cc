@@ -168,11 +168,9 @@ TEST_CASE("each stretch of the document has its share of the answers") {
   }
   std::set<int> pass_keys;
   for (size_t number = 0; number < 5; ++number)
-    pass_keys.insert(
-        static_cast<int>(of_task(make_story(haystack(), plan(4096, 1, number)), Task::pass_key)
-                             .at(0)
-                             .depth.value() *
-                         5));
+    pass_keys.insert(static_cast<int>(
+        of_task(make_story(haystack(), plan(4096, 1, number)), Task::pass_key).at(0).depth.value() *
+        5));
   CHECK(pass_keys.size() == 5);
 }
 
@@ -211,8 +209,8 @@ TEST_CASE("the text that follows is what the book goes on with") {
 }
 
 TEST_CASE("a text or a length that is too short is refused, and says what to do") {
-  CHECK_THROWS_WITH_AS(make_story(haystack(), plan(200'000)),
-                       doctest::Contains("name more texts"), Failure);
+  CHECK_THROWS_WITH_AS(make_story(haystack(), plan(200'000)), doctest::Contains("name more texts"),
+                       Failure);
   CHECK_THROWS_WITH_AS(make_story(haystack(), plan(1024)), doctest::Contains("fewer --questions"),
                        Failure);
   CHECK_THROWS_WITH_AS(make_table(haystack(), plan(256)), doctest::Contains("fewer --questions"),

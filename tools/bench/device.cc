@@ -288,9 +288,8 @@ void measure_attention(Bench* bench, uint32_t tokens, uint32_t n, double rate) {
   const double prepared = bench->median_seconds([&](uint32_t) {
     bench->check(ops.prepare_prefill(bench->stream, r, q.get(), k.get(), k.get()));
   });
-  const double attended = bench->median_seconds([&](uint32_t) {
-    bench->check(ops.attend_prefill(bench->stream, r, out.get(), lse.get()));
-  });
+  const double attended = bench->median_seconds(
+      [&](uint32_t) { bench->check(ops.attend_prefill(bench->stream, r, out.get(), lse.get())); });
   const double scores = static_cast<double>(n) * kv_heads * group * (tokens - 0.5 * (n - 1)),
                operations = 4e-12 * scores * page.dim / attended;
   std::printf("attention of %4u tokens at the end of %6u: %7.3f ms, %.1f T/s", n, tokens,

@@ -1,6 +1,7 @@
-// Command overhead measures what a token costs more in Go than in C: the same answers over the same saved document, in one process, by turns
-// written in C and in Go, in processor time of the calling thread. Go's runtime watches long calls from another thread, which is not
-// counted. It prints the medians, and of the ratios.
+// Command overhead measures the CPU time per token of Go and of C. It decodes the same answers from
+// the same cache file in one process, in C and in Go by turns. It counts the calling thread alone:
+// not the thread on which Go's runtime watches long calls. It prints the medians of the times and
+// of the ratios.
 //
 //	go run ./overhead MODEL.gguf DOCUMENT.kv
 package main
@@ -23,45 +24,53 @@ static int32_t count_bytes(const char *text, size_t size, void *user) {
   return 0;
 }
 
-static const char question[] = "What is the access code of the north gate? Tell me all that you know of it.";
+static const char question[] = "What is the access code of the north gate? Tell me "
+                               "all that you know of it.";
 
 static const char *question_text(void) { return question; }
 
-// Nanoseconds a token of an answer through kv_generate, with a cancel token; below 0: it failed.
+// Nanoseconds per token of kv_generate with a cancel token; below 0: a failure.
 static double generate(kv_session *session, uint32_t tokens) {
   kv_generate_options options;
   kv_answer answer = {.struct_size = sizeof answer};
   size_t bytes = 0;
-  kv_generate_options_init(&options, sizeof options);
+  kv_control control;
+  kv_init(&options, sizeof options);
+  kv_init(&control, sizeof control);
   options.max_tokens = tokens;
-  options.temperature = 4;  // so warm that no end of turn comes early
+  options.temperature = 4;  // warm: no end of turn comes early
   options.seed = 1;
-  if (kv_cancel_create(&options.cancel, NULL) != KV_OK) return -1;
+  if (kv_cancel_create(&control.cancel, NULL) != KV_OK) return -1;
   double begin = now();
-  kv_status status = kv_generate(session, question, sizeof question - 1, &options, count_bytes, &bytes, &answer, NULL);
+  kv_status status = kv_generate(session, question, sizeof question - 1, &options, &control,
+                                 count_bytes, &bytes, &answer, NULL);
   double end = now();
-  kv_cancel_release(options.cancel);
-  return status == KV_OK && answer.answer_tokens > 0 ? (end - begin) / (double)answer.answer_tokens : -1;
+  kv_cancel_release(control.cancel);
+  if (status != KV_OK || answer.answer_tokens == 0) return -1;
+  return (end - begin) / (double)answer.answer_tokens;
 }
 
-// Nanoseconds a token through kv_next and kv_detokenize.
+// Nanoseconds per token of kv_session_next and kv_detokenize.
 static double next(kv_session *session, const kv_model *model, uint32_t tokens) {
   kv_generate_options options;
-  kv_generate_options_init(&options, sizeof options);
-  options.temperature = 4;  // so warm that no end of turn comes early
+  kv_control control;
+  kv_init(&options, sizeof options);
+  kv_init(&control, sizeof control);
+  options.temperature = 4;  // warm: no end of turn comes early
   options.seed = 1;
-  if (kv_cancel_create(&options.cancel, NULL) != KV_OK) return -1;
+  if (kv_cancel_create(&control.cancel, NULL) != KV_OK) return -1;
   kv_status status = KV_OK;
   double begin = now();
   for (uint32_t i = 0; i < tokens && status == KV_OK; ++i) {
     int32_t token, end;
     char text[64];
     size_t size;
-    status = kv_next(session, &options, &token, &end, NULL);
-    if (status == KV_OK) status = kv_detokenize(model, &token, 1, 0, text, sizeof text, &size, NULL);
+    status = kv_session_next(session, &options, &control, &token, &end, NULL);
+    if (status == KV_OK)
+      status = kv_detokenize(model, &token, 1, 0, text, sizeof text, &size, NULL);
   }
   double end = now();
-  kv_cancel_release(options.cancel);
+  kv_cancel_release(control.cancel);
   return status == KV_OK ? (end - begin) / tokens : -1;
 }
 */
@@ -76,7 +85,7 @@ import (
 	"slices"
 	"unsafe"
 
-	"kvasir"
+	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
 const (
@@ -92,7 +101,7 @@ func main() {
 		log.Fatal("usage: overhead MODEL.gguf DOCUMENT.kv")
 	}
 	var options C.kv_session_options
-	C.kv_session_options_init(&options, C.size_t(unsafe.Sizeof(options)))
+	C.kv_init(unsafe.Pointer(&options), C.size_t(unsafe.Sizeof(options)))
 	options.threads = 1
 	var e C.kv_error
 	var cModel *C.kv_model
@@ -100,7 +109,8 @@ func main() {
 	modelPath, path := C.CString(os.Args[1]), C.CString(os.Args[2])
 	defer C.free(unsafe.Pointer(modelPath))
 	defer C.free(unsafe.Pointer(path))
-	if C.kv_open(modelPath, nil, &cModel, &e) != C.KV_OK || C.kv_load(cModel, path, &options, nil, &cSession, &e) != C.KV_OK {
+	if C.kv_open(modelPath, nil, nil, &cModel, &e) != C.KV_OK ||
+		C.kv_load(cModel, path, &options, nil, &cSession, &e) != C.KV_OK {
 		log.Fatal(C.GoString(&e.message[0]))
 	}
 	defer C.kv_close(cModel)
@@ -110,23 +120,27 @@ func main() {
 		log.Fatal(err)
 	}
 	defer model.Close()
-	session, err := model.Load(context.Background(), os.Args[2], &kvasir.SessionOptions{Threads: 1}, nil)
+	session, err := model.Load(context.Background(), os.Args[2], &kvasir.SessionOptions{Threads: 1},
+		nil)
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer session.Close()
-	ctx, cancel := context.WithCancel(context.Background()) // one that can end, as an application's does
+	// An application's context can end too.
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 
-	compare("Generate", func() float64 { return float64(C.generate(cSession, tokens)) }, func() float64 { return generate(ctx, session) })
+	compare("Generate",
+		func() float64 { return float64(C.generate(cSession, tokens)) },
+		func() float64 { return generate(ctx, session) })
 	before, err := session.Tokens()
 	if err != nil {
 		log.Fatal(err)
 	}
-	made := 0 // also tokens that end a turn or have no text of their own; the same ones each time
+	made := 0 // with tokens that end a turn or have no text; the same each time
 	inGo := func() float64 {
-		defer session.Rewind(uint64(len(before)))
-		taken := stream(ctx, session)
+		defer session.Rewind(len(before))
+		taken := continuation(ctx, session)
 		all, err := session.Tokens()
 		if err != nil {
 			log.Fatal(err)
@@ -135,8 +149,8 @@ func main() {
 		return taken / float64(made)
 	}
 	inGo()
-	compare("Stream", func() float64 {
-		defer C.kv_rewind(cSession, C.uint64_t(len(before)), nil)
+	compare("Continuation", func() float64 {
+		defer C.kv_session_rewind(cSession, C.uint64_t(len(before)), nil)
 		return float64(C.next(cSession, cModel, C.uint32_t(made)))
 	}, inGo)
 }
@@ -144,7 +158,9 @@ func main() {
 func generate(ctx context.Context, session *kvasir.Session) float64 {
 	bytes := 0
 	begin := C.now()
-	answer, err := session.Generate(ctx, C.GoString(C.question_text()), &kvasir.GenerateOptions{MaxTokens: tokens, Sampling: sampling}, func(text string) error {
+	options := &kvasir.GenerateOptions{MaxTokens: tokens, Sampling: sampling}
+	question := C.GoString(C.question_text())
+	answer, err := session.Generate(ctx, question, options, func(text string) error {
 		bytes += len(text)
 		return nil
 	})
@@ -154,12 +170,12 @@ func generate(ctx context.Context, session *kvasir.Session) float64 {
 	return float64(C.now()-begin) / float64(answer.AnswerTokens)
 }
 
-// stream takes so many pieces of text.
-func stream(ctx context.Context, session *kvasir.Session) float64 {
+// continuation decodes a number of pieces of text.
+func continuation(ctx context.Context, session *kvasir.Session) float64 {
 	count := 0
 	begin := C.now()
 	for count < tokens {
-		for _, err := range session.Stream(ctx, &sampling) {
+		for _, err := range session.Continuation(ctx, &sampling) {
 			if err != nil {
 				log.Fatal(err)
 			}
@@ -171,7 +187,7 @@ func stream(ctx context.Context, session *kvasir.Session) float64 {
 	return float64(C.now() - begin)
 }
 
-// compare measures both by turns, the first one changing, and prints the medians and the median of the ratios.
+// compare measures both by turns, alternating the first, and prints the medians.
 func compare(name string, c, g func() float64) {
 	var cs, gs, ratios []float64
 	for i := range rounds + 1 {
@@ -193,6 +209,6 @@ func compare(name string, c, g func() float64) {
 	for _, values := range [][]float64{cs, gs, ratios} {
 		slices.Sort(values)
 	}
-	fmt.Printf("%-9s C %.1f us a token, Go %.1f us, %+.2f%% (fastest %+.2f%%)\n", name, cs[rounds/2]/1e3, gs[rounds/2]/1e3,
-		100*(ratios[rounds/2]-1), 100*(gs[0]/cs[0]-1))
+	fmt.Printf("%-12s C %.1f us per token, Go %.1f us, %+.2f%% (fastest %+.2f%%)\n", name,
+		cs[rounds/2]/1e3, gs[rounds/2]/1e3, 100*(ratios[rounds/2]-1), 100*(gs[0]/cs[0]-1))
 }
