@@ -87,7 +87,9 @@ enum {
   KV_DEVICE = 18          /* a GPU failed; every call on its model may return it: section 7 */
 };
 
-/* Filled by a failing call. `message` is one line. It names the subject and what is unchanged. */
+/* Filled by a failing call. `message` is one line. It names the subject and what is unchanged. It
+ * is printable UTF-8: other bytes and characters of a file or a path are written as "\x0A" and
+ * "\u{202E}". */
 typedef struct kv_error {
   kv_status status;  /* the returned status */
   int32_t sys_errno; /* 0: none */
@@ -114,10 +116,11 @@ typedef int32_t (*kv_text_fn)(const char* text, size_t size, void* user);
 /* Maps a GGUF file and checks all of its metadata and tensor shapes. Pages of weights are read
  * when they are used. The file must not change while the model is open. The caller closes *out
  * with kv_close.
- * KV_NOT_FOUND, KV_PERMISSION, KV_IO, KV_NO_MEMORY, KV_CANCELLED, KV_DEVICE; KV_CORRUPT (damaged or
- * contradictory); KV_UNSUPPORTED (not a GGUF file, or an architecture, weight type, tokenizer or
- * feature that message names); KV_LIMIT (open files, or too many or too long keys, tensors or
- * tokens, which message names). Section 7 has the codes of GPUs. */
+ * KV_NOT_FOUND, KV_PERMISSION, KV_IO, KV_NO_MEMORY, KV_CANCELLED, KV_DEVICE; KV_CORRUPT (damaged,
+ * contradictory, or with a hole in place of weights); KV_UNSUPPORTED (not a GGUF file, or an
+ * architecture, weight type, tokenizer or feature that message names); KV_LIMIT (open files, or too
+ * many or too long keys, tensors or tokens, which message names; docs/models.md has the limits).
+ * Section 7 has the codes of GPUs. */
 KV_API kv_status kv_open(const char* path, const kv_model_options* options,
                          const kv_control* control, kv_model** out, kv_error* error);
 
@@ -174,8 +177,9 @@ KV_API kv_status kv_generate(kv_session* session, const char* question, size_t s
  * A link to no file is KV_BAD_ARGUMENT. A link of another user is KV_PERMISSION, unless root or the
  * folder's owner made it. docs/memory-and-files.md has the rules of groups and of Windows.
  * Progress: KV_PHASE_PREPARE, then KV_PHASE_SAVE.
- * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED, KV_BAD_ARGUMENT, KV_NO_MEMORY, KV_BUSY: the old
- * file stays. */
+ * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED, KV_BAD_ARGUMENT, KV_NO_MEMORY, KV_BUSY;
+ * KV_CORRUPT (damaged pages of a loaded file, or NaN or infinity made from them: the new file could
+ * not be loaded). After each of them the old file stays. */
 KV_API kv_status kv_save(kv_session* session, const char* path, const kv_control* control,
                          kv_error* error);
 
@@ -253,7 +257,8 @@ KV_API void kv_init(void* s, size_t size);
 
 /* Cancel token. A call that has a fired token returns KV_CANCELLED within 100 ms of CPU time,
  * summed over its threads. It returns KV_OK if nothing that was asked for is left to do. It
- * cannot interrupt waiting for a disk (fsync, a page) or for a GPU driver that opens a device.
+ * cannot interrupt waiting for a disk (fsync, a page), for a GPU driver that opens a device, or for
+ * another process (kv_library_open, kv_library_rename, kv_library_remove).
  * Every call that can take longer than 100 ms accepts a token, except where its entry says
  * otherwise. */
 typedef struct kv_cancel kv_cancel;
@@ -458,7 +463,8 @@ typedef struct kv_model_info {
 KV_API kv_status kv_model_get_info(const kv_model* model, kv_model_info* info, kv_error* error);
 
 /* Hashes the whole model file on the calling thread, unless the hash is known; kv_model_get_info
- * then has it. The call stores it in hash_directory if there is one. A second call waits for the
+ * then has it. The call stores it in hash_directory if there is one, unless the file was written in
+ * the last two seconds. A second call waits for the
  * first. Any thread. Progress: KV_PHASE_VERIFY. KV_CANCELLED, KV_IO, KV_CORRUPT (the file changed
  * while it was open), KV_NO_MEMORY. */
 KV_API kv_status kv_model_hash(kv_model* model, const kv_control* control, kv_error* error);
@@ -498,7 +504,8 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
 
 /* Truncates the sequence to its first `tokens` tokens. Tokens that had left the window return with
  * the precision of their pages. The next step recomputes the last token, which rounds differently
- * than a prefill chunk: a near tie may end the other way.
+ * than a prefill chunk: a near tie may end the other way. Not cancellable: about 10 ms for an 8B
+ * model with the default window, in proportion more with a larger one.
  * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page of a mapped file),
  * KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_rewind(kv_session* session, uint64_t tokens, kv_error* error);
@@ -669,8 +676,9 @@ KV_API kv_status kv_file_verify(const char* path, const kv_control* control, kv_
 
 /* Writes a packed copy of a cache file, about 85% of its size, to send or archive. kv_unpack
  * restores it bit for bit; a packed file cannot be loaded. Takes less than 10 MiB of memory for any
- * file. `level` is 1 to 19, slower and slightly smaller; 0: 1. packed_path is replaced atomically;
- * after a failure it is as before. Sections are packed unverified: kv_file_verify checks them. Any
+ * file. `level` is 1 to 19, slower and slightly smaller; 0: 1. packed_path is replaced atomically,
+ * as by kv_save; after a failure it is as before. Sections are packed unverified: kv_file_verify
+ * checks them. Any
  * thread. Progress: KV_PHASE_PACK.
  * KV_BAD_ARGUMENT (level; both paths are one file), KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION,
  * KV_CORRUPT (header or tables), KV_CANCELLED, KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_NO_MEMORY. */
@@ -678,7 +686,8 @@ KV_API kv_status kv_pack(const char* path, const char* packed_path, uint32_t lev
                          const kv_control* control, kv_error* error);
 
 /* Restores at `path` the cache file that kv_pack packed. Any thread. Progress: KV_PHASE_UNPACK.
- * Never writes more than the file's verified header says. KV_CORRUPT (any byte differs from what
+ * Never writes more than the file's verified header says, nor more than 4 MiB and 64 times the
+ * packed file, and reserves no space. KV_CORRUPT (any byte differs from what
  * was written), and the codes of kv_pack. */
 KV_API kv_status kv_unpack(const char* packed_path, const char* path, const kv_control* control,
                            kv_error* error);
