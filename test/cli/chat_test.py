@@ -67,7 +67,7 @@ class Talking(tool.InFolder):
         self.assertIn("/reset", self.chat("/help"))
         result = run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="/nonsense\n/stat\n")
         self.assertIn("/help", self.expect(result, 0).stderr)
-        self.assertIn("did you mean '/stats'?", result.stderr)
+        self.assertIn("did you mean '/stats'?)", result.stderr)
 
     @unittest.skipUnless("libedit" in subprocess.run(["ldd", tool.PROGRAM], capture_output=True, text=True).stdout, "built without libedit")
     def test_lines_are_edited_and_recalled(self):

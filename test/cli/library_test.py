@@ -71,7 +71,7 @@ class Library(tool.InFolder):
         self.assertEqual(self.expect(run(*ask, "-q", "short.txt", stdin=QUESTION + "\n"), 0).stdout, first)
         talk = run("library", "chat", self.library, "-q", "-m", MODEL, "short.txt", stdin=QUESTION + "\n")
         self.assertIn(CODE, self.expect(talk, 0).stdout)
-        self.expect_error(run(*ask, "shrt.txt", QUESTION), 3, "has no document 'shrt.txt'; did you mean 'short.txt'?")
+        self.expect_error(run(*ask, "shrt.txt", QUESTION), 3, "has no document 'shrt.txt' (did you mean 'short.txt'?)")
         self.expect_error(run(*ask), 2, "no document")
         self.expect_error(run(*ask, "--name", "x", "short.txt", QUESTION), 2, "--name")
         self.expect_error(run("library", "chat", self.library, "-m", MODEL), 2, "no document")

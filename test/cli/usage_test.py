@@ -44,11 +44,11 @@ class Usage(tool.InFolder):
         self.expect_error(run("chat", "-m", MODEL, "--json"), 2, "--json")
 
     def test_a_mistyped_name_is_recognised(self):
-        self.expect_error(run("asks"), 2, "unknown command 'asks'; did you mean 'ask'?")
-        self.expect_error(run("library", "lst"), 2, "unknown command 'lst'; did you mean 'list'?", "kvasir library --help")
-        self.expect_error(run("ask", "-m", MODEL, "-f", "x", "--max-token", "5", "q"), 2, "unknown option '--max-token'; did you mean '--max-tokens'?")
-        self.expect_error(run("ask", "--modell", MODEL, "q"), 2, "unknown option '--modell'; did you mean '--model'?")
-        self.expect_error(run("bench", "-m", MODEL, "--stratgy=full"), 2, "did you mean '--strategy'?")
+        self.expect_error(run("asks"), 2, "unknown command 'asks' (did you mean 'ask'?)")
+        self.expect_error(run("library", "lst"), 2, "unknown command 'lst' (did you mean 'list'?)", "kvasir library --help")
+        self.expect_error(run("ask", "-m", MODEL, "-f", "x", "--max-token", "5", "q"), 2, "unknown option '--max-token' (did you mean '--max-tokens'?)")
+        self.expect_error(run("ask", "--modell", MODEL, "q"), 2, "unknown option '--modell' (did you mean '--model'?)")
+        self.expect_error(run("bench", "-m", MODEL, "--stratgy=full"), 2, "did you mean '--strategy'?)")
         self.expect_error(run("inspect", MODEL, "more"), 2, "unexpected argument 'more'")
         self.assertNotIn("did you mean", run("ask", "--completely-else", "q").stderr)
 
@@ -72,7 +72,7 @@ class Usage(tool.InFolder):
     def test_a_device_that_is_not_there_is_a_resource(self):
         document = self.file("a.txt", tool.SHORT)
         self.expect_error(run("ask", "-m", MODEL, "-f", document, "--device", "cuda:77", "q"), 5, "cuda")
-        self.expect_error(run("ask", "-m", self.folder / "missing", "-f", document, "--device", "cuda:77", "q"), 3 if "cuda" in run("--version").stdout.split("backends")[1].split("]")[0] else 5)
+        self.expect_error(run("ask", "-m", self.folder / "missing", "-f", document, "--device", "cuda:77", "q"), 3, "missing")
 
     def test_an_empty_path_or_name_is_refused_before_any_work(self):
         text = self.file("text.txt", tool.SHORT)

@@ -114,16 +114,16 @@ TEST_CASE("scores are means by task, and the whole is the mean of the tasks with
 
 TEST_CASE("the time left follows what work took") {
   Estimate estimate;
-  estimate.expect(Work::reading, 100);
-  estimate.expect(Work::answering, 50);
+  estimate.expect(Work::prefill, 100);
+  estimate.expect(Work::decode, 50);
   CHECK(estimate.share() == 0);
-  estimate.done(Work::reading, 50, 5);  // 0.1 s a unit; answering is not known yet
+  estimate.done(Work::prefill, 50, 5);  // 0.1 s per unit; decode is not known yet
   CHECK(estimate.seconds_left() == doctest::Approx(5 + 5));
-  estimate.done(Work::answering, 25, 25);
+  estimate.done(Work::decode, 25, 25);
   CHECK(estimate.seconds_left() == doctest::Approx(5 + 25));
   CHECK(estimate.share() == doctest::Approx(0.5));
-  estimate.drop(Work::reading, 50);  // it was read by an earlier run
+  estimate.drop(Work::prefill, 50);  // finished by an earlier run
   CHECK(estimate.seconds_left() == doctest::Approx(25));
-  estimate.done(Work::answering, 25, 25);
+  estimate.done(Work::decode, 25, 25);
   CHECK(estimate.share() == doctest::Approx(1));
 }

@@ -166,11 +166,9 @@ void add_budget(CLI::App* app, SessionFlags* flags) {
 }
 
 void add_instructions(CLI::App* app, SessionFlags* flags) {
-  CLI::Option* inline_text =
-      text(app, "--instructions", &flags->instructions, "TEXT",
-           "System text before the document, such as \"Answer in one sentence.\"");
-  text(app, "--instructions-file", &flags->instructions_file, "FILE", "The same, from a file")
-      ->excludes(inline_text);
+  text(app, "--instructions", &flags->instructions, "TEXT",
+       "System text before the document, such as \"Answer in one sentence.\"");
+  text(app, "--instructions-file", &flags->instructions_file, "FILE", "The same, from a file");
 }
 
 void add_sparse_prefill(CLI::App* app, SessionFlags* flags) {

@@ -57,6 +57,8 @@ kv_model_info info_of(const kv_model* model) {
 
 std::string instructions_of(const SessionFlags& flags) {
   if (flags.instructions_file.empty()) return flags.instructions;
+  if (!flags.instructions.empty())
+    throw Failure(exit_usage, "give --instructions or --instructions-file, not both");
   std::string text = read_file(flags.instructions_file);
   if (text.find('\0') != std::string::npos)
     throw Failure(exit_file, flags.instructions_file + " is not a text file");

@@ -32,7 +32,7 @@ std::string suggestion(const std::string& given, const std::vector<std::string>&
     if (name.size() > max_letters) continue;
     if (const size_t count = edits(given, name); count < min_edits) min_edits = count, best = &name;
   }
-  return best == nullptr ? "" : "; did you mean '" + *best + "'?";
+  return best == nullptr ? "" : " (did you mean '" + *best + "'?)";
 }
 
 }  // namespace tool

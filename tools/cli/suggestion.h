@@ -6,7 +6,7 @@
 
 namespace tool {
 
-// "; did you mean 'NAME'?" for the name with the fewest edits (insert, delete, replace, swap of
+// " (did you mean 'NAME'?)" for the name with the fewest edits (insert, delete, replace, swap of
 // neighbours), at most a third of the letters; otherwise "".
 std::string suggestion(const std::string& given, const std::vector<std::string>& names);
 
