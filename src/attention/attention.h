@@ -1,15 +1,14 @@
-// Attention of a step's queries over the store: sinks + pages + window, as partial states that are
+// Attention of a step's queries over the store: sinks + pages + window, as partials that are
 // merged.
 //
 //   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
 //   selective:  each query sees sinks, window and the pages that the selector chose for it
-//   by blocks:  neighbouring queries of a step see what the selector chose for all of them (sparse
-//               prefill)
-//   together:   so do those of a question, which are few
+//   by blocks:  neighbouring queries share the selector's choice (sparse prefill)
+//   batch:      the few queries of a question share it
 //
-// Work is cut into tasks by head, block of queries and part of the pages. Where to cut the pages
-// depends on sizes alone, never on the number of threads; blocks of queries may, as a query's sums
-// do not depend on its neighbours. So results are the same bits on any number.
+// Tasks are cut by head, block of queries and part of the pages. The cuts of the pages depend on
+// sizes alone, never on the number of threads. Blocks of queries may depend on it, as a query's
+// sums do not depend on its neighbours. Results are the same bits for any number of threads.
 #pragma once
 
 #include <algorithm>
@@ -34,19 +33,18 @@ namespace kvasir {
 
 // What attention read, summed over queries, layers and KV heads since the last reset.
 struct ReadCounts {
-  // store tokens whose K and V were read (behind the sinks, before the window)
+  // tokens of the store whose K and V were read, behind the sinks and before the window
   uint64_t tokens_read = 0;
-  uint64_t tokens_present = 0;  // and how many there were
+  uint64_t tokens_present = 0;  // tokens that there were
   uint64_t pages_touched = 0;   // pages of which at least one token was read
-  uint64_t tokens_hot = 0;      // of those read, what a device had from steps before
+  uint64_t tokens_hot = 0;      // tokens read that a GPU had kept from earlier steps
   uint64_t summary_bytes = 0;   // read to choose
   uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
-  uint64_t queries = 0;         // query heads whose pages were sampled,
-  // and the share of their attention that was read for certain, summed; the rest was estimated from
-  // samples
+  uint64_t queries = 0;         // query heads whose pages were sampled
+  // sum over those: the share of attention that was read; samples estimate the rest
   double mass = 0;
-  uint64_t certified = 0;  // query heads with a certificate,
-  // and what they have read at least, summed, and the least of them
+  uint64_t certified = 0;  // query heads with a certificate
+  // lower bounds of the attention that those read: the sum, and the smallest
   double certificate = 0, min_certificate = 1;
 
   ReadCounts& operator+=(const ReadCounts& o) {
@@ -71,26 +69,26 @@ class Attention {
             ThreadPool* pool);
   ~Attention();
 
-  // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: as they are.
-  // Strategies choose by the scores as they are, which are in the same order, and by their lse.
+  // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: no cap.
+  // Strategies choose by the scores without the cap, which have the same order, and by their lse.
   void set_softcap(float cap) { softcap_ = cap; }
 
-  // From now on receives what the last token of a step attends, by run() exact or selective, with
-  // lse and without a cap. Null: nothing does.
+  // From now on the trace receives what the last token of a step attends, by run() exact or
+  // selective, with lse and without a cap. Null: no trace.
   void set_trace(Trace* trace) { trace_ = trace; }
 
   // out: [tokens][heads][head_dim]. lse: [tokens][heads] ln of the sum of e^score that each query
-  // attended, or null; exact ones are of the scores as they are also where a cap is set, which is
-  // a second pass. Tokens before req.first are neither attended nor written. When cancelled both
-  // are meaningless. Code::corrupt (a damaged page of a mapped file).
+  // attended, or null. Exact ones ignore the cap, which takes a second pass. Tokens before
+  // req.first are neither attended nor written. After a cancel both are meaningless. Code::corrupt
+  // (a damaged page of a mapped file).
   Status run(const AttentionRequest& req, float* out, float* lse);
 
-  // The CPU's part where a GPU attends sinks and window, and of one token a share of the pages.
-  // Each token chooses for itself. Without cap, trace, comparison and certificate.
+  // The CPU's part of co-execution (hybrid_gpu.h). Each token has its own choice. Without cap,
+  // trace, comparison and certificate.
   Status run_with_gpu(const AttentionRequest& req, HybridGpu* gpu);
 
-  // Bytes of pages a second that run_with_gpu() attends of the first pages of these layers; 0:
-  // there are too few to tell. Code::corrupt.
+  // Measures how many bytes of pages run_with_gpu() attends a second, over the first pages of these
+  // layers; 0: there are too few pages. Code::corrupt.
   Status page_rate(uint32_t first_layer, uint32_t end_layer, AttentionRequest req, double* rate);
 
   // After run() of a filter layer: the selector chooses for the layers after it.
@@ -101,20 +99,20 @@ class Attention {
   // in the layers up to the next filter layer.
   Status filter_blocks(const AttentionRequest& req);
 
-  // How far the selector's choice is from the exact output (as run() gave it), for `count` tokens
-  // evenly spread over the step: adds the squared norms of the difference and of the exact output.
-  // Reads are not counted. A step's first tokens, which see fewer of the step's own, tell layers
-  // that retrieve from others less well.
+  // Compares the selector's choice with the exact output of run(), for `count` tokens evenly spread
+  // over the step. Adds the squared norms of the difference and of the exact output. Reads are not
+  // counted. A step's first tokens see fewer of the step's own and separate retrieving layers from
+  // others less well.
   Status probe(const AttentionRequest& req, uint32_t count, const float* exact, double* difference,
                double* norm);
-  // The step's tokens that `count` are taken of.
+  // The step's tokens from which `count` are taken.
   static uint32_t probe_span(uint32_t n, uint32_t count) {
     count = std::min(n, count);
     return count * (n / count);
   }
 
   const ReadCounts& counts() const { return counts_; }
-  const Comparison& comparison() const { return comparison_; }  // of steps whose plan asks for it
+  const Comparison& comparison() const { return comparison_; }      // of steps whose plan compares
   void add_counts(const ReadCounts& counts) { counts_ += counts; }  // of what a GPU attended
   void reset_counts() { counts_ = {}, comparison_.reset(); }
 
@@ -167,8 +165,7 @@ class Attention {
   Status attend_for_batch(const Question& batch, float* out, float* lse);
   AttentionState question_state(std::size_t i, uint32_t rows);  // [kv_heads] near, then the parts
 
-  // Some of what is attended in co-execution: by `rows` query rows of a head, from a row of token
-  // `first` on.
+  // A part of co-execution: `rows` query rows of a head, from a row of token `first` on.
   struct HybridPart {
     uint32_t head, first, row, rows;
     uint32_t choice, list, begin, end;  // of block_choices_: pages by number; or of all

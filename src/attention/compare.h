@@ -1,20 +1,20 @@
-// What a strategy's attention was worth, against exact attention over the whole store. For
-// measurement: it costs what full attention costs.
+// Compares a strategy's attention with exact attention over the whole store. For measurement: it
+// costs what full attention costs.
 //
-// Of every query head of a token that decode attends, where there is something to choose:
+// For every query head of a decoded token, where there is something to choose:
 //   mass    the share of the exact softmax that was read: by sinks, window and the tokens chosen
 //   error   |output - exact output| / |exact output| of the head, L2, with all that the strategy
 //           adds for what it did not read
 //   recall  the share of the 100 tokens with the largest exact scores that were read
-// and, where each query head searches an index, of its own search, were it alone: the keys that it
-// scans, and the share of those 100 among them. Exact is attention over the store's int8 keys and
-// values behind the sinks, and sinks and window as they are. Layers that attend everything are
+// Where each query head searches an index, also for its own search alone: the keys that it scans,
+// and the share of those 100 among them. Exact attention uses the store's int8 keys and values
+// behind the sinks, and sinks and window in full precision. Layers that attend everything are
 // compared too.
 //
-// With CompareLevel::layers the newest token of each step also tells how alike the layers are: a
-// layer's set is the tokens behind the sinks that any of its query heads attends most, as
-// `filter-layers` chooses them (OmniKV, ICLR 2025), and covered[i][j] is the share of layer j's
-// attention, the mean of its heads, that sinks, window and the set of layer i hold.
+// CompareLevel::layers also measures, at the newest token of each step, how similar the layers are.
+// A layer's set is the tokens behind the sinks that any of its query heads attends most, as
+// `filter-layers` chooses them (OmniKV, ICLR 2025). covered[i][j] is the share of layer j's
+// attention, the mean of its heads, in sinks, window and the set of layer i.
 //
 // A layer is begin(), compare() for each KV head and token of the step, end(), which sums in one
 // order: the same numbers for any number of threads.
@@ -39,7 +39,7 @@ struct Compared {
   double mass = 0, min_mass = 1;
   double error = 0, largest_error = 0;
   double recall = 0, min_recall = 1;
-  double tokens = 0;      // read, beside sinks and window
+  double tokens = 0;      // read, besides sinks and window
   uint64_t searches = 0;  // queries that searched an index:
   // what their own searches scanned, and the recall of that
   double search_keys = 0, search_recall = 0;

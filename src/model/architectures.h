@@ -27,7 +27,7 @@ struct TensorNames {
   const char* down = "ffn_down";
 };
 
-// What a file of an architecture does not say itself.
+// The facts of an architecture that its files do not contain.
 struct Architecture {
   const char* name;        // general.architecture
   bool rope_neox = false;  // RoPE pairs (i, i + dim/2) instead of (2i, 2i + 1)

@@ -1,11 +1,10 @@
-// The sketches of keys that a device has in its memory, in blocks of some extents that lie side by
-// side. Forks of a sequence share the blocks that they have in common: where one writes on, it has
-// the last block for itself.
+// Sketches of keys in GPU memory, in blocks of some neighbouring extents. Forks of a sequence share
+// their common blocks. A fork that writes has its own last block.
 //
-// A block is known by the stamps of what it has (store/key_sketch.h). One that more than one
-// session has had, or may find, does not change: who needs another lets go of it, when its own
-// stream has been waited for, and the last one to do so gives the memory back. Threads: all
-// functions of DeviceSketches may run together.
+// The stamps of its extents identify a block (store/key_sketch.h). A block that several sessions
+// have had, or may find, does not change. A session that needs another one releases it after a wait
+// for its own stream; the last session frees the memory. Threads: all functions of DeviceSketches
+// may run together.
 #pragma once
 
 #include <algorithm>
@@ -22,11 +21,11 @@ namespace kvasir {
 
 struct SketchBlock {
   DeviceBuffer<int8_t> memory;   // [extents of a block][layers][kv_heads][sketch_bytes]
-  std::vector<uint64_t> stamps;  // [extents of a block]; 0: nothing is there
-  // others than the first session have found it; guarded by DeviceSketches' mutex
+  std::vector<uint64_t> stamps;  // [extents of a block]; 0: empty
+  // another session than the first has found it; guarded by the mutex of DeviceSketches
   bool shared = false;
 
-  // Whether it has all that is wanted; a wanted stamp of 0 is nothing.
+  // Whether it has all wanted extents; a wanted stamp of 0 is no extent.
   bool has(const std::vector<uint64_t>& wanted) const {
     for (std::size_t i = 0; i < wanted.size(); ++i)
       if (wanted[i] && wanted[i] != stamps[i]) return false;
@@ -34,16 +33,17 @@ struct SketchBlock {
   }
 };
 
-// Of the sessions of one model, and the layers that a device has.
+// The blocks of all sessions of a model on one GPU.
 class DeviceSketches {
  public:
-  // That has these very stamps; null where none does.
+  // The block with exactly these stamps, or null.
   std::shared_ptr<SketchBlock> find(const std::vector<uint64_t>& stamps) {
     const std::lock_guard lock(mutex_);
     const auto at = blocks_.find(stamps);
     return at == blocks_.end() ? nullptr : mark_found(at->second);
   }
-  // Whether the block is the caller's alone, who may write to it then: nobody finds it any more.
+  // True if the block is the caller's alone. It may then write to the block, which no other session
+  // finds any more.
   bool take(const std::shared_ptr<SketchBlock>& block) {
     const std::lock_guard lock(mutex_);
     if (block->shared) return false;
@@ -52,9 +52,8 @@ class DeviceSketches {
       blocks_.erase(at);
     return true;
   }
-  // The block has these stamps, and others find it from now on. What the caller is to have: this
-  // one, or what another was first to add with the same. Throws std::bad_alloc, and nothing has
-  // changed.
+  // Adds a block with these stamps: others find it from now on. Returns the block to use: this one,
+  // or an earlier one with the same stamps. Throws std::bad_alloc and changes nothing.
   std::shared_ptr<SketchBlock> add(const std::vector<uint64_t>& stamps,
                                    std::shared_ptr<SketchBlock> block) {
     const std::lock_guard lock(mutex_);

@@ -19,7 +19,7 @@ constexpr std::size_t piece_bytes = std::size_t{32} << 20;
 constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
                    max_staged = uint64_t{64} << 20;
 
-// Of a matrix beside others: the next one begins where every kernel can read it.
+// Bytes of a matrix among others: the next one begins where every kernel can read it.
 static std::size_t matrix_room(const DeviceKernels& kernels, const Linear& linear) {
   return round_up(kernels.matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols), 256);
 }
@@ -234,7 +234,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
     devices.push_back(std::move(device));
   }
   if (devices.empty()) return missing;
-  // the one with the most room, where that is enough: sessions' attention wants some too
+  // the one with the most room, where that is enough: attention of sessions needs memory too
   if (choose) {
     const auto by_room = [&](const auto& a, const auto& b) {
       return sizes.room(*a) < sizes.room(*b);

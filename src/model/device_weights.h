@@ -1,6 +1,6 @@
-// The weights of some of a model's layers, and of its output, in the memory of a device. Immutable;
-// shared by the sessions of a model. Of several devices each has layers that follow those of the
-// one before it; the first layers come first, and the CPU has those that did not fit.
+// The weights of some layers, and of the output, in GPU memory. Immutable; shared by the sessions
+// of a model. Several GPUs have consecutive runs of layers, from the first layer on. The CPU has
+// the layers that did not fit.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct ModelConfig;
 struct Weights;
 
 struct DeviceOptions {
-  // or as Device::find() has it; "auto": one that all of the model fits on, otherwise all of them
+  // "cpu", a name of Device::find(), or "auto": one GPU that the model fits on, otherwise all
   std::string name = "cpu";
   uint64_t budget = 0;  // bytes of each device's memory, 0: what is free
 };
@@ -33,16 +33,16 @@ class DeviceWeights {
     DeviceBuffer<float> bias;  // empty: none
   };
   struct Layer {
-    // of all matrices: a device hands out whole blocks, of which each alone would lose a part
+    // of all matrices: a device allocates whole blocks, of which each matrix would waste a part
     DeviceBuffer<std::byte> memory;
     // as in LayerWeights; some are empty
     DeviceBuffer<float> mixer_norm, mixer_post_norm, q_norm, k_norm, ffn_norm, ffn_post_norm;
     Matrix q, k, v, o, gate, up, down;
   };
 
-  // As many layers as fit beside the workspace of a session, then the output, over the devices as
-  // split_layers() has it; a device for which none is left is not used. Code::no_memory: not one
-  // fits, and the message says what would. Other codes as Device::find() and Device::open(),
+  // Uploads as many layers as fit besides the workspace of a session, then the output.
+  // split_layers() distributes them; a GPU without layers is not used. Code::no_memory: not one
+  // layer fits, and the message says what would. Other codes as Device::find() and Device::open(),
   // Code::device, Code::cancelled. Throws std::bad_alloc.
   static Status upload(const Weights& weights, const ModelConfig& config,
                        const DeviceOptions& options, const Cancel* cancel,
@@ -74,10 +74,9 @@ class DeviceWeights {
   std::shared_ptr<DeviceSketches> sketches_ = std::make_shared<DeviceSketches>();
 };
 
-// How many layers of these sizes each device takes of those that are left by the ones before it:
-// all of them where they fit, each device then at most the same share of its room, the least with
-// which they do; otherwise as many as there is room for. output: bytes that the device with the
-// last layer needs besides. All bytes.
+// Distributes layers of these sizes. Where all fit, every device fills at most the same share of
+// its room, the smallest share with which they fit. Otherwise each device takes as many as it has
+// room for. output: what the device with the last layer needs besides. All in bytes.
 struct LayerSplit {
   std::vector<uint32_t> layers;  // [devices]
   bool output = false;           // there is room for it

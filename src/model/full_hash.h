@@ -1,11 +1,9 @@
-// The hash of a model's whole file, beside the fingerprint, which only samples it. It tells files
-// of equal samples apart: a model whose download was not finished, or whose weights were changed in
-// part.
+// The hash of a model's whole file; the fingerprint only samples it. The hash distinguishes files
+// of equal samples: an unfinished download, or weights that were changed in part.
 //
-// Reading a whole model takes its time, so the hash is computed once: by a thread of low priority,
-// or on demand. It is kept in a folder that the caller names, with the file's identity
-// (os::FileIdentity), and is found there as long as the file has that identity. It guards against
-// damage and mistakes, not against an adversary.
+// Reading a whole model takes long. The hash is computed once, by a thread of low priority or on
+// demand. A folder of the caller keeps it with the file's identity (os::FileIdentity), as long as
+// the file has that identity. It guards against damage and mistakes, not against an adversary.
 #pragma once
 
 #include <array>
@@ -33,8 +31,7 @@ constexpr std::size_t max_hash_records = 256;
 
 class FullHash {
  public:
-  // `folder`: where it is kept; "": nowhere. Looks there, unless it is "": what cannot be read
-  // there is unknown.
+  // `folder` keeps the hash; "": nothing does. A folder that cannot be read has no hash.
   static Status open(os::File file, const std::string& folder, std::unique_ptr<FullHash>* out);
   // The thread ends within a read of 1 MiB.
   ~FullHash();
@@ -54,8 +51,8 @@ class FullHash {
  private:
   // Returns false to stop. `took_ns`: how long the last read and its hash took.
   using Step = std::function<bool(uint64_t done, uint64_t took_ns)>;
-  // On the heap, because the child of a fork() leaves it as it is: it has no such thread, and
-  // perhaps locks that nobody unlocks.
+  // On the heap: the child of a fork() must leave it as it is. It has no such thread, and perhaps
+  // locks that no thread unlocks.
   struct Worker {
     std::mutex mutex;  // guards stop
     std::condition_variable stopping;

@@ -1,16 +1,16 @@
-// What a layer is made of. A model is a list of layers, each a mixer and a feed-forward network:
+// The parts of a layer. A model is a list of layers, each a mixer and a feed-forward network:
 //
 //   x += mixer(norm(x))
 //   x += ffn(norm(x))
 //
-// Executors, weights and the plan ask a LayerConfig, and never which architecture a model has.
+// Executors and weights depend on the LayerConfig of a layer, never on the architecture.
 #pragma once
 
 #include <cstdint>
 
 namespace kvasir {
 
-// What mixes tokens.
+// The block that mixes tokens.
 enum class MixerKind : uint8_t {
   attention,
   recurrent,  // a state of fixed size in place of keys and values; not supported
@@ -21,7 +21,7 @@ enum class FfnKind : uint8_t {
   experts,  // a router chooses some of many; not supported
 };
 
-// Where the norms of a mixer and of a feed-forward network are.
+// The norms of a mixer and of a feed-forward network.
 enum class NormPlacement : uint8_t {
   before,  // x += f(norm(x))
   after,   // x += norm(f(x))

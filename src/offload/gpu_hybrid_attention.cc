@@ -114,9 +114,9 @@ std::string GpuHybridAttention::share() const {
 }
 
 // The best of some readings of memory like that of the pages. What is there makes no difference.
-Status GpuHybridAttention::measure(double processor, uint32_t threads, const CancelLatch& cancel,
+Status GpuHybridAttention::measure(double cpu_rate, uint32_t threads, const CancelLatch& cancel,
                                    DeviceStream* stream) {
-  if (!(processor > 0) || room_ == 0) return {};
+  if (!(cpu_rate > 0) || room_ == 0) return {};
   Device::Staging staged;
   if (Status s = device_->stage(measured_bytes, cancel, &staged); !s.ok())
     return s.code() == Code::no_memory ? Status() : std::move(s);
@@ -139,7 +139,7 @@ Status GpuHybridAttention::measure(double processor, uint32_t threads, const Can
   const double bytes = static_cast<double>(std::size_t{a.max_quads} * shape_.kv_heads *
                                            quad_bytes_of(shape_.page.dim));
   device_->set_page_rates(
-      threads, {processor, bytes / static_cast<double>(std::max<uint64_t>(best, 1)) * 1e9});
+      threads, {cpu_rate, bytes / static_cast<double>(std::max<uint64_t>(best, 1)) * 1e9});
   return {};
 }
 

@@ -37,15 +37,15 @@ class GpuHybridAttention final : public HybridGpu {
   Fallback cannot_read() const;
   std::string share() const;  // how CPU and GPU split the pages, for people
 
-  // Measures the GPU's rate, for pages of which the CPU attends `processor` bytes a second.
+  // Measures the GPU's rate. cpu_rate: bytes of pages that the CPU attends a second.
   // Code::device.
   bool wants_rate(uint32_t threads) const { return !device_->page_rates(threads).known(); }
-  Status measure(double processor, uint32_t threads, const CancelLatch& cancel,
+  Status measure(double cpu_rate, uint32_t threads, const CancelLatch& cancel,
                  DeviceStream* stream);
 
   // A step: begin(). For every layer enqueue_projected(), then either enqueue_near() and the calls
-  // of HybridGpu or enqueue_packed(), then enqueue_finish(). At last enqueue_end(). q, k, v, out and
-  // check as in GpuSelectiveAttention. An error of the table.
+  // of HybridGpu or enqueue_packed(), then enqueue_finish(). At last enqueue_end(). q, k, v, out
+  // and check as in GpuSelectiveAttention. An error of the table.
   void begin(const KvStore& store, ThreadPool* pool, DeviceStream* stream, DeviceStream* copies);
   bool is_packed(uint32_t layer) const { return packs_ && packed_.has(first_ + layer); }
   int enqueue_projected(DeviceStream* stream, uint32_t layer, const float* q, const float* k,

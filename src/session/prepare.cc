@@ -1,4 +1,4 @@
-// What a strategy needs beside keys and values: the sketch, an index, a choice made once.
+// What a strategy needs besides keys and values: the sketch, an index, a choice made once.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -11,7 +11,7 @@ namespace kvasir {
 
 constexpr uint32_t asked_tokens = 32;  // of a passage that an index is made from
 
-// Sealed tokens. A shorter text gets a sketch when a strategy asks for it.
+// Sealed tokens. A shorter text gets a sketch when a strategy needs it.
 constexpr uint64_t sketch_context = 1024;
 // One in so many of the sealed tokens: fewer are scored sooner than a graph is copied.
 constexpr uint64_t min_insertion = 64;
@@ -27,9 +27,9 @@ Status Session::build_sketch(const Cancel* cancel) {
   return sequence_.store.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
 }
 
-// At the end of a document, of which every token is in the sequence by now. A cancel loses nothing
-// that was asked for: whoever needs the sketch next finds it, by the same queries. An older one is
-// dropped, so that the same one is found as without the cancel.
+// At the end of a document, when every token is in the sequence. After a cancel the next use of the
+// sketch builds it, from the same queries. An older sketch is dropped, so that the same one is
+// built as without the cancel.
 Status Session::finish_sketch(const Cancel* cancel) {
   Status s = build_sketch(cancel);
   if (s.code() != Code::cancelled) return s;
@@ -37,7 +37,7 @@ Status Session::finish_sketch(const Cancel* cancel) {
   return {};
 }
 
-// When a text has been read to its end: at first, and when it has grown by a twentieth since.
+// At the end of a prefill: the first time, and when the text has grown by a twentieth since.
 bool Session::sketch_is_due() const {
   const uint64_t pages = sequence_.store.pages().pages(),
                  built = sequence_.store.sketch().built_pages();
@@ -45,8 +45,8 @@ bool Session::sketch_is_due() const {
          pages > built;
 }
 
-// What the planned strategy needs beside the pages, where the reading has not left it, or the
-// sequence has doubled by answers: made now, and kept with the sequence.
+// Makes what the planned strategy needs besides the pages, where prefill has not made it or answers
+// have doubled the sequence. It stays with the sequence.
 Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
   const bool has_sketch = sequence_.store.sketch().is_current();
   if (sequence_.store.pages().pages() < 2 ||
@@ -64,8 +64,8 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
   return {};
 }
 
-// Finds the representatives of a sequence that was read without them: its tokens are read a second
-// time, into a store of their own.
+// Finds the representatives of a sequence that was prefilled without them: a second prefill, into a
+// store of its own.
 Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text was read without representative tokens: it is read again, once");
   KvStore store(sequence_.store.shape(), sequence_.store.window_tokens());
@@ -104,8 +104,8 @@ bool Session::chooses_once() const {
   return info && info->has(StrategyInfo::chooses_once) && !options_.full_precision;
 }
 
-// At the first step of an answer, where the strategy does so; and again by the same queries where
-// the choice is not at hand, as after loading.
+// At the first step of an answer, where the strategy chooses once. Chooses again by the same
+// queries where there is no choice, as after loading.
 Status Session::choose_once(const Cancel* cancel) {
   if (!chooses_once() || decode_.has_chosen()) return {};
   if (sequence_.observed.queries.count() == 0)
@@ -144,9 +144,9 @@ Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
   return forward_->prepare(step, &sequence_.store, &progress);
 }
 
-// The index that the planned strategy searches. `make`: where there is none, or it has to do with a
-// quarter more tokens than it was made for; where it is less, but not next to nothing, they are
-// inserted. Otherwise it is only looked at whether it is sound: what it does not know is scored.
+// The index that the planned strategy searches. make: builds it where there is none, or where the
+// sequence has a quarter more tokens than it was built for. Fewer new tokens are inserted, unless
+// they are next to nothing. Without make the index is only checked; tokens outside it are scored.
 Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progress) {
   const uint64_t sealed = sequence_.store.sealed_tokens();
   const ModelConfig& config = model_->config();
@@ -192,7 +192,7 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   return {};
 }
 
-// One of so many bytes takes the place of that of its kind.
+// For an index of so many bytes, which replaces that of its kind.
 Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel) {
   const std::shared_ptr<TokenIndex>& old = sequence_.store.indexes().of(kind).index;
   const uint64_t more = bytes - std::min(bytes, old ? old->private_bytes() : 0);
@@ -239,10 +239,10 @@ Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) c
   return {};
 }
 
-// The queries that an index is made from. What matters is that they are like those that will search
-// it (measured in select/graph/ood.cc): passages are asked, each in place of the sequence's newest
-// tokens, on a copy. So they need not be kept while a document is read, and a loaded sequence gets
-// the same ones. `steps` of progress follow.
+// Collects the queries that an index is made from. They must resemble those that will search it
+// (measured in select/graph/ood.cc): each passage is asked in place of the sequence's newest
+// tokens, on a copy. Prefill need not keep queries then, and a loaded sequence gets the same ones.
+// `steps` of progress follow.
 Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* cancel,
                                 Progress* progress, IndexQueries* out) {
   if (count == 0) return {};

@@ -39,7 +39,7 @@ struct SavedSequence {
 Status read_saved(const CachePeek& file, SavedSequence* out);
 Status read_chat(const CachePeek& file, ChatRecord* out);  // an older library's file has none
 
-// A section beside those of the store.
+// A section besides those of the store.
 struct SavedPart {
   format::SectionKind kind;
   const void* data;

@@ -1,5 +1,5 @@
-// Statistics of a session, as a struct and as JSON for people. All names and texts are the library's
-// own, except those of a driver.
+// Statistics of a session, as a struct and as JSON for people. All names and texts are the
+// library's own, except those of a driver.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
