@@ -189,11 +189,11 @@ class Device : public std::enable_shared_from_this<Device> {
   uint64_t used() const { return used_.load(std::memory_order_relaxed); }
   uint64_t left() const { return budget_ - used(); }
 
-  // Converts an error of the table. what: a noun for the message, "weights".
+  // Converts an error of the table. subject: a noun for the message, "weights".
   Status status(int error, const char* subject) const;
 
   // Allocates within the budget. Code::no_memory where the budget or the device is exhausted;
-  // Code::device. what: a noun for the message, "weights".
+  // Code::device. subject: a noun for the message, "weights".
   Status allocate(std::size_t size, const char* subject, void** out);
   void release(void* memory, std::size_t size);
 

@@ -90,7 +90,7 @@ inline const char* shown(const std::string& path) {
   return path.c_str() + begin;
 }
 
-// "cannot <what> <path>: <reason>", from errno.
+// "cannot <action> <path>: <reason>", from errno.
 inline Status failed(const char* action, const std::string& path, int error) {
   char buffer[128] = {};
   const char* reason = error_text(error, buffer, sizeof buffer);

@@ -157,7 +157,7 @@ static void plan_filters(const std::vector<uint32_t>& named, uint32_t layers, Pl
   std::fill_n(plan->dense.begin(), filters.front(), true);
   plan->dense_layers =
       static_cast<uint32_t>(std::count(plan->dense.begin(), plan->dense.end(), true));
-  if (!given) plan->why = "asked for; no filter layers are named, so they are spread evenly";
+  if (!given) plan->why = "requested; without named filter layers they are spread evenly";
 }
 
 Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers,
@@ -165,15 +165,15 @@ Plan make_plan(const SelectOptions& options, uint64_t sealed, uint32_t layers,
   Plan plan;
   plan.share_heads = options.share_heads;
   plan.search_breadth = options.search_breadth;
-  plan.why = "asked for";
+  plan.why = "requested";
   if (options.strategy != "auto") {
     plan.strategy = strategy_info(options.strategy);
   } else if (sealed <= short_context) {
     plan.strategy = strategy_info("full");
-    plan.why = "the context is short: attending everything costs less than choosing";
+    plan.why = "the context is short: full attention costs less than selection";
   } else {
     plan.strategy = strategy_info("bounded");
-    plan.why = "the context is long: a sketch of the keys chooses what is read";
+    plan.why = "the context is long: a sketch of the keys selects the tokens";
   }
   if (plan.strategy->has(StrategyInfo::takes_alpha))
     plan.range = -std::log(options.alpha > 0 ? options.alpha : default_alpha);

@@ -45,7 +45,7 @@ Outcome use_device(const char* device, const std::string& strategy, const std::s
   };
   std::shared_ptr<const Model> model;
   if (!ok(Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model, {device, 0}))) return out;
-  // of pages that are attended beside the CPU it reads half
+  // of pages in co-execution it reads half
   for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(1, {1, 1});
   std::unique_ptr<Session> session, fork;
   if (!ok(Session::load(model, file, options(strategy), false, nullptr, {}, &session))) return out;
@@ -95,7 +95,7 @@ void check_every_call_fails(const char* device, const std::string& strategy,
   REQUIRE(expected.failed.empty());
   const uint64_t calls = emulated::machine().calls.load() - begin;
   CHECK(emulated::machine().held.load() == held);
-  uint32_t cases = 0, told = 0, unnoticed = 0;
+  uint32_t cases = 0, reported = 0, unnoticed = 0;
   for (const int error : {emulated::out_of_memory, emulated::lost}) {
     for (uint64_t at = 1; at <= calls; at += at < 30 ? 1 : std::max<uint64_t>(1, calls / 30)) {
       CAPTURE(error);
@@ -115,14 +115,14 @@ void check_every_call_fails(const char* device, const std::string& strategy,
         CHECK_MESSAGE(std::string(s.message()).find("cuda") != std::string::npos,
                       std::string(s.message()));
       }
-      outcome.failed.empty() ? ++unnoticed : ++told;
+      outcome.failed.empty() ? ++unnoticed : ++reported;
       if (!outcome.of_file.empty()) CHECK(difference(outcome.of_file, expected.of_file) < 0.3);
       if (!outcome.of_text.empty()) CHECK(difference(outcome.of_text, expected.of_text) < 0.3);
       CHECK(emulated::machine().held.load() == held);
     }
   }
-  MESSAGE(cases, " failures: ", told, " were told, ", unnoticed, " made up for");
-  CHECK(told > cases / 2);
+  MESSAGE(cases, " failures: ", reported, " were reported, ", unnoticed, " made up for");
+  CHECK(reported > cases / 2);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Devices that attend beside the CPU: two of them, cancelling anywhere, and what they may not read.
+// Co-execution with devices: two of them, cancelling anywhere, and what they may not read.
 #include <span>
 #include <vector>
 
@@ -30,7 +30,7 @@ bool says(const Session& session, const char* text) {
 
 }  // namespace
 
-TEST_CASE("two devices attend beside the CPU what one does, to the bit") {
+TEST_CASE("co-execution with two devices attends like one, to the bit") {
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 20);
   for (const char* strategy : {"quest", "filter-layers"}) {
@@ -87,7 +87,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a step that is cancelled anywhere while a device attends beside the CPU leaves the session as "
+    "a step that is cancelled anywhere in co-execution leaves the session as "
     "it was") {
   const auto tokens = book_tokens(3200);
   const auto asked = std::span<const Token>(tokens).subspan(3000);

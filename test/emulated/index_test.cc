@@ -92,7 +92,7 @@ TEST_CASE(
   CHECK(same(*not_found.index, *make(wide, wide_queries, {}).index, 2));
   CHECK(found.by.names == "cuda:0");
   CHECK(not_found.by.names == "cpu");
-  CHECK(not_found.by.because == "cuda:0: heads are of another size");
+  CHECK(not_found.by.because == "cuda:0: unsupported head size");
 }
 
 TEST_CASE(

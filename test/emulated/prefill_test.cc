@@ -40,7 +40,7 @@ enum class Failure { device, device_memory, cancelled, memory };
 }  // namespace
 
 TEST_CASE(
-    "pages that a step of a text seals come to the device beside its work, and the next step waits "
+    "pages that a step of a text seals come to the device during its work, and the next step waits "
     "for its inputs and the window alone") {
   constexpr uint32_t chunk = 300, steps = 12;
   const auto tokens = book_tokens(steps * chunk);
@@ -53,7 +53,7 @@ TEST_CASE(
     const PageStore& pages = session->store().pages();
     const PageShape& page = model->store_shape().page;
     const std::size_t count = model->device_weights().size();
-    std::vector<bool> came(count);       // the last step's pages, beside its work,
+    std::vector<bool> came(count);       // the last step's pages, during its work,
     std::vector<uint32_t> ahead(count);  // and those of so many steps
     for (uint32_t step = 0; step < steps; ++step) {
       CAPTURE(step);
@@ -69,7 +69,7 @@ TEST_CASE(
       for (std::size_t d = 0; d < count; ++d) {
         CAPTURE(d);
         const uint64_t uploaded = emulated::machine().uploaded[d] - before[d],
-                       beside = emulated::machine().uploaded_beside[d] - before_beside[d];
+                       meanwhile = emulated::machine().uploaded_beside[d] - before_beside[d];
         const uint64_t heads =
             model->device_weights()[d].layers().size() * uint64_t{model->config().kv_heads};
         // and a mark
@@ -85,8 +85,8 @@ TEST_CASE(
         if (came[d]) CHECK(uploaded <= inputs + window + addresses);
         const uint64_t extents = pages.extents() - full_extents,
                        all = extents * heads * (PageShape::pages_bytes() + page.scales_bytes());
-        CHECK((beside == 0 || beside == all));
-        came[d] = beside > 0;
+        CHECK((meanwhile == 0 || meanwhile == all));
+        came[d] = meanwhile > 0;
         ahead[d] += came[d];
       }
     }

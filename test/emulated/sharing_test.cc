@@ -1,5 +1,5 @@
 // Host memory is shared with a device little by little where a text has much of it: answers begin
-// at once, and the CPU hands over what is chosen.
+// at once, and the CPU stages the selected pages.
 #include <thread>
 #include <vector>
 
@@ -30,7 +30,7 @@ std::shared_ptr<const Model> model_on(const char* devices) {
 
 TEST_CASE(
     "a long text is shared with devices some with each step, of a file or of memory: until then "
-    "the CPU hands them what they chose, and says why") {
+    "the CPU stages the pages that they selected, and gives the reason") {
   const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
@@ -158,7 +158,7 @@ TEST_CASE("another text in the same session begins without a wait too") {
   CHECK(emulated::machine().shared > before);
 }
 
-TEST_CASE("a text that is let go of before all of it is shared leaves nothing") {
+TEST_CASE("a text that is dropped before all of it is registered leaves nothing") {
   const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   auto session = load(model_on("cuda"), read_file(), bounded_options(200));
@@ -285,7 +285,7 @@ TEST_CASE("steps back over what filled an extent leave nothing shared that is in
 TEST_CASE(
     "a workspace that a text was read with gives way to attention where others have taken the rest "
     "of the memory") {
-  for (const char* strategy : {"bounded", "quest"}) {  // alone, and beside the CPU
+  for (const char* strategy : {"bounded", "quest"}) {  // alone, and in co-execution
     CAPTURE(strategy);
     const auto model = model_on("cuda");
     SessionOptions options = bounded_options(200);

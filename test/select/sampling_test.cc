@@ -200,9 +200,9 @@ TEST_CASE(
     "a coverage is a standard error, a quarter of the budget to four times it its limits; a budget "
     "alone is the number") {
   const SampleSize by_budget = sample_size(1000, 0, 3);
-  CHECK((by_budget.least == 250 && by_budget.most == 250 && by_budget.variance == 0));
+  CHECK((by_budget.min_quads == 250 && by_budget.max_quads == 250 && by_budget.variance == 0));
   const SampleSize by_coverage = sample_size(1600, 0.9f, 3);
-  CHECK((by_coverage.least == 100 && by_coverage.most == 1600));
+  CHECK((by_coverage.min_quads == 100 && by_coverage.max_quads == 1600));
   CHECK(by_coverage.variance == doctest::Approx(0.09).epsilon(1e-6));
 }
 

@@ -129,7 +129,7 @@ TEST_CASE("filter layers, those before the first one and the one after each atte
     CHECK(plan.is_dense(l) == (l <= 3 || l == 8 || l == 9 || l == 18 || l == 19));
   }
   CHECK(plan.dense_layers == 8);
-  CHECK(std::string(plan.why) == "asked for");
+  CHECK(std::string(plan.why) == "requested");
   CHECK(plan.budget(5) == 6700);
   o.filter_layers = {31};
   CHECK(make_plan(o, 100000, 32, {}).dense_layers == 32);

@@ -16,8 +16,8 @@ constexpr float largest_scale = 1e20f;   // of a query: every score stays finite
 const char* why_cpu(const KeyView& keys, const QueryRows& queries, uint32_t k) {
   if (std::find(std::begin(attended_dims), std::end(attended_dims), queries.dim) ==
       std::end(attended_dims))
-    return "heads are of another size";
-  if (k > max_nearest) return "more keys are looked for";
+    return "unsupported head size";
+  if (k > max_nearest) return "too many keys per query";
   const bool in_range = std::all_of(queries.scale, queries.scale + queries.rows,
                                     [](float scale) { return std::fabs(scale) <= largest_scale; });
   return keys.as_stored && in_range ? nullptr : "a scale is out of range";

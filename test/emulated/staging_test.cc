@@ -1,4 +1,4 @@
-// Where a device does not read host memory the CPU hands it the pages that it chose.
+// Where a device does not read host memory, the CPU stages the pages that it selected.
 #include <span>
 #include <vector>
 
@@ -36,7 +36,8 @@ std::vector<float> ask(Session* session, std::span<const Token> tokens) {
 }  // namespace
 
 TEST_CASE(
-    "what the CPU hands a device is what it would read: the same bits, of a file and of memory, "
+    "pages that the CPU stages are those that a device would read: the same bits, of a file and of "
+    "memory, "
     "also of quads that stay") {
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
     CAPTURE(devices);
@@ -56,13 +57,13 @@ TEST_CASE(
       CHECK(reads_pages(*reading));
       const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
       const int before = emulated::machine().shared;
-      const auto handed = open();
-      CHECK(ask(handed.get(), asked) == expected);
-      CHECK(attends(*handed));
-      CHECK_FALSE(reads_pages(*handed));
-      CHECK(handed->stats_json().find(cannot_read) != std::string::npos);
-      CHECK(stat_of(*handed, "last_tokens_on_gpu") > 0);
-      CHECK(stat_of(*handed, "last_tokens_read") == stat_of(*reading, "last_tokens_read"));
+      const auto staged = open();
+      CHECK(ask(staged.get(), asked) == expected);
+      CHECK(attends(*staged));
+      CHECK_FALSE(reads_pages(*staged));
+      CHECK(staged->stats_json().find(cannot_read) != std::string::npos);
+      CHECK(stat_of(*staged, "last_tokens_on_gpu") > 0);
+      CHECK(stat_of(*staged, "last_tokens_read") == stat_of(*reading, "last_tokens_read"));
       CHECK(emulated::machine().shared == before);
     }
   }
@@ -90,7 +91,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a step that is cancelled anywhere while the CPU hands pages over leaves the session as it "
+    "a step that is cancelled anywhere while the CPU stages pages leaves the session as it "
     "was") {
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const auto model = model_on("cuda");
@@ -132,7 +133,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a want of memory to pin pages in passes: they are handed over until the text has grown, then "
+    "a want of memory to pin pages in passes: they are staged until the text has grown, then "
     "read") {
   const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   const auto tokens = book_tokens(3400);
