@@ -1,5 +1,5 @@
-/* A question and its answer. The document that answers writes it, a DeskExchange shows it. Main loop
- * only. */
+/* A question and its answer. The document that answers writes it, a DeskExchange shows it. Main
+ * loop only. */
 #ifndef DESK_ANSWER_H
 #define DESK_ANSWER_H
 

@@ -53,7 +53,7 @@ double desk_document_seconds_left(DeskDocument* document);
 const char* desk_document_notice(DeskDocument* document);
 DeskRemedy desk_document_remedy(DeskDocument* document);
 void desk_document_dismiss(DeskDocument* document);
-/* One line, freed with g_free: "about 140 pages · today", "Prefilling 43% · about 2 minutes left". */
+/* One line, freed with g_free: "about 140 pages · today", "14% prefilled · today". */
 char* desk_document_summary(DeskDocument* document);
 /* Length in words, freed with g_free: "about 140 pages". */
 char* desk_document_length(DeskDocument* document);

@@ -1,8 +1,8 @@
 #include "eta.h"
 
-/* A token costs a constant for the weights and, for attention, one unit per token before it: seconds
- * = a * tokens + b * pairs, a fit to the measured times. A plain average is too low for a long
- * document. Both costs are parts of the whole, so that the fit is well conditioned. */
+/* A token costs a constant for the weights and, for attention, one unit per token before it:
+ * seconds = a * tokens + b * pairs, a fit to the measured times. A plain average is too low for a
+ * long document. Both costs are parts of the whole, so that the fit is well conditioned. */
 static double in_tokens(const DeskEta* eta) { return eta->done / eta->total; }
 
 static double in_pairs(const DeskEta* eta) {

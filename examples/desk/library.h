@@ -13,8 +13,8 @@ G_DECLARE_FINAL_TYPE(DeskLibrary, desk_library, DESK, LIBRARY, GObject)
 /* Its folders are in the user's data folder. */
 DeskLibrary* desk_library_new(void);
 
-/* Opens the model and lists the documents. Signal "started" with NULL, or with a failure; then it may
- * be started again. */
+/* Opens the model and lists the documents. Signal "started" with NULL, or with a failure; then it
+ * may be started again. */
 void desk_library_start(DeskLibrary* library, const char* model_path);
 
 /* NULL before it has started. */
@@ -23,7 +23,8 @@ kv_model* desk_library_model(DeskLibrary* library);
 GListModel* desk_library_documents(DeskLibrary* library);
 DeskDocument* desk_library_find(DeskLibrary* library, const char* name);
 
-/* Adds the text of a file. Signal "added" with its document, which may exist already; or "message". */
+/* Adds the text of a file. Signal "added" with its document, which may exist already, or
+ * "message". */
 void desk_library_add(DeskLibrary* library, GFile* file);
 /* Signal "message" after a failure. */
 void desk_library_rename(DeskLibrary* library, DeskDocument* document, const char* name);

@@ -1,4 +1,4 @@
-/* Kvasir Desk: prefills long documents once, saves their KV caches, and answers questions about them.
+/* Kvasir Desk: prefills long documents once, saves their KV caches, and answers questions.
  *
  *     kvasir-desk [--model MODEL.gguf] [DOCUMENT...]
  *

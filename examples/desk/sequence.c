@@ -56,7 +56,7 @@ static GBytes* sequence_text(const DeskSequence* sequence) {
   return spell(sequence, tokens, count);
 }
 
-/* Finds the text in the sequence, behind the marks of the chat format, as far as it is prefilled. */
+/* Finds the prefilled part of the text in the sequence, behind the marks of the chat format. */
 static gboolean find_text(DeskSequence* sequence) {
   g_autoptr(GBytes) all = sequence_text(sequence);
   gsize held = 0, size = 0;

@@ -11,7 +11,7 @@ char* desk_pages(guint64 bytes);           /* of a text: "about 31 pages"; "" fo
 char* desk_time_left(double seconds);      /* "about 2 minutes left" */
 char* desk_ago(gint64 seconds_since_1970); /* "today", "3 days ago" */
 
-/* A sentence for the user. `message`, of the library, stands only where the status says too little. */
+/* A sentence for the user. It is the library's `message` only where the status says too little. */
 char* desk_failure(kv_status status, const char* message);
 
 #endif
