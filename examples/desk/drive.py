@@ -237,6 +237,15 @@ class Desk:
         command = ["xdotool", "search", "--onlyvisible", "--pid", str(self.process.pid)]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
 
+    def widths(self):
+        """Widths of the windows in pixels."""
+        found = []
+        for window in self.x_windows():
+            command = ["xdotool", "getwindowgeometry", "--shell", window]
+            out = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            found += [int(width) for width in re.findall(r"^WIDTH=(\d+)", out, re.M)]
+        return found
+
     def resize(self, width, height):
         for window in self.x_windows():
             subprocess.run(["xdotool", "windowsize", window, str(width), str(height)], check=True)
