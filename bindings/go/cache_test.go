@@ -14,7 +14,9 @@ import (
 	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
-var shape = kvasir.CacheShape{Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 8, MaxTokens: 1000, Identity: [32]byte{7, 31: 9}}
+var shape = kvasir.CacheShape{
+	Layers: 2, Heads: 4, KVHeads: 2, HeadDim: 8, MaxTokens: 1000, Identity: [32]byte{7, 31: 9},
+}
 
 // numbers are rows of random numbers between -1 and 1.
 func numbers(tokens, heads int, seed uint64) []float32 {

@@ -1,9 +1,9 @@
 """Runs the Go binding's tests with a library that is not installed.
 
 check.py fast|race|leaks|pointers|program. `program FILE` builds the program of the README as FILE.
-KVASIR_LIB_DIR and KVASIR_INCLUDE_DIR are the folders of the library and its headers. KVASIR_MODEL and
-KVASIR_TOOL (may be empty) are the model and the command line. KVASIR_ADDRESS is set if the library
-has AddressSanitizer; the tests then have it too. Exit code 77: no Go, or one that is too old.
+KVASIR_LIB_DIR and KVASIR_INCLUDE_DIR are the folders of the library and its headers. KVASIR_MODEL
+and KVASIR_TOOL (may be empty) are the model and the command line. KVASIR_ADDRESS is set if the
+library has AddressSanitizer; the tests then have it too. Exit code 77: no Go, or an old one.
 """
 import os
 import pathlib

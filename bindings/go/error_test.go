@@ -117,7 +117,10 @@ func TestANULIsRefused(t *testing.T) {
 		"Load":        func() error { _, err := model.Load(ctx, bad, nil, nil); return err },
 		"Save":        func() error { return session.Save(ctx, bad, nil) },
 		"Strategy":    func() error { _, err := kvasir.NewStrategy("full\x00"); return err },
-		"Spill":       func() error { _, err := model.NewSession(&kvasir.SessionOptions{SpillDirectory: "/\x00"}); return err },
+		"Spill": func() error {
+			_, err := model.NewSession(&kvasir.SessionOptions{SpillDirectory: "/\x00"})
+			return err
+		},
 		"Instructions": func() error {
 			_, err := model.NewSession(&kvasir.SessionOptions{Instructions: "a\x00"})
 			return err

@@ -40,7 +40,8 @@ func TestCyclesLeaveNothing(t *testing.T) {
 // settle runs until cycles take no more memory: what leaks goes on growing by as much in every
 // round.
 func settle(t *testing.T) {
-	const round, most, growth = 20, 20, 2 << 20 // cycles, rounds, bytes: a leak of 105 kB a cycle never settles
+	// Cycles, rounds, bytes: a leak of 105 kB per cycle never settles.
+	const round, most, growth = 20, 20, 2 << 20
 	before, quiet := least(t, round), 0
 	for range most {
 		after := least(t, round)

@@ -1,23 +1,24 @@
-/* A question and what becomes of it: written by the document that answers, shown by a DeskExchange. Main loop only. */
+/* A question and its answer. The document that answers writes it, a DeskExchange shows it. Main
+ * loop only. */
 #ifndef DESK_ANSWER_H
 #define DESK_ANSWER_H
 
 #include <glib-object.h>
 
-#include "reading.h"
+#include "sequence.h"
 
 typedef enum DeskAnswerState {
-  DESK_ANSWER_WAITING, /* for a reading, or another answer */
+  DESK_ANSWER_WAITING, /* for a prefill, or another answer */
   DESK_ANSWER_COMING,
   DESK_ANSWER_WHOLE,
-  DESK_ANSWER_STOPPED, /* by its reader */
+  DESK_ANSWER_STOPPED, /* by the user */
   DESK_ANSWER_FAILED
 } DeskAnswerState;
 
 #define DESK_TYPE_ANSWER (desk_answer_get_type())
 G_DECLARE_FINAL_TYPE(DeskAnswer, desk_answer, DESK, ANSWER, GObject)
 
-/* Fields are for reading; whoever writes them emits "changed" by desk_answer_changed. */
+/* The writer of a field calls desk_answer_changed, which emits "changed". */
 struct _DeskAnswer {
   GObject parent;
   char* question;
@@ -25,7 +26,7 @@ struct _DeskAnswer {
   DeskAnswerState state;
   DeskOutcome outcome;
   char* failure;
-  gboolean again; /* it was asked a second time, over a document that was read again */
+  gboolean again; /* asked a second time, after the document was prefilled again */
 };
 
 DeskAnswer* desk_answer_new(const char* question);

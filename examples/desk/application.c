@@ -8,7 +8,7 @@
 
 struct _DeskApplication {
   AdwApplication parent;
-  char* model_path; /* NULL: none was named, and there is no bundled one */
+  char* model_path; /* NULL: no option, and no bundled model */
 };
 
 G_DEFINE_TYPE(DeskApplication, desk_application, ADW_TYPE_APPLICATION)
@@ -39,14 +39,15 @@ static int desk_application_handle_local_options(GApplication* application, GVar
   DeskApplication* self = DESK_APPLICATION(application);
   g_autoptr(GError) error = NULL;
   const gboolean named = g_variant_dict_lookup(options, "model", "^ay", &self->model_path);
-  if (!named && g_file_test(BUNDLED_MODEL, G_FILE_TEST_EXISTS))
-    self->model_path = g_strdup(BUNDLED_MODEL);
+  static const char* const bundled[] = {INSTALLED_MODEL, SOURCE_MODEL};
+  for (gsize i = 0; !self->model_path && i < G_N_ELEMENTS(bundled); ++i)
+    if (g_file_test(bundled[i], G_FILE_TEST_EXISTS)) self->model_path = g_strdup(bundled[i]);
   if (!g_application_register(application, NULL, &error)) {
     g_printerr("%s\n", error->message);
     return 1;
   }
   if (named && g_application_get_is_remote(application)) {
-    g_printerr("Kvasir Desk runs already: close its window to use another model.\n");
+    g_printerr("Kvasir Desk is running: close its window to use another model.\n");
     return 1;
   }
   return -1;
@@ -64,11 +65,10 @@ static void about(GSimpleAction* action, GVariant* parameter, gpointer applicati
       g_strdup_printf("%u.%u.%u", version / 10000, version / 100 % 100, version % 100);
   (void)action;
   (void)parameter;
-  adw_show_about_window(
-      GTK_WINDOW(window_of(application)), "application-name", "Kvasir Desk", "application-icon",
-      "accessories-dictionary-symbolic", "version", text, "license-type", GTK_LICENSE_MIT_X11,
-      "comments", "Reads long documents once, on this computer, and answers questions about them.",
-      NULL);
+  adw_show_about_window(GTK_WINDOW(window_of(application)), "application-name", "Kvasir Desk",
+                        "application-icon", "org.kvasir.Desk", "version", text, "license-type",
+                        GTK_LICENSE_MIT_X11, "comments",
+                        "Answers questions about long documents, on this computer.", NULL);
 }
 
 static void quit(GSimpleAction* action, GVariant* parameter, gpointer application) {
@@ -105,6 +105,7 @@ static void desk_application_startup(GApplication* application) {
   for (gsize i = 0; i < G_N_ELEMENTS(shortcuts); ++i)
     gtk_application_set_accels_for_action(GTK_APPLICATION(application), shortcuts[i].action,
                                           (const char**)shortcuts[i].keys);
+  gtk_window_set_default_icon_name("org.kvasir.Desk");
   g_unix_signal_add(SIGINT, interrupted, application);
   g_unix_signal_add(SIGTERM, interrupted, application);
 }
@@ -135,8 +136,7 @@ static void desk_application_init(DeskApplication* self) {
   g_application_add_main_option_entries(G_APPLICATION(self), options);
   g_application_set_option_context_parameter_string(G_APPLICATION(self), "[DOCUMENT…]");
   g_application_set_option_context_summary(
-      G_APPLICATION(self),
-      "Reads documents (text, Markdown, PDF) once and answers questions about them.");
+      G_APPLICATION(self), "Answers questions about documents: text, Markdown, PDF.");
 }
 
 DeskApplication* desk_application_new(void) {

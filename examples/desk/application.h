@@ -1,4 +1,4 @@
-/* The program: its options, its shortcuts, its one window. */
+/* The program: options, shortcuts, one window. */
 #ifndef DESK_APPLICATION_H
 #define DESK_APPLICATION_H
 

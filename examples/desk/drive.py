@@ -1,6 +1,7 @@
-"""Drives the assistant as a user does: its window through the accessibility bus, as a screen reader sees it, and the keyboard.
+"""Drives the assistant as a user does: by the keyboard and by the accessibility bus.
 
-Runs on a virtual display and a message bus of its own: `inside()` starts the calling script again there, or ends it with what is missing.
+`inside()` starts the calling script again on a virtual display and a message bus of its own. It
+ends the script if a program is missing.
 """
 import os
 import pathlib
@@ -23,7 +24,7 @@ except (ImportError, ValueError):
 
 
 def inside():
-    """Goes on only on a display and bus that are this script's."""
+    """Returns only on a display and a bus of this script."""
     if os.environ.get("DESK_DRIVEN"):
         return
     missing = [program for program in NEEDS if not shutil.which(program)]
@@ -31,7 +32,7 @@ def inside():
         print(f"skipped: {', '.join(missing)} not found: tools/setup desk installs it")
         sys.exit(SKIPPED)
     python = sys.executable
-    if Atspi is None:  # Debian's own has the modules that its packages bring
+    if Atspi is None:  # Debian's Python has the modules of Debian's packages
         python = "/usr/bin/python3"
         probe = "import gi; gi.require_version('Atspi', '2.0')"
         if subprocess.run([python, "-c", probe], capture_output=True, check=False).returncode != 0:
@@ -41,12 +42,13 @@ def inside():
     for name in ["WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "AT_SPI_BUS_ADDRESS", "XAUTHORITY"]:
         environment.pop(name, None)
     read, write = os.pipe()
-    with subprocess.Popen(["Xvfb", "-displayfd", str(write), "-screen", "0", "1200x760x24", "-nolisten", "tcp"], pass_fds=[write],
-                          stderr=subprocess.DEVNULL) as display:
+    server = ["Xvfb", "-displayfd", str(write), "-screen", "0", "1200x760x24", "-nolisten", "tcp"]
+    with subprocess.Popen(server, pass_fds=[write], stderr=subprocess.DEVNULL) as display:
         os.close(write)
-        with os.fdopen(read) as told:
-            environment["DISPLAY"] = ":" + told.readline().strip()
-        status = subprocess.run(["dbus-run-session", "--", python, "-W", "ignore", *sys.argv], env=environment, check=False).returncode
+        with os.fdopen(read) as number:
+            environment["DISPLAY"] = ":" + number.readline().strip()
+        command = ["dbus-run-session", "--", python, "-W", "ignore", *sys.argv]
+        status = subprocess.run(command, env=environment, check=False).returncode
         display.terminate()
     sys.exit(status)
 
@@ -56,7 +58,7 @@ class Failure(Exception):
 
 
 def wait(what, condition, seconds=60):
-    """The first true value of condition; a window that is just changing is asked again."""
+    """The first true value of condition. A window that changes raises errors meanwhile."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -94,10 +96,13 @@ class Desk:
         self.place = pathlib.Path(place)
         self.data = self.place / "data" / "kvasir-desk"
         self.arguments = [program, *(["--model", model] if model else []), *arguments]
-        self.environment = dict(os.environ, XDG_DATA_HOME=str(self.place / "data"), XDG_CONFIG_HOME=str(self.place / "config"),
-                                XDG_CACHE_HOME=str(self.place / "cache"), XDG_RUNTIME_DIR=str(self.place))
+        folders = {"XDG_DATA_HOME": "data", "XDG_CONFIG_HOME": "config", "XDG_CACHE_HOME": "cache",
+                   "XDG_RUNTIME_DIR": "."}
+        places = {name: str(self.place / folder) for name, folder in folders.items()}
+        self.environment = dict(os.environ, **places)
         self.log = open(self.place / "log.txt", "a+", encoding="utf-8")
-        self.process = subprocess.Popen(list(map(str, self.arguments)), env=self.environment, stdout=self.log, stderr=self.log)
+        self.process = subprocess.Popen(list(map(str, self.arguments)), env=self.environment,
+                                        stdout=self.log, stderr=self.log)
         try:
             self.frame = wait("the window", self._frame, 180)
         except Failure:
@@ -110,7 +115,8 @@ class Desk:
 
     def __exit__(self, failed, *rest):
         if failed and self.process.poll() is None:
-            sys.stderr.write("".join(f"  {label}\n" for window in self.windows() for label in self.labels(window)))
+            for window in self.windows():
+                sys.stderr.write("".join(f"  {label}\n" for label in self.labels(window)))
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()
@@ -124,46 +130,54 @@ class Desk:
             raise Failure(f"it ended with {self.process.returncode}")
         for application in children(Atspi.get_desktop(0)):
             if application.get_process_id() == self.process.pid:
-                application.set_cache_mask(Atspi.Cache.NONE)  # it would not notice widgets that are hidden and shown
+                application.set_cache_mask(Atspi.Cache.NONE)  # a cache misses hidden widgets
                 for frame in children(application):
                     return frame
         return None
 
     def open(self, path):
-        """As a file manager does it: a second run hands the file to the first."""
-        subprocess.run([self.arguments[0], str(path)], env=self.environment, check=True, timeout=60, stdout=self.log, stderr=self.log)
+        """Opens a file as a file manager does: a second run passes it to the first."""
+        subprocess.run([self.arguments[0], str(path)], env=self.environment, check=True, timeout=60,
+                       stdout=self.log, stderr=self.log)
 
-    # ---- what there is to see
+    # ---- state
 
     def page(self):
-        """Of the document that is chosen: its name is the window's."""
+        """The page of the chosen document, whose name is the window's."""
         for node in nodes(self.frame):
-            if node.get_name() == "DeskPage" and any(name_of(child) == name_of(self.frame) for child in nodes(node)):
+            title = name_of(self.frame)
+            if node.get_name() == "DeskPage" and any(name_of(n) == title for n in nodes(node)):
                 return node
         return None
 
     def find(self, role, pattern, under=None, state=None):
         for node in nodes(under or self.frame):
-            if node.get_role_name() == role and re.search(pattern, name_of(node)) and (state is None or node.get_state_set().contains(state)):
+            if node.get_role_name() != role or not re.search(pattern, name_of(node)):
+                continue
+            if state is None or node.get_state_set().contains(state):
                 return node
         return None
 
     def labels(self, under=None):
-        return [name_of(node) for node in nodes(under or self.frame) if node.get_role_name() == "label"]
+        found = nodes(under or self.frame)
+        return [name_of(node) for node in found if node.get_role_name() == "label"]
 
     def says(self, pattern, seconds=60):
         """A label of the chosen document's page."""
         def look():
             page = self.page()
-            return page and next((label for label in self.labels(page) if re.search(pattern, label)), None)
+            labels = self.labels(page) if page else []
+            return next((label for label in labels if re.search(pattern, label)), None)
         return wait(f"a label with {pattern!r}", look, seconds)
 
     def row(self, pattern):
         return self.find("list item", pattern)
 
     def passages(self):
-        lists = [node for node in nodes(self.page()) if node.get_name() == "Passages that the answer attended"]
-        return [row for row in (children(lists[-1]) if lists else []) if row.get_role_name() == "list item"]
+        name = "Passages that the answer attended"
+        lists = [node for node in nodes(self.page()) if node.get_name() == name]
+        rows = children(lists[-1]) if lists else []
+        return [row for row in rows if row.get_role_name() == "list item"]
 
     def windows(self):
         return [window for window in children(self.frame.get_parent())]
@@ -175,23 +189,23 @@ class Desk:
                 return found
         return None
 
-    # ---- what there is to do
+    # ---- actions
 
     def press_in_dialogs(self, button):
-        self.act(wait(f"the button {button!r} of a dialog", lambda: self.in_dialogs("push button", button), 30), "click")
-
-    def close_dialogs(self):
-        while self.in_dialogs("push button", "Close"):
-            self.act(self.in_dialogs("push button", "Close"), "click")
-            time.sleep(0.5)
+        found = wait(f"the button {button!r} of a dialog",
+                     lambda: self.in_dialogs("push button", button), 30)
+        self.act(found, "click")
 
     def press_passage(self, row):
         self.act(self.find("push button", "Show It in the Document", row), "click")
 
     def press(self, button, seconds=60):
         def ready():
-            node = self.find("push button", button, self.page() or self.frame, Atspi.StateType.SENSITIVE)
-            return node or self.find("push button", button, self.frame, Atspi.StateType.SENSITIVE)
+            for under in filter(None, [self.page(), self.frame]):
+                node = self.find("push button", button, under, Atspi.StateType.SHOWING)
+                if node and node.get_state_set().contains(Atspi.StateType.SENSITIVE):
+                    return node
+            return None
         self.act(wait(f"the button {button!r}", ready, seconds), "click")
 
     def act(self, node, action):
@@ -206,7 +220,8 @@ class Desk:
         row.get_parent().select_child(place)
 
     def ask(self, question, by_keyboard=False):
-        entry = wait("the entry", lambda: self.page() and self.find("text", "^Question$", self.page()))
+        entry = wait("the entry",
+                     lambda: self.page() and self.find("text", "^Question$", self.page()))
         entry.set_text_contents(question)
         if by_keyboard:
             self.key("Return")
@@ -214,10 +229,26 @@ class Desk:
             self.press("^Ask$")
 
     def key(self, keys):
-        found = subprocess.run(["xdotool", "search", "--onlyvisible", "--pid", str(self.process.pid)], capture_output=True, text=True, check=False)
-        for window in found.stdout.split():
+        for window in self.x_windows():
             subprocess.run(["xdotool", "windowfocus", window], capture_output=True, check=False)
         subprocess.run(["xdotool", "key", keys], check=True)
+
+    def x_windows(self):
+        command = ["xdotool", "search", "--onlyvisible", "--pid", str(self.process.pid)]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+
+    def widths(self):
+        """Widths of the windows in pixels."""
+        found = []
+        for window in self.x_windows():
+            command = ["xdotool", "getwindowgeometry", "--shell", window]
+            out = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+            found += [int(width) for width in re.findall(r"^WIDTH=(\d+)", out, re.M)]
+        return found
+
+    def resize(self, width, height):
+        for window in self.x_windows():
+            subprocess.run(["xdotool", "windowsize", window, str(width), str(height)], check=True)
 
     def quit(self, seconds=60):
         self.key("ctrl+q")

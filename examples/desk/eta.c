@@ -1,7 +1,8 @@
 #include "eta.h"
 
-/* A token costs its share of the weights and, for attention, one unit for each token before it: seconds = a * tokens + b * pairs, fitted to what was
- * seen. A plain average would promise too little for a long document. Both costs are in units of the whole, so that the fit is well conditioned. */
+/* A token costs a constant for the weights and, for attention, one unit per token before it:
+ * seconds = a * tokens + b * pairs, a fit to the measured times. A plain average is too low for a
+ * long document. Both costs are parts of the whole, so that the fit is well conditioned. */
 static double in_tokens(const DeskEta* eta) { return eta->done / eta->total; }
 
 static double in_pairs(const DeskEta* eta) {
@@ -23,7 +24,7 @@ void desk_eta_update(DeskEta* eta, guint64 done, guint64 total) {
       eta->vt += v * eta->elapsed;
 }
 
-double desk_eta_share(const DeskEta* eta) {
+double desk_eta_part(const DeskEta* eta) {
   return eta->total > 0 ? (eta->before + eta->done) / (eta->before + eta->total) : 0;
 }
 

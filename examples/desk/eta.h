@@ -1,4 +1,4 @@
-/* How long a reading will still take. */
+/* Time left of a prefill. */
 #ifndef DESK_ETA_H
 #define DESK_ETA_H
 
@@ -13,9 +13,9 @@ typedef struct DeskEta {
 
 void desk_eta_start(DeskEta* eta, guint64 tokens_before);
 void desk_eta_update(DeskEta* eta, guint64 done, guint64 total);
-/* Of all there will be, what was read before included; 0 to 1. */
-double desk_eta_share(const DeskEta* eta);
-/* Less than 0 while it would only be guessed. */
+/* Part of the whole text, with what was prefilled before; 0 to 1. */
+double desk_eta_part(const DeskEta* eta);
+/* Below 0 while unknown. */
 double desk_eta_seconds_left(const DeskEta* eta);
 
 #endif

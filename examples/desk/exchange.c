@@ -25,11 +25,10 @@ static GtkWidget* label_new(const char* text, const char* class) {
 static GtkWidget* passage_new(const DeskPassage* passage) {
   g_autofree char *share = desk_percent(passage->share), *at = desk_percent(passage->at);
   g_autofree char* caption =
-      g_strdup_printf("%s of what it looked at · %s into the document", share, at);
-  g_autofree char* quoted = g_strdup_printf("“%s”", passage->quote);
+      g_strdup_printf("%s of the attention · %s into the document", share, at);
   GtkWidget *row = gtk_list_box_row_new(), *box = gtk_box_new(GTK_ORIENTATION_VERTICAL, 6),
             *below = gtk_box_new(GTK_ORIENTATION_HORIZONTAL, 10);
-  GtkWidget *quote = label_new(quoted, NULL), *words = label_new(caption, "caption"),
+  GtkWidget *quote = label_new(passage->quote, "quote"), *words = label_new(caption, "caption"),
             *bar = gtk_level_bar_new_for_interval(0, 1);
   gtk_label_set_wrap(GTK_LABEL(quote), TRUE);
   gtk_label_set_wrap_mode(GTK_LABEL(quote), PANGO_WRAP_WORD_CHAR);
@@ -37,7 +36,7 @@ static GtkWidget* passage_new(const DeskPassage* passage) {
   gtk_widget_add_css_class(words, "dim-label");
   gtk_widget_set_hexpand(words, TRUE);
   gtk_level_bar_set_value(GTK_LEVEL_BAR(bar), passage->share);
-  gtk_level_bar_remove_offset_value(GTK_LEVEL_BAR(bar), NULL); /* a share is not better or worse */
+  gtk_level_bar_remove_offset_value(GTK_LEVEL_BAR(bar), NULL); /* a share is neither good nor bad */
   gtk_widget_set_size_request(bar, 72, -1);
   gtk_widget_set_valign(bar, GTK_ALIGN_CENTER);
   gtk_accessible_update_property(GTK_ACCESSIBLE(bar), GTK_ACCESSIBLE_PROPERTY_LABEL, caption, -1);
@@ -56,7 +55,8 @@ static GtkWidget* passage_new(const DeskPassage* passage) {
   gtk_box_append(GTK_BOX(box), below);
   gtk_list_box_row_set_child(GTK_LIST_BOX_ROW(row), box);
   gtk_widget_add_css_class(row, "passage");
-  gtk_accessible_update_property(GTK_ACCESSIBLE(row), GTK_ACCESSIBLE_PROPERTY_LABEL, quoted, -1);
+  gtk_accessible_update_property(GTK_ACCESSIBLE(row), GTK_ACCESSIBLE_PROPERTY_LABEL, passage->quote,
+                                 -1);
   return row;
 }
 
@@ -68,15 +68,14 @@ static void show_outcome(DeskExchange* self, const DeskAnswer* answer) {
     gtk_list_box_append(self->passages, passage_new(g_ptr_array_index(outcome->passages, i)));
   gtk_widget_set_visible(self->looked, count > 0);
   if (outcome->facts.answer_tokens == 0) return;
-  g_autofree char *read = desk_percent(outcome->tokens_read),
-                  *pages = desk_percent(outcome->pages_touched);
+  g_autofree char* read = desk_percent(outcome->tokens_read);
   g_autofree char* caption = g_strdup_printf(
-      "Read %s of the document · first word after %.1f s, all after %.1f s%s", read,
+      "%s of the document read · first word after %.1f s, all after %.1f s%s", read,
       (double)outcome->facts.first_token_ns * 1e-9, (double)outcome->facts.total_ns * 1e-9,
-      outcome->facts.stop_reason == KV_STOP_MAX_TOKENS ? " · cut, as it is very long" : "");
+      outcome->facts.stop_reason == KV_STOP_MAX_TOKENS ? " · cut at its longest" : "");
   g_autofree char* tooltip = g_strdup_printf(
-      "Strategy “%s”: for each word %s of the document's keys and values, in %s of their pages",
-      outcome->strategy ? outcome->strategy : "", read, pages);
+      "Strategy “%s”: each word of the answer read %s of the document's keys and values",
+      outcome->strategy ? outcome->strategy : "", read);
   gtk_label_set_label(self->facts, caption);
   gtk_widget_set_tooltip_text(GTK_WIDGET(self->facts), tooltip);
   gtk_widget_set_visible(GTK_WIDGET(self->facts), TRUE);
@@ -101,8 +100,7 @@ static void show(DeskExchange* self) {
     gtk_widget_add_css_class(GTK_WIDGET(self->answer), "dim-label");
   } else {
     const char* text = answer->text->str;
-    while (*text == ' ' || *text == '\n')
-      ++text; /* what a model begins with to be after its turn's mark */
+    while (*text == ' ' || *text == '\n') ++text; /* the model's own after the mark of its turn */
     g_autofree char* stopped = g_strconcat(text, " … (stopped)", NULL);
     gtk_label_set_label(self->answer, answer->state == DESK_ANSWER_STOPPED ? stopped : text);
   }

@@ -1,4 +1,4 @@
-/* A question with its answer and the passages that this attended. */
+/* A question, its answer, and the passages that the answer attended. */
 #ifndef DESK_EXCHANGE_H
 #define DESK_EXCHANGE_H
 
@@ -9,7 +9,7 @@
 #define DESK_TYPE_EXCHANGE (desk_exchange_get_type())
 G_DECLARE_FINAL_TYPE(DeskExchange, desk_exchange, DESK, EXCHANGE, AdwBin)
 
-/* Signal "show-passage" with its number in the answer's outcome, when it is to be shown in the document. */
+/* Signal "show-passage" with the number of a passage in the answer's outcome. */
 GtkWidget* desk_exchange_new(DeskAnswer* answer);
 DeskAnswer* desk_exchange_answer(DeskExchange* exchange);
 

@@ -6,17 +6,25 @@
 
 #include "worker.h"
 
-char* desk_shelf_reading_path(const DeskShelf* shelf, const char* name) {
-  return g_strdup_printf("%s/%s.kv", shelf->readings, name);
+char* desk_shelf_cache_path(const DeskShelf* shelf, const char* name) {
+  return g_strdup_printf("%s/%s.kv", shelf->caches, name);
 }
-GPtrArray* desk_shelf_all_readings(const DeskShelf* shelf, const char* name) {
+
+char* desk_shelf_conversation_path(const DeskShelf* shelf, const char* name) {
+  return g_strdup_printf("%s/%s.conversation", shelf->caches, name);
+}
+
+GPtrArray* desk_shelf_all_caches(const DeskShelf* shelf, const char* name) {
   GPtrArray* paths = g_ptr_array_new_with_free_func(g_free);
-  g_autoptr(GDir) models = g_dir_open(shelf->all_readings, 0, NULL);
+  g_autoptr(GDir) models = g_dir_open(shelf->all_caches, 0, NULL);
   const char* model = NULL;
   while (models && (model = g_dir_read_name(models))) {
-    char* path = g_strdup_printf("%s/%s/%s.kv", shelf->all_readings, model, name);
-    if (g_file_test(path, G_FILE_TEST_EXISTS)) g_ptr_array_add(paths, path);
-    else g_free(path);
+    for (int i = 0; i < 2; ++i) {
+      const char* ending = i == 0 ? "kv" : "conversation";
+      char* path = g_strdup_printf("%s/%s/%s.%s", shelf->all_caches, model, name, ending);
+      if (g_file_test(path, G_FILE_TEST_EXISTS)) g_ptr_array_add(paths, path);
+      else g_free(path);
+    }
   }
   return paths;
 }
@@ -41,33 +49,35 @@ void desk_job_free(DeskJob* job) {
   g_free(job->name);
   g_free(job->new_name);
   g_free(job->why);
+  g_free(job->content);
+  g_clear_pointer(&job->conversation.answers, g_ptr_array_unref);
   g_object_unref(job->document);
   g_free(job);
 }
 
-/* ---- what the window sees meanwhile --------------------------------------------------------------------------------- */
+/* ---- what the window sees meanwhile ---------------------------------------------------------- */
 
 typedef struct Progress {
   DeskDocument* document;
   guint64 done, total; /* tokens */
-  gboolean keeping;
+  gboolean saving;
 } Progress;
 
 static void show_progress(gpointer pointer) {
   Progress* progress = pointer;
-  desk_document_progress(progress->document, progress->done, progress->total, progress->keeping);
+  desk_document_progress(progress->document, progress->done, progress->total, progress->saving);
   g_object_unref(progress->document);
   g_free(progress);
 }
 
-static void tell_progress(DeskDocument* document, guint64 done, guint64 total, gboolean keeping) {
+static void post_progress(DeskDocument* document, guint64 done, guint64 total, gboolean saving) {
   Progress* progress = g_new(Progress, 1);
-  *progress = (Progress){g_object_ref(document), done, total, keeping};
-  desk_worker_tell(show_progress, progress);
+  *progress = (Progress){g_object_ref(document), done, total, saving};
+  desk_worker_post(show_progress, progress);
 }
 
 static int32_t on_progress(int32_t phase, uint64_t done, uint64_t total, void* user) {
-  if (phase == KV_PHASE_PREFILL) tell_progress(user, done, total, FALSE);
+  if (phase == KV_PHASE_PREFILL) post_progress(user, done, total, FALSE);
   return 0;
 }
 
@@ -89,11 +99,11 @@ static void show_part(gpointer pointer) {
 static int32_t on_text(const char* text, size_t size, void* user) {
   Part* part = g_new(Part, 1);
   *part = (Part){g_object_ref(user), g_utf8_make_valid(text, (gssize)size)};
-  desk_worker_tell(show_part, part);
+  desk_worker_post(show_part, part);
   return 0;
 }
 
-/* ---- the work ------------------------------------------------------------------------------------------------------- */
+/* ---- the work -------------------------------------------------------------------------------- */
 
 static void refuse(DeskJob* job, kv_status status, const char* message) {
   job->status = job->error.status = status;
@@ -101,45 +111,72 @@ static void refuse(DeskJob* job, kv_status status, const char* message) {
 }
 
 static void open_saved(DeskJob* job) {
-  DeskReading* reading = job->reading;
-  if (!reading->text) {
+  DeskSequence* sequence = job->sequence;
+  if (!sequence->text) {
     g_autofree char *path = desk_shelf_text_path(job->shelf, job->name), *text = NULL;
     gsize size = 0;
     if (g_file_get_contents(path, &text, &size, NULL) && size > 0 &&
         g_utf8_validate(text, (gssize)size, NULL))
-      reading->text = g_bytes_new_take(g_steal_pointer(&text), size);
+      sequence->text = g_bytes_new_take(g_steal_pointer(&text), size);
   }
-  job->status = desk_reading_load(reading, job->name, &job->why, &job->error);
-  if (job->status != KV_OK || reading->text) return;
+  g_autofree char* talk = desk_shelf_conversation_path(job->shelf, job->name);
+  job->conversation = desk_conversation_load(talk);
+  job->status = desk_sequence_load(sequence, job->name, &job->why, &job->error);
+  if (job->status != KV_OK || sequence->text) return;
   g_autofree char* message =
-      g_strdup_printf("%s%sIts text is not kept beside it: open the file again.",
+      g_strdup_printf("%s%sThe copy of its text is missing: open the file again.",
                       job->why ? job->why : "", job->why ? " " : "");
   refuse(job, KV_NOT_FOUND, message);
 }
 
-static void read_on(DeskJob* job) {
-  DeskReading* reading = job->reading;
-  if (job->from_start) desk_reading_restart(reading);
-  job->was_mapped = reading->mapped;
-  const guint64 before = reading->tokens;
-  job->status = desk_reading_go_on(reading, job->cancel, on_progress, job->document, &job->error);
-  if (reading->tokens == before) return;
-  tell_progress(job->document, 0, 0, TRUE);
+static void prefill(DeskJob* job) {
+  DeskSequence* sequence = job->sequence;
+  if (job->from_start) desk_sequence_restart(sequence);
+  job->was_mapped = sequence->mapped;
+  const guint64 before = sequence->tokens;
+  job->status =
+      desk_sequence_prefill(sequence, job->cancel, on_progress, job->document, &job->error);
+  if (job->status == KV_CONTEXT_FULL) desk_sequence_lengths(sequence, &job->tokens, &job->context);
+  if (sequence->tokens == before) return;
+  post_progress(job->document, 0, 0, TRUE);
   kv_error error;
-  job->save_status = desk_reading_save(reading, &error);
+  job->save_status = desk_sequence_save(sequence, &error);
   GStatBuf facts;
-  if (job->save_status == KV_OK && g_stat(reading->path, &facts) == 0)
+  if (job->save_status == KV_OK && g_stat(sequence->path, &facts) == 0)
     job->file_bytes = (guint64)facts.st_size;
   if (job->save_status != KV_OK && (job->status == KV_OK || job->status == KV_CANCELLED))
     job->error = error;
 }
 
 static void answer(DeskJob* job) {
-  job->was_mapped = job->reading->mapped;
-  if (job->reading->session)
-    job->status = desk_reading_ask(job->reading, job->answer->question, job->cancel, on_text,
-                                   job->answer, &job->outcome, &job->error);
-  else refuse(job, KV_BAD_STATE, "Nothing of the document has been read.");
+  job->was_mapped = job->sequence->mapped;
+  if (job->sequence->session)
+    job->status = desk_sequence_ask(job->sequence, job->answer->question, job->cancel, on_text,
+                                    job->answer, &job->outcome, &job->error);
+  else refuse(job, KV_BAD_STATE, "Nothing of the document is prefilled.");
+}
+
+/* Replaces the copy of the text by its first part. */
+static void shorten(DeskJob* job) {
+  DeskSequence* sequence = job->sequence;
+  g_autoptr(GBytes) part = desk_sequence_first_part(sequence);
+  g_autofree char* path = desk_shelf_text_path(job->shelf, job->name);
+  gsize size = 0;
+  const char* text = part ? g_bytes_get_data(part, &size) : NULL;
+  if (!part || !g_file_set_contents_full(path, text, (gssize)size, G_FILE_SET_CONTENTS_CONSISTENT,
+                                         0600, NULL)) {
+    refuse(job, KV_IO, "The first part could not be saved.");
+    return;
+  }
+  if (sequence->bytes > size) desk_sequence_restart(sequence);
+  g_bytes_unref(sequence->text);
+  sequence->text = g_steal_pointer(&part);
+}
+
+static void keep(DeskJob* job) {
+  g_autofree char* path = desk_shelf_conversation_path(job->shelf, job->name);
+  g_autoptr(GError) error = NULL;
+  if (!desk_conversation_save(path, job->content, &error)) refuse(job, KV_IO, error->message);
 }
 
 static void rename_files(DeskJob* job) {
@@ -151,26 +188,27 @@ static void rename_files(DeskJob* job) {
     return;
   }
   job->status = kv_library_rename(job->shelf->library, job->name, job->new_name, &job->error);
-  if (job->status == KV_NOT_FOUND && has_text) job->status = KV_OK; /* it was not read yet */
+  if (job->status == KV_NOT_FOUND && has_text) job->status = KV_OK; /* not prefilled yet */
   if (job->status != KV_OK && has_text) g_rename(to, from);
   if (job->status != KV_OK) return;
-  g_autoptr(GPtrArray) others = desk_shelf_all_readings(job->shelf, job->name);
+  g_autoptr(GPtrArray) others = desk_shelf_all_caches(job->shelf, job->name);
   for (guint i = 0; i < others->len; ++i) {
     g_autofree char* folder = g_path_get_dirname(others->pdata[i]);
-    g_autofree char* moved = g_strdup_printf("%s/%s.kv", folder, job->new_name);
+    const char* ending = strrchr(others->pdata[i], '.');
+    g_autofree char* moved = g_strdup_printf("%s/%s%s", folder, job->new_name, ending);
     g_rename(others->pdata[i], moved);
   }
-  if (!job->reading->path) return;
-  g_free(job->reading->path);
-  job->reading->path = desk_shelf_reading_path(job->shelf, job->new_name);
+  if (!job->sequence->path) return;
+  g_free(job->sequence->path);
+  job->sequence->path = desk_shelf_cache_path(job->shelf, job->new_name);
 }
 
 static void remove_files(DeskJob* job) {
-  desk_reading_clear(job->reading); /* the library does not remove what is in use */
+  desk_sequence_clear(job->sequence); /* the library removes no mapped file */
   job->status = kv_library_remove(job->shelf->library, job->name, &job->error);
   if (job->status == KV_NOT_FOUND) job->status = KV_OK;
   if (job->status != KV_OK) return;
-  g_autoptr(GPtrArray) others = desk_shelf_all_readings(job->shelf, job->name);
+  g_autoptr(GPtrArray) others = desk_shelf_all_caches(job->shelf, job->name);
   for (guint i = 0; i < others->len; ++i) g_unlink(others->pdata[i]);
   g_autofree char* text = desk_shelf_text_path(job->shelf, job->name);
   g_unlink(text);
@@ -182,11 +220,17 @@ void desk_job_work(gpointer pointer) {
     case DESK_JOB_OPEN:
       open_saved(job);
       break;
-    case DESK_JOB_READ:
-      read_on(job);
+    case DESK_JOB_PREFILL:
+      prefill(job);
       break;
     case DESK_JOB_ASK:
       answer(job);
+      break;
+    case DESK_JOB_SHORTEN:
+      shorten(job);
+      break;
+    case DESK_JOB_KEEP:
+      keep(job);
       break;
     case DESK_JOB_RENAME:
       rename_files(job);
@@ -195,7 +239,7 @@ void desk_job_work(gpointer pointer) {
       remove_files(job);
       break;
     case DESK_JOB_CLOSE:
-      desk_reading_clear(job->reading);
+      desk_sequence_clear(job->sequence);
       break;
   }
 }

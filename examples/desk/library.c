@@ -6,6 +6,7 @@
 
 #include "job.h"
 #include "text.h"
+#include "words.h"
 #include "worker.h"
 
 struct _DeskLibrary {
@@ -14,14 +15,14 @@ struct _DeskLibrary {
   kv_model* model;
   GListStore* documents;
   DeskWorker* worker;
-  GCancellable* cancellable; /* of what the thread does */
+  GCancellable* cancellable; /* of the thread's work */
   guint open;                /* documents that are still to be closed */
   gboolean closing;
 };
 
 G_DEFINE_TYPE(DeskLibrary, desk_library, G_TYPE_OBJECT)
 
-enum { STARTED, ADDED, TOLD, CLOSED, SIGNALS };
+enum { STARTED, ADDED, MESSAGE, CLOSED, SIGNALS };
 static guint signals[SIGNALS];
 
 static void desk_library_finalize(GObject* object) {
@@ -31,8 +32,8 @@ static void desk_library_finalize(GObject* object) {
   g_object_unref(self->cancellable);
   kv_library_close(self->shelf.library);
   kv_close(self->model);
-  g_free(self->shelf.all_readings);
-  g_free(self->shelf.readings);
+  g_free(self->shelf.all_caches);
+  g_free(self->shelf.caches);
   g_free(self->shelf.texts);
   G_OBJECT_CLASS(desk_library_parent_class)->finalize(object);
 }
@@ -43,15 +44,14 @@ static void desk_library_class_init(DeskLibraryClass* class) {
                                   NULL, G_TYPE_NONE, 1, G_TYPE_STRING);
   signals[ADDED] = g_signal_new("added", DESK_TYPE_LIBRARY, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL,
                                 G_TYPE_NONE, 1, DESK_TYPE_DOCUMENT);
-  signals[TOLD] = g_signal_new("told", DESK_TYPE_LIBRARY, G_SIGNAL_RUN_LAST, 0, NULL, NULL, NULL,
-                               G_TYPE_NONE, 1, G_TYPE_STRING);
+  signals[MESSAGE] = g_signal_new("message", DESK_TYPE_LIBRARY, G_SIGNAL_RUN_LAST, 0, NULL, NULL,
+                                  NULL, G_TYPE_NONE, 1, G_TYPE_STRING);
   signals[CLOSED] = g_signal_new("closed", DESK_TYPE_LIBRARY, G_SIGNAL_RUN_LAST, 0, NULL, NULL,
                                  NULL, G_TYPE_NONE, 0);
 }
 
 static void desk_library_init(DeskLibrary* self) {
-  self->shelf.all_readings =
-      g_build_filename(g_get_user_data_dir(), "kvasir-desk", "readings", NULL);
+  self->shelf.all_caches = g_build_filename(g_get_user_data_dir(), "kvasir-desk", "caches", NULL);
   self->shelf.texts = g_build_filename(g_get_user_data_dir(), "kvasir-desk", "texts", NULL);
   self->documents = g_list_store_new(DESK_TYPE_DOCUMENT);
   self->worker = desk_worker_new();
@@ -70,62 +70,100 @@ DeskDocument* desk_library_find(DeskLibrary* self, const char* name) {
   return NULL;
 }
 
-static void tell(DeskLibrary* self, const char* message) {
-  g_signal_emit(self, signals[TOLD], 0, message);
+static void post_message(DeskLibrary* self, const char* message) {
+  g_signal_emit(self, signals[MESSAGE], 0, message);
 }
 
-/* ---- starting ------------------------------------------------------------------------------------------------------- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 typedef struct Start {
   DeskLibrary* self;
-  char *model_path, *readings;
+  char *model_path, *caches;
   kv_model* model;
   kv_library* library;
   GArray* saved;    /* kv_library_document */
-  GPtrArray* texts; /* names */
+  GPtrArray* texts; /* of Known */
   kv_status status;
   kv_error error;
 } Start;
 
-static void list_texts(Start* start) {
-  g_autoptr(GDir) folder = g_dir_open(start->self->shelf.texts, 0, NULL);
-  const char* file = NULL;
-  while (folder && (file = g_dir_read_name(folder)))
-    if (g_str_has_suffix(file, ".txt"))
-      g_ptr_array_add(start->texts, g_strndup(file, strlen(file) - 4));
+/* A document whose text is known. */
+typedef struct Known {
+  char* name;
+  guint64 bytes; /* of the text */
+  double part;   /* prefilled; -1: unknown */
+} Known;
+
+static void free_known(gpointer pointer) {
+  Known* known = pointer;
+  g_free(known->name);
+  g_free(known);
 }
 
-/* The folder of the model's readings: two models that read one document have a reading each. */
-static char* readings_of(const DeskShelf* shelf, const kv_model* model) {
-  kv_model_information information = {.struct_size = sizeof information};
-  kv_model_info(model, &information, NULL);
-  information.fingerprint[16] = '\0'; /* tells models apart, and is no longer than it has to be */
-  return g_build_filename(shelf->all_readings, information.fingerprint, NULL);
+static void list_texts(Start* start) {
+  const DeskShelf* shelf = &start->self->shelf;
+  const DeskShelf here = {.caches = start->caches};
+  g_autoptr(GDir) folder = g_dir_open(shelf->texts, 0, NULL);
+  const char* file = NULL;
+  while (folder && (file = g_dir_read_name(folder))) {
+    if (!g_str_has_suffix(file, ".txt")) continue;
+    Known* known = g_new0(Known, 1);
+    known->name = g_strndup(file, strlen(file) - 4);
+    g_autofree char *text = desk_shelf_text_path(shelf, known->name),
+                    *talk = desk_shelf_conversation_path(&here, known->name);
+    GStatBuf facts;
+    known->bytes = g_stat(text, &facts) == 0 ? (guint64)facts.st_size : 0;
+    DeskConversation conversation = desk_conversation_load(talk);
+    known->part = conversation.part;
+    g_ptr_array_unref(conversation.answers);
+    g_ptr_array_add(start->texts, known);
+  }
+}
+
+/* The folder of the model's cache files. Each model has its own file of a document. */
+static char* caches_of(const DeskShelf* shelf, const kv_model* model) {
+  kv_model_info info;
+  kv_init(&info, sizeof info);
+  kv_model_get_info(model, &info, NULL);
+  info.fingerprint[16] = '\0'; /* enough to distinguish models */
+  return g_build_filename(shelf->all_caches, info.fingerprint, NULL);
 }
 
 static void start_work(gpointer pointer) {
   Start* start = pointer;
   const DeskShelf* shelf = &start->self->shelf;
-  if (g_mkdir_with_parents(shelf->all_readings, 0700) != 0 ||
+  if (g_mkdir_with_parents(shelf->all_caches, 0700) != 0 ||
       g_mkdir_with_parents(shelf->texts, 0700) != 0) {
     start->status = KV_IO;
     g_snprintf(start->error.message, sizeof start->error.message, "%s: %s", shelf->texts,
                g_strerror(errno));
     return;
   }
-  start->status = kv_open(start->model_path, NULL, &start->model, &start->error);
+  start->status = kv_open(start->model_path, NULL, NULL, &start->model, &start->error);
   if (start->status == KV_OK) {
-    start->readings = readings_of(shelf, start->model);
-    start->status = kv_library_open(start->readings, NULL, &start->library, &start->error);
+    start->caches = caches_of(shelf, start->model);
+    start->status = kv_library_open(start->caches, NULL, &start->library, &start->error);
   }
-  kv_library_document saved = {.struct_size = sizeof saved};
+  kv_library_document saved;
+  kv_init(&saved, sizeof saved);
   while (start->status == KV_OK) {
     start->status = kv_library_list(start->library, start->saved->len, &saved, &start->error);
     if (start->status == KV_OK) g_array_append_val(start->saved, saved);
   }
   if (start->status == KV_NOT_FOUND && start->error.sys_errno == 0 && start->library)
-    start->status = KV_OK; /* the list's end */
+    start->status = KV_OK; /* the end of the list */
   list_texts(start);
+}
+
+/* A sentence, or NULL. */
+static char* start_failure(const Start* start) {
+  if (start->status == KV_OK) return NULL;
+  g_autofree char *file = g_path_get_basename(start->model_path),
+                  *name = g_filename_display_name(file),
+                  *failure = start->status == KV_NOT_FOUND
+                                 ? g_strdup("The file is missing.")
+                                 : desk_failure(start->status, start->error.message);
+  return g_strdup_printf("“%s”: %s", name, failure);
 }
 
 static void start_done(gpointer pointer) {
@@ -134,7 +172,7 @@ static void start_done(gpointer pointer) {
   if (start->status == KV_OK && !self->closing && !self->model) {
     self->model = g_steal_pointer(&start->model);
     self->shelf.library = g_steal_pointer(&start->library);
-    self->shelf.readings = g_steal_pointer(&start->readings);
+    self->shelf.caches = g_steal_pointer(&start->caches);
     for (guint i = 0; i < start->saved->len; ++i) {
       const kv_library_document* saved = &g_array_index(start->saved, kv_library_document, i);
       g_autoptr(DeskDocument) document = desk_document_new(&self->shelf, saved->name);
@@ -142,19 +180,24 @@ static void start_done(gpointer pointer) {
       g_list_store_append(self->documents, document);
     }
     for (guint i = 0; i < start->texts->len; ++i) {
-      const char* name = g_ptr_array_index(start->texts, i);
-      if (desk_library_find(self, name)) continue;
-      g_autoptr(DeskDocument) document = desk_document_new(&self->shelf, name);
-      g_list_store_append(self->documents, document);
+      const Known* known = g_ptr_array_index(start->texts, i);
+      DeskDocument* document = desk_library_find(self, known->name);
+      if (!document) {
+        g_autoptr(DeskDocument) created = desk_document_new(&self->shelf, known->name);
+        g_list_store_append(self->documents, created);
+        document = created; /* the list has it */
+      }
+      desk_document_set_known(document, known->bytes, known->part);
     }
   }
-  g_signal_emit(self, signals[STARTED], 0, start->status == KV_OK ? NULL : start->error.message);
+  g_autofree char* failure = start_failure(start);
+  g_signal_emit(self, signals[STARTED], 0, failure);
   kv_library_close(start->library);
   kv_close(start->model);
   g_array_unref(start->saved);
   g_ptr_array_unref(start->texts);
   g_free(start->model_path);
-  g_free(start->readings);
+  g_free(start->caches);
   g_free(start);
   g_object_unref(self);
 }
@@ -164,11 +207,11 @@ void desk_library_start(DeskLibrary* self, const char* model_path) {
   start->self = g_object_ref(self);
   start->model_path = g_strdup(model_path);
   start->saved = g_array_new(FALSE, FALSE, sizeof(kv_library_document));
-  start->texts = g_ptr_array_new_with_free_func(g_free);
+  start->texts = g_ptr_array_new_with_free_func(free_known);
   desk_worker_push(self->worker, start_work, start_done, start);
 }
 
-/* ---- adding --------------------------------------------------------------------------------------------------------- */
+/* ---- adding ---------------------------------------------------------------------------------- */
 
 typedef struct Addition {
   DeskLibrary* self;
@@ -187,7 +230,7 @@ static gboolean is_text_of(const char* path, GBytes* text) {
          memcmp(contents, g_bytes_get_data(text, NULL), size) == 0;
 }
 
-/* The name of the document that has this text, or NULL. */
+/* Name of the document that has this text, or NULL. */
 static char* known_name(const DeskShelf* shelf, GBytes* text) {
   g_autoptr(GDir) folder = g_dir_open(shelf->texts, 0, NULL);
   const char* file = NULL;
@@ -199,8 +242,8 @@ static char* known_name(const DeskShelf* shelf, GBytes* text) {
   return NULL;
 }
 
-/* After the file, without its ending and what no document's name has; numbered where another
- * document has that name. */
+/* The file's name without its ending and without what a document's name cannot have. A number makes
+ * it unique. */
 static char* new_name(const DeskShelf* shelf, GFile* file) {
   g_autofree char *path = g_file_get_basename(file), *shown = g_filename_display_name(path);
   char* dot = strrchr(shown, '.');
@@ -215,8 +258,8 @@ static char* new_name(const DeskShelf* shelf, GFile* file) {
   for (guint i = 1;; ++i) {
     g_autofree char* name = i == 1 ? g_strdup(base) : g_strdup_printf("%s (%u)", base, i);
     g_autofree char* text = desk_shelf_text_path(shelf, name);
-    g_autoptr(GPtrArray) readings = desk_shelf_all_readings(shelf, name);
-    if (!g_file_test(text, G_FILE_TEST_EXISTS) && readings->len == 0) return g_steal_pointer(&name);
+    g_autoptr(GPtrArray) caches = desk_shelf_all_caches(shelf, name);
+    if (!g_file_test(text, G_FILE_TEST_EXISTS) && caches->len == 0) return g_steal_pointer(&name);
   }
 }
 
@@ -230,9 +273,10 @@ static void add_work(gpointer pointer) {
   if (addition->name) return;
   addition->name = new_name(shelf, addition->file);
   g_autofree char* path = desk_shelf_text_path(shelf, addition->name);
-  if (g_file_set_contents(path, g_bytes_get_data(text, NULL), (gssize)g_bytes_get_size(text),
-                          &addition->error))
+  if (g_file_set_contents_full(path, g_bytes_get_data(text, NULL), (gssize)g_bytes_get_size(text),
+                               G_FILE_SET_CONTENTS_CONSISTENT, 0600, NULL))
     return;
+  g_set_error(&addition->error, G_IO_ERROR, G_IO_ERROR_FAILED, "its text could not be saved");
   g_clear_pointer(&addition->name, g_free);
 }
 
@@ -242,11 +286,11 @@ static void add_done(gpointer pointer) {
   g_autofree char *path = g_file_get_basename(addition->file),
                   *shown = g_filename_display_name(path);
   if (self->closing) {
-    /* nobody is there to be told */
+    /* no window shows the message */
   } else if (!addition->name) {
     g_autofree char* message =
-        g_strdup_printf("“%s” was not opened: %s", shown, addition->error->message);
-    tell(self, message);
+        g_strdup_printf("“%s” was not opened: %s.", shown, addition->error->message);
+    post_message(self, message);
   } else {
     DeskDocument* document = desk_library_find(self, addition->name);
     if (!document) {
@@ -255,8 +299,8 @@ static void add_done(gpointer pointer) {
       document = created; /* the list has it */
     }
     if (addition->remark) {
-      g_autofree char* message = g_strdup_printf("“%s”: %s", shown, addition->remark);
-      tell(self, message);
+      g_autofree char* message = g_strdup_printf("“%s”: %s.", shown, addition->remark);
+      post_message(self, message);
     }
     g_signal_emit(self, signals[ADDED], 0, document);
   }
@@ -276,7 +320,7 @@ void desk_library_add(DeskLibrary* self, GFile* file) {
   desk_worker_push(self->worker, add_work, add_done, addition);
 }
 
-/* ---- renaming, removing, closing ------------------------------------------------------------------------------------ */
+/* ---- renaming, removing, closing ------------------------------------------------------------- */
 
 const char* desk_library_check_name(DeskLibrary* self, const char* name) {
   if (!*name) return "A document has a name.";
@@ -293,7 +337,7 @@ static void was_renamed(DeskDocument* document, const char* failure, gpointer us
   DeskLibrary* self = user;
   g_autofree char* message =
       g_strdup_printf("“%s” was not renamed: %s", desk_document_name(document), failure);
-  if (failure) tell(self, message);
+  if (failure) post_message(self, message);
   g_object_unref(self);
 }
 
@@ -307,7 +351,7 @@ static void was_removed(DeskDocument* document, const char* failure, gpointer us
   if (failure) {
     g_autofree char* message =
         g_strdup_printf("“%s” was not removed: %s", desk_document_name(document), failure);
-    tell(self, message);
+    post_message(self, message);
   } else if (g_list_store_find(self->documents, document, &place)) {
     g_list_store_remove(self->documents, place);
   }
@@ -326,7 +370,7 @@ static void rest_done(gpointer pointer) {
   g_object_unref(self);
 }
 
-/* Behind what the library's thread still does. */
+/* After the jobs of the library's thread. */
 static void close_rest(DeskLibrary* self) {
   desk_worker_push(self->worker, rest_work, rest_done, g_object_ref(self));
 }

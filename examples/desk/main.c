@@ -1,9 +1,10 @@
-/* Kvasir Desk: reads long documents once, keeps what was read, and answers questions about them.
+/* Kvasir Desk: prefills long documents once, saves their KV caches, and answers questions.
  *
  *     kvasir-desk [--model MODEL.gguf] [DOCUMENT...]
  *
- * A window (window.c) shows a library (library.c) of documents (document.c). Each has a thread of its own that loads, reads, saves and answers by the
- * public interface of Kvasir (reading.c, passages.c, job.c); what it finds comes back to the main loop (worker.c), which never waits. */
+ * A window (window.c) shows a library (library.c) of documents (document.c). Each document has a
+ * thread that loads, prefills, saves and answers by the public interface of Kvasir (sequence.c,
+ * passages.c, job.c). Its results return to the main loop (worker.c), which never waits. */
 #include "application.h"
 
 int main(int count, char** values) {

@@ -1,14 +1,17 @@
 #include "page.h"
 
+#include "banner.h"
 #include "exchange.h"
 #include "words.h"
 
 struct _DeskPage {
   AdwBin parent;
   DeskDocument* document;
-  GtkRevealer *notice, *strip;
-  GtkLabel *notice_text, *strip_text;
-  GtkWidget *try_again, *strip_stop, *strip_go_on, *ask, *stop, *text_pane;
+  DeskBanner* banner;
+  GtkRevealer* strip;
+  GtkLabel* strip_text;
+  GtkWidget *strip_stop, *strip_resume, *ask, *stop;
+  AdwFlap* flap;
   GtkStack* talk;
   AdwStatusPage* empty;
   GtkScrolledWindow* scroller;
@@ -17,23 +20,25 @@ struct _DeskPage {
   GtkEntry* entry;
   GtkTextView* text;
   GtkTextTag* shown_passage;
-  gboolean has_text;
+  GBytes* text_shown;
 };
 
 G_DEFINE_TYPE(DeskPage, desk_page, ADW_TYPE_BIN)
 
-/* ---- the document's text -------------------------------------------------------------------------------------------- */
+/* ---- the document's text --------------------------------------------------------------------- */
 
 static void fill_text(DeskPage* self) {
   GBytes* text = desk_document_text(self->document);
-  if (!text || self->has_text) return;
+  if (!text || text == self->text_shown) return;
   gsize size = 0;
   const char* data = g_bytes_get_data(text, &size);
   GtkTextBuffer* buffer = gtk_text_view_get_buffer(self->text);
   gtk_text_buffer_set_text(buffer, data, (int)size);
-  self->shown_passage = gtk_text_buffer_create_tag(buffer, NULL, "background", "#f8e45c",
-                                                   "foreground", "#241f31", NULL);
-  self->has_text = TRUE;
+  if (!self->shown_passage)
+    self->shown_passage = gtk_text_buffer_create_tag(buffer, NULL, "background", "#f8e45c",
+                                                     "foreground", "#241f31", NULL);
+  g_clear_pointer(&self->text_shown, g_bytes_unref);
+  self->text_shown = g_bytes_ref(text);
 }
 
 static void show_passage(DeskExchange* exchange, guint number, gpointer pointer) {
@@ -41,9 +46,12 @@ static void show_passage(DeskExchange* exchange, guint number, gpointer pointer)
   const DeskPassage* passage =
       g_ptr_array_index(desk_exchange_answer(exchange)->outcome.passages, number);
   GtkTextBuffer* buffer = gtk_text_view_get_buffer(self->text);
-  const char* data = g_bytes_get_data(desk_document_text(self->document), NULL);
+  if (!self->text_shown) return;
+  gsize size = 0;
+  const char* data = g_bytes_get_data(self->text_shown, &size);
+  if (passage->end > size) return; /* of another text */
   GtkTextIter from, to, begin, end;
-  if (!gtk_widget_get_visible(self->text_pane))
+  if (!adw_flap_get_reveal_flap(self->flap))
     gtk_widget_activate_action(GTK_WIDGET(self), "win.show-text", NULL);
   gtk_text_buffer_get_bounds(buffer, &from, &to);
   gtk_text_buffer_remove_tag(buffer, self->shown_passage, &from, &to);
@@ -56,57 +64,88 @@ static void show_passage(DeskExchange* exchange, guint number, gpointer pointer)
   gtk_text_view_scroll_to_mark(self->text, gtk_text_buffer_get_insert(buffer), 0, TRUE, 0, 0.3);
 }
 
-/* ---- what is under way ---------------------------------------------------------------------------------------------- */
+/* ---- state ----------------------------------------------------------------------------------- */
 
 static void show_strip(DeskPage* self, DeskState state) {
-  const gboolean reads = state == DESK_READING || state == DESK_KEEPING || state == DESK_OPENING;
+  const gboolean works = state == DESK_PREFILLING || state == DESK_SAVING || state == DESK_OPENING;
   const gboolean part = state == DESK_READY && !desk_document_is_complete(self->document);
-  if (reads) {
+  if (works) {
     g_autofree char* summary = desk_document_summary(self->document);
     gtk_label_set_label(self->strip_text, summary);
-    gtk_progress_bar_set_fraction(self->strip_progress,
-                                  state == DESK_KEEPING ? 1 : desk_document_share(self->document));
+    gtk_progress_bar_set_fraction(
+        self->strip_progress,
+        state == DESK_SAVING ? 1 : desk_document_progress_part(self->document));
   } else if (part) {
     const double share = desk_document_part(self->document);
     g_autofree char *percent = desk_percent(share),
-                    *text =
-                        g_strdup_printf("The first %s was read; answers know only that", percent);
+                    *text = g_strdup_printf("%s prefilled: answers know only that part", percent);
     gtk_label_set_label(self->strip_text, text);
     gtk_progress_bar_set_fraction(self->strip_progress, share);
   }
-  gtk_widget_set_visible(self->strip_stop, reads);
-  gtk_widget_set_sensitive(self->strip_stop, state == DESK_READING);
-  gtk_widget_set_visible(self->strip_go_on, part || (state == DESK_CLOSED && self->has_text));
-  if (state == DESK_CLOSED && self->has_text) {
-    gtk_label_set_label(self->strip_text, "Nothing was read yet");
+  gtk_widget_set_visible(self->strip_stop, works);
+  gtk_widget_set_sensitive(self->strip_stop, state == DESK_PREFILLING);
+  gtk_widget_set_visible(self->strip_resume, part || (state == DESK_CLOSED && self->text_shown));
+  if (state == DESK_CLOSED && self->text_shown) {
+    gtk_label_set_label(self->strip_text, "Not prefilled yet");
     gtk_progress_bar_set_fraction(self->strip_progress, 0);
   }
   gtk_revealer_set_reveal_child(self->strip,
-                                reads || part || (state == DESK_CLOSED && self->has_text));
+                                works || part || (state == DESK_CLOSED && self->text_shown));
 }
 
 static void show_empty(DeskPage* self, DeskState state) {
   adw_status_page_set_title(self->empty, desk_document_name(self->document));
-  if (state == DESK_READING || state == DESK_KEEPING) {
+  if (state == DESK_PREFILLING || state == DESK_SAVING) {
     adw_status_page_set_description(self->empty,
-                                    "It is being read, once; what was read is kept. A question "
-                                    "waits until it can be answered.");
+                                    "The model prefills the document once. A question waits until "
+                                    "then.");
   } else if (state == DESK_READY || state == DESK_ANSWERING) {
-    g_autofree char* tokens = desk_grouped(desk_document_tokens(self->document));
-    g_autofree char* text = g_strdup_printf("%s tokens were read. Ask what it says.", tokens);
+    g_autofree char* length = desk_document_length(self->document);
+    g_autofree char* text = desk_document_is_complete(self->document)
+                                ? g_strdup_printf("Ready: %s. Ask about it.", length)
+                                : g_strdup("Ready. Ask about the prefilled part.");
     adw_status_page_set_description(self->empty, text);
   } else {
     adw_status_page_set_description(self->empty, NULL);
   }
 }
 
+static void show_notice(DeskPage* self, DeskState state) {
+  const DeskRemedy remedy = desk_document_remedy(self->document);
+  const gboolean again = remedy == DESK_REMEDY_TRY_AGAIN && state == DESK_FAILED;
+  const gboolean shorten = remedy == DESK_REMEDY_SHORTEN;
+  desk_banner_show(self->banner, desk_document_notice(self->document),
+                   shorten ? "_Use the First Part"
+                   : again ? "_Try Again"
+                           : NULL,
+                   shorten ? "_Remove" : NULL);
+}
+
+/* Shows the document's answers: all again where loaded ones come before those shown. */
+static void show_answers(DeskPage* self) {
+  GPtrArray* answers = desk_document_answers(self->document);
+  GtkWidget* child = gtk_widget_get_first_child(GTK_WIDGET(self->exchanges));
+  guint count = 0;
+  for (; child && count < answers->len; child = gtk_widget_get_next_sibling(child), ++count)
+    if (desk_exchange_answer(DESK_EXCHANGE(child)) != answers->pdata[count]) break;
+  while (child) {
+    GtkWidget* next = gtk_widget_get_next_sibling(child);
+    gtk_box_remove(self->exchanges, child);
+    child = next;
+  }
+  for (; count < answers->len; ++count) {
+    GtkWidget* exchange = desk_exchange_new(answers->pdata[count]);
+    g_signal_connect_object(exchange, "show-passage", G_CALLBACK(show_passage), self, 0);
+    gtk_box_append(self->exchanges, exchange);
+  }
+  if (answers->len > 0) gtk_stack_set_visible_child_name(self->talk, "talk");
+}
+
 static void show(DeskPage* self) {
   const DeskState state = desk_document_state(self->document);
-  const char* notice = desk_document_notice(self->document);
   fill_text(self);
-  if (notice) gtk_label_set_label(self->notice_text, notice);
-  gtk_revealer_set_reveal_child(self->notice, notice != NULL);
-  gtk_widget_set_visible(self->try_again, state == DESK_FAILED);
+  show_answers(self);
+  show_notice(self, state);
   gtk_widget_set_visible(self->stop, state == DESK_ANSWERING);
   gtk_widget_set_visible(self->ask, state != DESK_ANSWERING);
   gtk_widget_set_sensitive(self->ask, gtk_entry_get_text_length(self->entry) > 0 &&
@@ -115,7 +154,7 @@ static void show(DeskPage* self) {
   show_empty(self, state);
 }
 
-/* ---- what the user does --------------------------------------------------------------------------------------------- */
+/* ---- actions of the user --------------------------------------------------------------------- */
 
 static gboolean to_end(gpointer pointer) {
   DeskPage* self = pointer;
@@ -130,31 +169,34 @@ static void ask_clicked(DeskPage* self) {
   const DeskState state = desk_document_state(self->document);
   if (!*question || state == DESK_FAILED || state == DESK_CLOSED) return;
   g_autoptr(DeskAnswer) answer = desk_answer_new(question);
-  GtkWidget* exchange = desk_exchange_new(answer);
-  g_signal_connect_object(exchange, "show-passage", G_CALLBACK(show_passage), self, 0);
-  gtk_box_append(self->exchanges, exchange);
-  gtk_stack_set_visible_child_name(self->talk, "talk");
   gtk_editable_set_text(GTK_EDITABLE(self->entry), "");
   desk_document_ask(self->document, answer);
 }
 
 static void entry_changed(DeskPage* self) { show(self); }
-static void go_on_clicked(DeskPage* self) { desk_document_go_on(self->document); }
-static void dismiss_clicked(DeskPage* self) { desk_document_dismiss(self->document); }
-static void try_again_clicked(DeskPage* self) {
-  gtk_widget_activate_action(GTK_WIDGET(self), "win.open-document", "s",
-                             desk_document_name(self->document));
+static void resume_clicked(DeskPage* self) { desk_document_resume(self->document); }
+
+static void banner_response(DeskBanner* banner, guint response, gpointer pointer) {
+  DeskPage* self = pointer;
+  const char* name = desk_document_name(self->document);
+  (void)banner;
+  if (response == DESK_BANNER_DISMISSED) desk_document_dismiss(self->document);
+  else if (desk_document_remedy(self->document) == DESK_REMEDY_TRY_AGAIN)
+    gtk_widget_activate_action(GTK_WIDGET(self), "win.open-document", "s", name);
+  else if (response == DESK_BANNER_FIRST) desk_document_shorten(self->document);
+  else gtk_widget_activate_action(GTK_WIDGET(self), "win.remove", "s", name);
 }
 
-/* The conversation has become longer: its end is shown, once it has its place. */
+/* Scrolls to the end of a longer conversation after the layout. */
 static void grew(DeskPage* self) {
   g_idle_add_full(G_PRIORITY_DEFAULT_IDLE, to_end, g_object_ref(self), g_object_unref);
 }
 
-/* ---- the widget ----------------------------------------------------------------------------------------------------- */
+/* ---- the widget ------------------------------------------------------------------------------ */
 
 static void desk_page_dispose(GObject* object) {
   g_clear_object(&DESK_PAGE(object)->document);
+  g_clear_pointer(&DESK_PAGE(object)->text_shown, g_bytes_unref);
   G_OBJECT_CLASS(desk_page_parent_class)->dispose(object);
 }
 
@@ -162,16 +204,14 @@ static void desk_page_class_init(DeskPageClass* class) {
   GtkWidgetClass* widget = GTK_WIDGET_CLASS(class);
   G_OBJECT_CLASS(class)->dispose = desk_page_dispose;
   gtk_widget_class_set_template_from_resource(widget, "/org/kvasir/Desk/page.ui");
-  gtk_widget_class_bind_template_child(widget, DeskPage, notice);
+  gtk_widget_class_bind_template_child(widget, DeskPage, banner);
   gtk_widget_class_bind_template_child(widget, DeskPage, strip);
-  gtk_widget_class_bind_template_child(widget, DeskPage, notice_text);
   gtk_widget_class_bind_template_child(widget, DeskPage, strip_text);
-  gtk_widget_class_bind_template_child(widget, DeskPage, try_again);
   gtk_widget_class_bind_template_child(widget, DeskPage, strip_stop);
-  gtk_widget_class_bind_template_child(widget, DeskPage, strip_go_on);
+  gtk_widget_class_bind_template_child(widget, DeskPage, strip_resume);
   gtk_widget_class_bind_template_child(widget, DeskPage, ask);
   gtk_widget_class_bind_template_child(widget, DeskPage, stop);
-  gtk_widget_class_bind_template_child(widget, DeskPage, text_pane);
+  gtk_widget_class_bind_template_child(widget, DeskPage, flap);
   gtk_widget_class_bind_template_child(widget, DeskPage, talk);
   gtk_widget_class_bind_template_child(widget, DeskPage, empty);
   gtk_widget_class_bind_template_child(widget, DeskPage, scroller);
@@ -181,12 +221,14 @@ static void desk_page_class_init(DeskPageClass* class) {
   gtk_widget_class_bind_template_child(widget, DeskPage, text);
   gtk_widget_class_bind_template_callback(widget, ask_clicked);
   gtk_widget_class_bind_template_callback(widget, entry_changed);
-  gtk_widget_class_bind_template_callback(widget, go_on_clicked);
-  gtk_widget_class_bind_template_callback(widget, dismiss_clicked);
-  gtk_widget_class_bind_template_callback(widget, try_again_clicked);
+  gtk_widget_class_bind_template_callback(widget, resume_clicked);
+  gtk_widget_class_bind_template_callback(widget, banner_response);
 }
 
-static void desk_page_init(DeskPage* self) { gtk_widget_init_template(GTK_WIDGET(self)); }
+static void desk_page_init(DeskPage* self) {
+  g_type_ensure(DESK_TYPE_BANNER);
+  gtk_widget_init_template(GTK_WIDGET(self));
+}
 
 GtkWidget* desk_page_new(DeskDocument* document) {
   DeskPage* self = g_object_new(DESK_TYPE_PAGE, NULL);
@@ -200,6 +242,7 @@ GtkWidget* desk_page_new(DeskDocument* document) {
 
 DeskDocument* desk_page_document(DeskPage* page) { return page->document; }
 void desk_page_show_text(DeskPage* page, gboolean shown) {
-  gtk_widget_set_visible(page->text_pane, shown);
+  adw_flap_set_reveal_flap(page->flap, shown);
 }
+AdwFlap* desk_page_flap(DeskPage* page) { return page->flap; }
 void desk_page_focus_entry(DeskPage* page) { gtk_widget_grab_focus(GTK_WIDGET(page->entry)); }

@@ -17,8 +17,8 @@ static void show(DeskRow* self) {
                   *label = g_strdup_printf("%s, %s", name, summary);
   gtk_label_set_label(self->name, name);
   gtk_label_set_label(self->summary, summary);
-  gtk_widget_set_visible(GTK_WIDGET(self->progress), state == DESK_READING);
-  gtk_progress_bar_set_fraction(self->progress, desk_document_share(self->document));
+  gtk_widget_set_visible(GTK_WIDGET(self->progress), state == DESK_PREFILLING);
+  gtk_progress_bar_set_fraction(self->progress, desk_document_progress_part(self->document));
   gtk_widget_set_tooltip_text(GTK_WIDGET(self->name), name);
   gtk_widget_action_set_enabled(GTK_WIDGET(self), "row.rename",
                                 !desk_document_is_busy(self->document));

@@ -9,7 +9,7 @@
 #define DESK_TYPE_ROW (desk_row_get_type())
 G_DECLARE_FINAL_TYPE(DeskRow, desk_row, DESK, ROW, GtkListBoxRow)
 
-/* Its menu activates the window's actions "rename" and "remove" with the document's name. */
+/* The menu activates the window's actions "rename" and "remove" with the document's name. */
 GtkWidget* desk_row_new(DeskDocument* document);
 DeskDocument* desk_row_document(DeskRow* row);
 

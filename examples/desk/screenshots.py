@@ -1,6 +1,8 @@
-"""Draws the pictures that README shows: screenshots.py PROGRAM EXAMPLES FOLDER [DEMO.kv]. Needs ImageMagick and the font Cantarell.
+"""Draws the pictures of the README: screenshots.py PROGRAM EXAMPLES FOLDER [DEMO.kv].
 
-Prefills demo.txt, in minutes, unless DEMO.kv is the cache file of `tools/demo --long`, and then a part of a longer book."""
+Needs ImageMagick and the font Cantarell. Prefills demo.txt, which takes minutes, unless DEMO.kv is
+the cache file of `tools/demo --long`. Then prefills a part of a longer book.
+"""
 import pathlib
 import shutil
 import subprocess
@@ -13,8 +15,9 @@ from drive import Desk, wait
 
 
 def shoot(path):
-    time.sleep(3)  # what moves comes to rest
-    subprocess.run(["import", "-window", "root", "-crop", "1190x750+5+5", "+repage", "-strip", "+dither", "-colors", "96", str(path)], check=True)
+    time.sleep(3)  # animations end
+    options = "-window root -crop 1190x750+5+5 +repage -strip +dither -colors 96"
+    subprocess.run(["import", *options.split(), str(path)], check=True)
 
 
 def main():
@@ -26,18 +29,21 @@ def main():
         settings.mkdir(parents=True)
         (settings / "settings.ini").write_text("[Settings]\ngtk-font-name=Cantarell 11\n")
         book = place / "Sherlock Holmes.txt"
-        book.write_text((examples / "sherlock-holmes.txt").read_text()[:400000])  # all of it is too long for the bundled model
+        text = (examples / "sherlock-holmes.txt").read_text()
+        book.write_text(text[:400000])  # the whole is too long for the bundled model
         if len(sys.argv) > 4:
-            model = pathlib.Path(sys.argv[4]).read_bytes()[32:40].hex()  # see src/store/format.md
-            for kept, source in [(f"readings/{model}/demo.kv", sys.argv[4]), ("texts/demo.txt", examples / "demo.txt")]:
-                path = place / "data" / "kvasir-desk" / kept
+            model = pathlib.Path(sys.argv[4]).read_bytes()[32:40].hex()  # docs/file-format.md
+            files = {f"caches/{model}/demo.kv": sys.argv[4],
+                     "texts/demo.txt": examples / "demo.txt"}
+            for name, source in files.items():
+                path = place / "data" / "kvasir-desk" / name
                 path.parent.mkdir(parents=True)
                 shutil.copyfile(source, path)
         with Desk(program, place, examples / "demo.txt") as desk:
-            desk.says("were read. Ask what it says", 1800)
+            desk.says("^Ready", 1800)
             desk.open(book)
-            desk.says(r"Reading [1-9][\d.]*% · about", 600)
-            shoot(folder / "reading.png")
+            desk.says(r"Prefilling [1-9][\d.]*% · about", 600)
+            shoot(folder / "prefill.png")
             desk.choose("^demo,")
             desk.ask("What is the access code of the north gate?")
             desk.says(r"4821907\.$", 120)

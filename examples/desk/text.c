@@ -3,12 +3,31 @@
 #include <poppler.h>
 #include <string.h>
 
-static const goffset max_bytes =
-    1 << 30; /* a file: longer than any model's context, unless it is all pictures */
+/* Of a file. Longer than the context of any model, unless it consists of pictures. */
+static const goffset max_bytes = 1 << 30;
+
+static void fail(GError** error, const char* reason) {
+  g_clear_error(error);
+  g_set_error_literal(error, G_IO_ERROR, G_IO_ERROR_FAILED, reason);
+}
+
+/* Replaces the system's text by a reason for the user. */
+static void explain(GError** error) {
+  const GError* e = *error;
+  const gboolean io = e && e->domain == G_IO_ERROR;
+  fail(error, io && e->code == G_IO_ERROR_NOT_FOUND           ? "the file is not there"
+              : io && e->code == G_IO_ERROR_PERMISSION_DENIED ? "access is not permitted"
+              : io && e->code == G_IO_ERROR_IS_DIRECTORY      ? "it is a folder"
+                                                              : "it cannot be read");
+}
 
 static GBytes* from_pdf(GBytes* file, GCancellable* cancellable, GError** error) {
   PopplerDocument* document = poppler_document_new_from_bytes(file, NULL, error);
-  if (!document) return NULL;
+  if (!document) {
+    const gboolean locked = g_error_matches(*error, POPPLER_ERROR, POPPLER_ERROR_ENCRYPTED);
+    fail(error, locked ? "the PDF file has a password" : "the PDF file is damaged");
+    return NULL;
+  }
   GString* text = g_string_new(NULL);
   const int pages = poppler_document_get_n_pages(document);
   for (int i = 0; i < pages && !g_cancellable_is_cancelled(cancellable); ++i) {
@@ -25,7 +44,8 @@ static gboolean begins_with(const char* data, gsize size, const char* mark, gsiz
   return size >= mark_size && memcmp(data, mark, mark_size) == 0;
 }
 
-/* The file's bytes as UTF-8. What is in no Unicode encoding is taken for Windows-1252, as old texts are. */
+/* The file's bytes as UTF-8. A text in no Unicode encoding is taken as Windows-1252, as old texts
+ * are. */
 static GBytes* from_plain(GBytes* file, char** remark, GError** error) {
   gsize size = 0;
   const char* data = g_bytes_get_data(file, &size);
@@ -34,13 +54,16 @@ static GBytes* from_plain(GBytes* file, char** remark, GError** error) {
   const gboolean utf16 =
       begins_with(data, size, "\xFF\xFE", 2) || begins_with(data, size, "\xFE\xFF", 2);
   if (!utf16 && memchr(data, 0, size)) {
-    g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED, "it is neither a text nor a PDF file");
+    fail(error, "it is neither a text nor a PDF file");
     return NULL;
   }
   gsize converted = 0;
   char* text = g_convert(data, (gssize)size, "UTF-8", utf16 ? "UTF-16" : "WINDOWS-1252", NULL,
                          &converted, error);
-  if (!text) return NULL;
+  if (!text) {
+    fail(error, "its encoding is damaged");
+    return NULL;
+  }
   *remark =
       g_strdup_printf("its text was converted from %s to UTF-8", utf16 ? "UTF-16" : "Windows-1252");
   return g_bytes_new_take(text, converted);
@@ -50,12 +73,17 @@ static GBytes* load_file(GFile* file, GCancellable* cancellable, GError** error)
   g_autoptr(GFileInfo) info =
       g_file_query_info(file, G_FILE_ATTRIBUTE_STANDARD_SIZE "," G_FILE_ATTRIBUTE_STANDARD_TYPE, 0,
                         cancellable, error);
-  if (!info) return NULL;
-  if (g_file_info_get_size(info) > max_bytes) {
-    g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED, "it is longer than 1 GiB");
+  if (!info) {
+    explain(error);
     return NULL;
   }
-  return g_file_load_bytes(file, cancellable, NULL, error);
+  if (g_file_info_get_size(info) > max_bytes) {
+    fail(error, "it is longer than 1 GiB");
+    return NULL;
+  }
+  GBytes* bytes = g_file_load_bytes(file, cancellable, NULL, error);
+  if (!bytes) explain(error);
+  return bytes;
 }
 
 GBytes* desk_text_load(GFile* file, GCancellable* cancellable, char** remark, GError** error) {
@@ -73,12 +101,11 @@ GBytes* desk_text_load(GFile* file, GCancellable* cancellable, char** remark, GE
   gsize blank = 0;
   while (blank < size && g_ascii_isspace(data[blank])) ++blank;
   if (blank == size) {
-    g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED,
-                pdf ? "it has no text: its pages may be pictures" : "it is empty");
+    fail(error, pdf ? "it has no text: its pages may be pictures" : "it is empty");
     return NULL;
   }
   if (memchr(data, 0, size)) {
-    g_set_error(error, G_IO_ERROR, G_IO_ERROR_NOT_SUPPORTED, "it is neither a text nor a PDF file");
+    fail(error, "it is neither a text nor a PDF file");
     return NULL;
   }
   return g_steal_pointer(&text);

@@ -1,5 +1,6 @@
 #include "window.h"
 
+#include "banner.h"
 #include "library.h"
 #include "page.h"
 #include "row.h"
@@ -8,7 +9,8 @@ struct _DeskWindow {
   AdwApplicationWindow parent;
   DeskLibrary* library;
   GPtrArray* waiting; /* files, until there is a model */
-  AdwToastOverlay* toasts;
+  DeskBanner* banner;
+  GQueue messages; /* strings; the head is in the banner */
   AdwFlap* flap;
   AdwWindowTitle* heading;
   GtkListBox* list;
@@ -20,7 +22,7 @@ struct _DeskWindow {
 
 G_DEFINE_TYPE(DeskWindow, desk_window, ADW_TYPE_APPLICATION_WINDOW)
 
-/* ---- documents ------------------------------------------------------------------------------------------------------ */
+/* ---- documents ------------------------------------------------------------------------------- */
 
 static DeskPage* current_page(DeskWindow* self) {
   GtkWidget* child = gtk_stack_get_visible_child(self->pages);
@@ -53,8 +55,17 @@ static void update(DeskWindow* self) {
       self->heading, document && state != DESK_CLOSED && state != DESK_FAILED ? summary : "");
   gtk_window_set_title(GTK_WINDOW(self), document ? desk_document_name(document) : "Kvasir Desk");
   g_simple_action_set_enabled(G_SIMPLE_ACTION(stop),
-                              state == DESK_READING || state == DESK_ANSWERING);
+                              state == DESK_PREFILLING || state == DESK_ANSWERING);
   g_simple_action_set_enabled(G_SIMPLE_ACTION(text), document != NULL);
+}
+
+/* A fold hides the text, too. */
+static void text_revealed(DeskWindow* self) {
+  DeskPage* page = current_page(self);
+  GAction* action = g_action_map_lookup_action(G_ACTION_MAP(self), "show-text");
+  if (!page) return;
+  const gboolean shown = adw_flap_get_reveal_flap(desk_page_flap(page));
+  g_simple_action_set_state(G_SIMPLE_ACTION(action), g_variant_new_boolean(shown));
 }
 
 static void show_document(DeskWindow* self, DeskDocument* document) {
@@ -64,6 +75,8 @@ static void show_document(DeskWindow* self, DeskDocument* document) {
     page = DESK_PAGE(desk_page_new(document));
     gtk_stack_add_child(self->pages, GTK_WIDGET(page));
     g_signal_connect_object(document, "changed", G_CALLBACK(update), self, G_CONNECT_SWAPPED);
+    g_signal_connect_object(desk_page_flap(page), "notify::reveal-flap", G_CALLBACK(text_revealed),
+                            self, G_CONNECT_SWAPPED);
   }
   desk_page_show_text(page, text_is_shown(self));
   gtk_stack_set_visible_child(self->pages, GTK_WIDGET(page));
@@ -76,12 +89,14 @@ static void row_selected(GtkListBox* list, GtkListBoxRow* row, gpointer pointer)
   if (row) show_document(pointer, desk_row_document(DESK_ROW(row)));
 }
 
-/* Chosen by a click or Enter, not by going through the list: now a question is written. */
+/* A click or Enter on a row, not a move through the list: the user writes a question next. */
 static void row_activated(GtkListBox* list, GtkListBoxRow* row, gpointer pointer) {
   DeskPage* page = current_page(pointer);
   (void)list;
   (void)row;
   if (page) desk_page_focus_entry(page);
+  if (adw_flap_get_folded(DESK_WINDOW(pointer)->flap))
+    adw_flap_set_reveal_flap(DESK_WINDOW(pointer)->flap, FALSE);
 }
 
 static void select_document(DeskWindow* self, DeskDocument* document) {
@@ -90,7 +105,7 @@ static void select_document(DeskWindow* self, DeskDocument* document) {
     if (!row) return;
     if (desk_row_document(DESK_ROW(row)) != document) continue;
     gtk_list_box_select_row(self->list, row);
-    show_document(self, document); /* also where it was selected before */
+    show_document(self, document); /* also if it was selected before */
     row_activated(self->list, row, self);
     return;
   }
@@ -101,7 +116,7 @@ static GtkWidget* make_row(gpointer document, gpointer unused) {
   return desk_row_new(document);
 }
 
-/* Pages of documents that are gone go, too. */
+/* Removes the pages of removed documents. */
 static void documents_changed(DeskWindow* self) {
   GtkWidget* next = NULL;
   for (GtkWidget* child = gtk_widget_get_first_child(GTK_WIDGET(self->pages)); child;
@@ -118,27 +133,28 @@ static void documents_changed(DeskWindow* self) {
   update(self);
 }
 
-/* ---- the library's signals ------------------------------------------------------------------------------------------ */
+/* ---- the library's signals ------------------------------------------------------------------- */
 
-/* Where a toast would cut what it says, and where it asks for an answer. */
-static GtkWidget* message_new(DeskWindow* self, const char* heading, const char* body) {
-  GtkWidget* message = adw_message_dialog_new(GTK_WINDOW(self), heading, NULL);
-  adw_message_dialog_set_body(ADW_MESSAGE_DIALOG(message), body);
-  adw_message_dialog_add_response(ADW_MESSAGE_DIALOG(message), "close", "_Close");
-  return message;
+static void show_message(DeskWindow* self) {
+  const char* message = g_queue_peek_head(&self->messages);
+  const guint more = g_queue_get_length(&self->messages) - (message ? 1 : 0);
+  g_autofree char* text =
+      more > 0 ? g_strdup_printf("%s (%u more)", message, more) : g_strdup(message);
+  desk_banner_show(self->banner, text, NULL, NULL);
 }
 
-static void told(DeskWindow* self, const char* text) {
+static void message(DeskWindow* self, const char* text) {
   if (self->closing) return;
-  if (g_utf8_strlen(text, -1) > 60) {
-    gtk_window_present(GTK_WINDOW(message_new(self, NULL, text)));
-    return;
-  }
-  g_autofree char* escaped = g_markup_escape_text(text, -1); /* a toast's title is markup */
-  AdwToast* toast = adw_toast_new(escaped);
-  adw_toast_set_timeout(toast, 15);
-  adw_toast_set_priority(toast, ADW_TOAST_PRIORITY_HIGH);
-  adw_toast_overlay_add_toast(self->toasts, toast);
+  g_queue_push_tail(&self->messages, g_strdup(text));
+  show_message(self);
+}
+
+static void banner_response(DeskBanner* banner, guint response, gpointer pointer) {
+  DeskWindow* self = pointer;
+  (void)banner;
+  (void)response;
+  g_free(g_queue_pop_head(&self->messages));
+  show_message(self);
 }
 
 static void started(DeskWindow* self, const char* failure) {
@@ -162,7 +178,7 @@ static void closed(DeskWindow* self) {
   gtk_window_destroy(GTK_WINDOW(self));
 }
 
-/* What runs is stopped, what was read is kept; then the window goes. */
+/* Stops the jobs and saves the prefilled parts; then closes the window. */
 static gboolean close_request(GtkWindow* window) {
   DeskWindow* self = DESK_WINDOW(window);
   if (self->closed) return GDK_EVENT_PROPAGATE;
@@ -175,7 +191,7 @@ static gboolean close_request(GtkWindow* window) {
   return GDK_EVENT_STOP;
 }
 
-/* ---- files ---------------------------------------------------------------------------------------------------------- */
+/* ---- files ----------------------------------------------------------------------------------- */
 
 void desk_window_open_files(DeskWindow* self, GFile** files, int count) {
   for (int i = 0; i < count; ++i) {
@@ -244,7 +260,7 @@ static gboolean dropped(GtkDropTarget* target, const GValue* value, double x, do
   return TRUE;
 }
 
-/* ---- actions -------------------------------------------------------------------------------------------------------- */
+/* ---- actions --------------------------------------------------------------------------------- */
 
 static void choose_model(GSimpleAction* action, GVariant* parameter, gpointer self) {
   static const char* const patterns[] = {"*.gguf", NULL};
@@ -274,11 +290,11 @@ static void show_text(GSimpleAction* action, GVariant* state, gpointer pointer) 
   if (page) desk_page_show_text(page, g_variant_get_boolean(state));
 }
 
-/* What a dialog about a document keeps. */
+/* The subject of a dialog about a document. */
 typedef struct Request {
   DeskWindow* window;
   DeskDocument* document;
-  GtkEditable* name; /* of the renaming */
+  GtkEditable* name; /* rename */
 } Request;
 
 static void free_request(gpointer pointer, GClosure* unused) {
@@ -312,7 +328,8 @@ static void remove_document(GSimpleAction* action, GVariant* name, gpointer wind
   if (!request) return;
   g_autofree char* heading = g_strdup_printf("Remove “%s”?", g_variant_get_string(name, NULL));
   GtkWidget* dialog = adw_message_dialog_new(
-      window, heading, "What was read of it goes. The file that it came from stays.");
+      window, heading,
+      "This removes the saved document and its answers. The file it came from stays.");
   adw_message_dialog_add_responses(ADW_MESSAGE_DIALOG(dialog), "cancel", "_Cancel", "remove",
                                    "_Remove", NULL);
   adw_message_dialog_set_response_appearance(ADW_MESSAGE_DIALOG(dialog), "remove",
@@ -355,7 +372,7 @@ static void rename_document(GSimpleAction* action, GVariant* name, gpointer wind
   adw_message_dialog_set_response_appearance(ADW_MESSAGE_DIALOG(dialog), "rename",
                                              ADW_RESPONSE_SUGGESTED);
   adw_message_dialog_set_response_enabled(ADW_MESSAGE_DIALOG(dialog), "rename",
-                                          FALSE); /* it has that name */
+                                          FALSE); /* the same name */
   adw_message_dialog_set_default_response(ADW_MESSAGE_DIALOG(dialog), "rename");
   g_object_set_data(G_OBJECT(dialog), "request", request);
   g_signal_connect(entry, "changed", G_CALLBACK(name_changed), dialog);
@@ -373,13 +390,14 @@ static const GActionEntry actions[] = {
     {.name = "show-text", .state = "true", .change_state = show_text},
 };
 
-/* ---- the widget ----------------------------------------------------------------------------------------------------- */
+/* ---- the widget ------------------------------------------------------------------------------ */
 
 static void desk_window_dispose(GObject* object) {
   DeskWindow* self = DESK_WINDOW(object);
   g_clear_object(&self->chooser);
   g_clear_object(&self->library);
   g_clear_pointer(&self->waiting, g_ptr_array_unref);
+  g_queue_clear_full(&self->messages, g_free);
   G_OBJECT_CLASS(desk_window_parent_class)->dispose(object);
 }
 
@@ -388,7 +406,7 @@ static void desk_window_class_init(DeskWindowClass* class) {
   G_OBJECT_CLASS(class)->dispose = desk_window_dispose;
   GTK_WINDOW_CLASS(class)->close_request = close_request;
   gtk_widget_class_set_template_from_resource(widget, "/org/kvasir/Desk/window.ui");
-  gtk_widget_class_bind_template_child(widget, DeskWindow, toasts);
+  gtk_widget_class_bind_template_child(widget, DeskWindow, banner);
   gtk_widget_class_bind_template_child(widget, DeskWindow, flap);
   gtk_widget_class_bind_template_child(widget, DeskWindow, heading);
   gtk_widget_class_bind_template_child(widget, DeskWindow, list);
@@ -396,11 +414,14 @@ static void desk_window_class_init(DeskWindowClass* class) {
   gtk_widget_class_bind_template_child(widget, DeskWindow, failed);
   gtk_widget_class_bind_template_callback(widget, row_selected);
   gtk_widget_class_bind_template_callback(widget, row_activated);
+  gtk_widget_class_bind_template_callback(widget, banner_response);
 }
 
 static void desk_window_init(DeskWindow* self) {
   self->waiting = g_ptr_array_new_with_free_func(g_object_unref);
   g_action_map_add_action_entries(G_ACTION_MAP(self), actions, G_N_ELEMENTS(actions), self);
+  g_type_ensure(DESK_TYPE_BANNER);
+  g_queue_init(&self->messages);
   gtk_widget_init_template(GTK_WIDGET(self));
   g_autoptr(GPropertyAction) show_library =
       g_property_action_new("show-library", self->flap, "reveal-flap");
@@ -413,7 +434,7 @@ static void desk_window_init(DeskWindow* self) {
   self->library = desk_library_new();
   g_signal_connect_object(self->library, "started", G_CALLBACK(started), self, G_CONNECT_SWAPPED);
   g_signal_connect_object(self->library, "added", G_CALLBACK(added), self, G_CONNECT_SWAPPED);
-  g_signal_connect_object(self->library, "told", G_CALLBACK(told), self, G_CONNECT_SWAPPED);
+  g_signal_connect_object(self->library, "message", G_CALLBACK(message), self, G_CONNECT_SWAPPED);
   g_signal_connect_object(self->library, "closed", G_CALLBACK(closed), self, G_CONNECT_SWAPPED);
   gtk_list_box_bind_model(self->list, desk_library_documents(self->library), make_row, NULL, NULL);
   g_signal_connect_object(desk_library_documents(self->library), "items-changed",
@@ -424,6 +445,6 @@ static void desk_window_init(DeskWindow* self) {
 DeskWindow* desk_window_new(GtkApplication* application, const char* model_path) {
   DeskWindow* self = g_object_new(DESK_TYPE_WINDOW, "application", application, NULL);
   if (model_path) desk_library_start(self->library, model_path);
-  else started(self, "No model was named, and the one that comes with Kvasir is not here.");
+  else started(self, "The bundled model is missing.");
   return self;
 }

@@ -12,12 +12,56 @@ char* desk_grouped(guint64 number) {
   return g_string_free(text, FALSE);
 }
 
-char* desk_percent(double share) {
-  return g_strdup_printf(share < 0.0995 ? "%.1f%%" : "%.0f%%", 100 * share);
+char* desk_percent(double part) {
+  return g_strdup_printf(part < 0.0995 ? "%.1f%%" : "%.0f%%", 100 * part);
 }
 
 static char* counted(guint64 count, const char* unit, const char* end) {
   return g_strdup_printf("%" G_GUINT64_FORMAT " %s%s%s", count, unit, count == 1 ? "" : "s", end);
+}
+
+char* desk_pages(guint64 bytes) {
+  static const guint64 page = 2000; /* bytes of a printed page */
+  const guint64 pages = (bytes + page - 1) / page;
+  if (pages == 0) return g_strdup("");
+  if (pages == 1) return g_strdup("about 1 page");
+  g_autofree char* number = desk_grouped(pages);
+  return g_strdup_printf("about %s pages", number);
+}
+
+static const char* failure_of(kv_status status) {
+  switch (status) {
+    case KV_NO_MEMORY:
+      return "This computer has too little memory.";
+    case KV_NO_SPACE:
+      return "The disk is full.";
+    case KV_PERMISSION:
+      return "Access to a file is not permitted.";
+    case KV_IO:
+      return "A file could not be read or written.";
+    case KV_NOT_A_CACHE:
+    case KV_CORRUPT:
+      return "A file is damaged.";
+    case KV_CONTEXT_FULL:
+      return "The text is too long for the model.";
+    case KV_LIMIT:
+      return "This computer has too few resources: close other programs.";
+    default:
+      return NULL;
+  }
+}
+
+/* Capital letter first, full stop last. */
+static char* sentence(const char* message) {
+  g_autofree char *first = g_utf8_substring(message, 0, MIN(1, g_utf8_strlen(message, -1))),
+                  *upper = g_utf8_strup(first, -1);
+  return g_strdup_printf("%s%s%s", upper, message + strlen(first),
+                         g_str_has_suffix(message, ".") ? "" : ".");
+}
+
+char* desk_failure(kv_status status, const char* message) {
+  const char* known = failure_of(status);
+  return known ? g_strdup(known) : sentence(message);
 }
 
 char* desk_time_left(double seconds) {
@@ -32,7 +76,7 @@ char* desk_time_left(double seconds) {
   return g_strconcat("about ", hours, NULL);
 }
 
-/* By days: it stays true while the window is open. */
+/* In days, which stay true while the window is open. */
 char* desk_ago(gint64 seconds_since_1970) {
   g_autoptr(GDateTime) then = g_date_time_new_from_unix_local(seconds_since_1970),
                        now = g_date_time_new_now_local();

@@ -16,7 +16,7 @@ static gboolean finish(gpointer pointer) {
   return G_SOURCE_REMOVE;
 }
 
-/* Not at an idle's priority: a window that is drawn again and again would keep it waiting. */
+/* Idle priority would starve while a window redraws again and again. */
 static void to_main_loop(Errand* errand) {
   g_idle_add_full(G_PRIORITY_DEFAULT, finish, errand, NULL);
 }
@@ -46,7 +46,7 @@ void desk_worker_push(DeskWorker* worker, DeskErrand work, DeskErrand done, gpoi
   g_thread_pool_push(worker->pool, errand, NULL);
 }
 
-void desk_worker_tell(DeskErrand done, gpointer data) {
+void desk_worker_post(DeskErrand done, gpointer data) {
   Errand* errand = g_new0(Errand, 1);
   *errand = (Errand){NULL, done, data};
   to_main_loop(errand);
