@@ -1,4 +1,7 @@
-"""The examples do what they say, with the bundled model: examples_test.py MODEL NAME=PROGRAM, the one to test first, then what it needs."""
+"""The examples do what they say, with the bundled model: examples_test.py MODEL NAME=PROGRAM, the
+one to test first, then what it needs.
+"""
+
 import pathlib
 import re
 import signal
@@ -22,8 +25,12 @@ def expect(condition, what):
 
 
 def run(*arguments, code=0, name=NAME):
-    result = subprocess.run([PROGRAMS[name], *map(str, arguments)], capture_output=True, text=True, timeout=250)
-    expect(result.returncode == code, f"exit code {result.returncode}: {result.stderr}{result.stdout}")
+    result = subprocess.run(
+        [PROGRAMS[name], *map(str, arguments)], capture_output=True, text=True, timeout=250
+    )
+    expect(
+        result.returncode == code, f"exit code {result.returncode}: {result.stderr}{result.stdout}"
+    )
     return result
 
 
@@ -45,18 +52,30 @@ def ask(folder):
     run(MODEL, text, cache, QUESTION, code=1)
     expect(cache.read_text() == "a letter", "what was no cache was replaced")
     cache.unlink()
-    expect("cannot read" in run(MODEL, text, cache, QUESTION, code=1).stderr, "a missing document is not told")
+    expect(
+        "cannot read" in run(MODEL, text, cache, QUESTION, code=1).stderr,
+        "a missing document is not told",
+    )
 
 
 def stream(folder):
-    """Shows how far it is; an interrupt ends the reading, and what was read is kept and answered from."""
+    """Shows how far it is; an interrupt ends the reading, and what was read is kept and answered
+    from.
+    """
     whole = run(MODEL, document(folder), QUESTION)
-    expect(FACT in whole.stdout and "cancelled" not in whole.stderr, f"a wrong answer: {whole.stdout}{whole.stderr}")
+    expect(
+        FACT in whole.stdout and "cancelled" not in whole.stderr,
+        f"a wrong answer: {whole.stdout}{whole.stderr}",
+    )
     done, total = re.findall(r"reading: (\d+) of (\d+) tokens", whole.stderr)[-1]
     expect(done == total, f"the last progress is {done} of {total}")
 
-    long = document(folder, "long.txt", FACT + " " + BOOK[:400000])  # reading all of it would take minutes
-    process = subprocess.Popen([PROGRAMS[NAME], MODEL, long, QUESTION], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    long = document(
+        folder, "long.txt", FACT + " " + BOOK[:400000]
+    )  # reading all of it would take minutes
+    process = subprocess.Popen(
+        [PROGRAMS[NAME], MODEL, long, QUESTION], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     seen = b""
     while not re.search(rb"reading: [1-9]\d* of", seen):
         part = process.stderr.read1()
@@ -68,11 +87,15 @@ def stream(folder):
     expect(told, f"the cancelled reading is not told: {rest}")
     tokens, done, total = map(int, told.groups())
     expect(0 < tokens < done < total == long.stat().st_size, f"kept {told.group()}")
-    expect(process.returncode == 0 and FACT in answer.decode(), f"exit code {process.returncode}, answer {answer}")
+    expect(
+        process.returncode == 0 and FACT in answer.decode(),
+        f"exit code {process.returncode}, answer {answer}",
+    )
 
 
 def resume(folder):
-    """A reading that was stopped goes on from a file where it was, and answers as one that was not."""
+    """A reading that was stopped goes on from a file where it was, and answers as one that was not.
+    """
     text = SHORT + BOOK[5000:15000]
     result = run(MODEL, document(folder, text=text), folder / "document.kv", QUESTION)
     expect(result.stdout == FACT + "\n", f"a wrong answer: {result.stdout}")
@@ -81,7 +104,11 @@ def resume(folder):
     tokens, done, total = map(int, stopped.groups())
     expect(0 < tokens < done < total == len(text.encode()), f"stopped at {stopped.group()}")
     cache = (folder / "document.kv").read_bytes()
-    expect("there already" in run(MODEL, folder / "document.txt", folder / "document.kv", QUESTION, code=1).stderr, "a file was to be replaced")
+    expect(
+        "there already"
+        in run(MODEL, folder / "document.txt", folder / "document.kv", QUESTION, code=1).stderr,
+        "a file was to be replaced",
+    )
     expect((folder / "document.kv").read_bytes() == cache, "a file was replaced")
     went_on = int(re.search(r"went on: (\d+) tokens", result.stderr).group(1))
     expect(went_on > 0, "nothing was left to read")
@@ -91,11 +118,22 @@ def forks(folder):
     """Questions are answered in their order, from a cache that two threads share."""
     cache = folder / "document.kv"
     run(MODEL, document(folder), cache, QUESTION, name="ask")
-    questions = [QUESTION, "What is the pass key?", "What is the pass key?", QUESTION, "What is the pass key?"]
+    questions = [
+        QUESTION,
+        "What is the pass key?",
+        "What is the pass key?",
+        QUESTION,
+        "What is the pass key?",
+    ]
     answers = run(MODEL, cache, *questions).stdout.splitlines()
-    expected = [FACT if question == QUESTION else "The pass key is 71432." for question in questions]
+    expected = [
+        FACT if question == QUESTION else "The pass key is 71432." for question in questions
+    ]
     expect(answers == expected, f"wrong answers: {answers}")
-    expect("not found" in run(MODEL, folder / "missing.kv", QUESTION, code=1).stderr, "a missing cache is not told")
+    expect(
+        "not found" in run(MODEL, folder / "missing.kv", QUESTION, code=1).stderr,
+        "a missing cache is not told",
+    )
 
 
 def library(folder):
@@ -106,7 +144,9 @@ def library(folder):
     def found(path):
         result = run(books, "ask", MODEL, path, QUESTION)
         expect(result.stdout == FACT + "\n", f"a wrong answer: {result.stdout}")
-        there, tokens, name = re.search(r"(\d+) of (\d+) tokens were there, in (.+)", result.stderr).groups()
+        there, tokens, name = re.search(
+            r"(\d+) of (\d+) tokens were there, in (.+)", result.stderr
+        ).groups()
         return int(there), int(tokens), name
 
     there, tokens, name = found(short)
@@ -121,8 +161,13 @@ def library(folder):
     expect(listed() == [longer_name, name], f"listed: {listed()}")
     run(books, "remove", name)
     expect(listed() == [longer_name] and not (books / f"{name}.kv").exists(), f"listed: {listed()}")
-    expect("not found" in run(books, "remove", name, code=1).stderr, "a document that is not there is not told")
+    expect(
+        "not found" in run(books, "remove", name, code=1).stderr,
+        "a document that is not there is not told",
+    )
 
 
 with tempfile.TemporaryDirectory() as place:
-    {"ask": ask, "stream": stream, "resume": resume, "forks": forks, "library": library}[NAME](pathlib.Path(place))
+    {"ask": ask, "stream": stream, "resume": resume, "forks": forks, "library": library}[NAME](
+        pathlib.Path(place)
+    )

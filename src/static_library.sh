@@ -1,7 +1,8 @@
 #!/bin/sh
-# The static product: static_library.sh COMPILER... -- OBJCOPY AR OUTPUT ARCHIVE...
-# All objects are linked into one whose only global symbols are kv_*, so that nothing inside collides with a host's own copy of
-# anything. COMDAT groups are resolved first: a localised symbol must not stay the key of a group that another object may replace.
+# The static product: static_library.sh COMPILER... -- OBJCOPY AR OUTPUT ARCHIVE... All objects are
+# linked into one whose only global symbols are kv_*, so that nothing inside collides with a host's
+# own copy of anything. COMDAT groups are resolved first: a localised symbol must not stay the key
+# of a group that another object may replace.
 set -eu
 compiler=
 while [ "$1" != -- ]; do

@@ -1,7 +1,9 @@
-"""The documentation is true where a script can tell: links, commands, lengths, generated parts. docs.py [KVASIR]
+"""The documentation is true where a script can tell: links, commands, lengths, generated parts.
+docs.py [KVASIR]
 
 KVASIR is the command line of this build; without it the options of its commands are not checked.
 """
+
 import importlib.util
 import json
 import pathlib
@@ -69,13 +71,19 @@ class Tool:
 
     def options(self, *command):
         if command not in self.known:
-            run = subprocess.run([self.program, *command, "--help"], capture_output=True, text=True, check=False)
+            run = subprocess.run(
+                [self.program, *command, "--help"], capture_output=True, text=True, check=False
+            )
             there = run.returncode == 0 and " ".join(("Usage: kvasir", *command, "[")) in run.stdout
-            self.known[command] = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", run.stdout)) if there else None
+            self.known[command] = (
+                set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", run.stdout)) if there else None
+            )
         return self.known[command]
 
     def problem(self, words):
-        command = tuple(words[1:3] if words[1:2] == ["library"] and words[2:3] != ["--help"] else words[1:2])
+        command = tuple(
+            words[1:3] if words[1:2] == ["library"] and words[2:3] != ["--help"] else words[1:2]
+        )
         if command and command[0].startswith("-"):
             command = ()
         if command == ("COMMAND",):
@@ -83,7 +91,11 @@ class Tool:
         options = self.options(*command)
         if options is None:
             return f"there is no command '{' '.join(command)}'"
-        unknown = [w for w in words[1:] if re.match(r"--?[a-z]", w) and w.partition("=")[0] not in options | {"-h", "--help"}]
+        unknown = [
+            w
+            for w in words[1:]
+            if re.match(r"--?[a-z]", w) and w.partition("=")[0] not in options | {"-h", "--help"}
+        ]
         return f"'{' '.join(command)}' has no {', '.join(unknown)}" if unknown else None
 
 
@@ -96,7 +108,9 @@ def script_problem(words):
         return None
     unknown = [w for w in words[1:] if w.startswith("--") and w not in text]
     if words[0] == "tools/setup":
-        unknown += [w for w in words[1:] if not re.search(rf"^ +{re.escape(w)}\)", text, re.MULTILINE)]
+        unknown += [
+            w for w in words[1:] if not re.search(rf"^ +{re.escape(w)}\)", text, re.MULTILINE)
+        ]
     return f"{words[0]} does not know {', '.join(unknown)}" if unknown else None
 
 
@@ -113,31 +127,74 @@ def footprint_problems(tool):
     block = SHORT.format("\n".join(footprint.table(100_000)))
     for page in ("README.md", "docs/memory-and-files.md"):
         if block not in read(page):
-            yield f"{page}: the table of memory and disk is not what tools/scripts/footprint.py prints"
+            yield (
+                f"{page}: the table of memory and disk is not what tools/scripts/footprint.py"
+                " prints"
+            )
     if tool:
-        model = json.loads(subprocess.run([tool.program, "inspect", "--json", ROOT / MODEL], capture_output=True, check=True).stdout)
+        model = json.loads(
+            subprocess.run(
+                [tool.program, "inspect", "--json", ROOT / MODEL], capture_output=True, check=True
+            ).stdout
+        )
         tokens = 1 << 20
-        parts = footprint.layout(model["layers"], model["kv_heads"], model["head_dim"], model["heads"], model["vocabulary"],
-                                 tokens + footprint.WINDOW)
+        parts = footprint.layout(
+            model["layers"],
+            model["kv_heads"],
+            model["head_dim"],
+            model["heads"],
+            model["vocabulary"],
+            tokens + footprint.WINDOW,
+        )
         ours = sum(parts[name] for name in ("pages", "scales", "bounds")) / tokens
         if round(ours) != model["kv_bytes_per_token"]:
-            yield f"tools/scripts/footprint.py has {ours} bytes a token where kvasir inspect has {model['kv_bytes_per_token']}"
+            yield (
+                f"tools/scripts/footprint.py has {ours} bytes a token where kvasir inspect has"
+                f" {model['kv_bytes_per_token']}"
+            )
 
 
 def render_problems():
     """Tables of what `kvasir bench --json` and `kvasir eval` write."""
+
     def decode(strategy, speed):
         return {"strategy": strategy, "tokens_per_second": {"median": speed}}
 
     def row(task, **values):
-        return {"length": 8192, "strategy": "bounded", "budget": "1%", "task": task, "kv_read": 0.0099, **values}
+        return {
+            "length": 8192,
+            "strategy": "bounded",
+            "budget": "1%",
+            "task": task,
+            "kv_read": 0.0099,
+            **values,
+        }
 
-    bench = {"depths": [{"depth": 0, "decode": []},
-                        {"depth": 4096, "prefill_tokens_per_second": {"median": 1280.0}, "decode": [decode("full", 28.91)]}]}
-    results = {"rows": [row("single", score=0.875), row("perplexity", perplexity=12.37), row("all", score=0.661)]}
+    bench = {
+        "depths": [
+            {"depth": 0, "decode": []},
+            {
+                "depth": 4096,
+                "prefill_tokens_per_second": {"median": 1280.0},
+                "decode": [decode("full", 28.91)],
+            },
+        ]
+    }
+    results = {
+        "rows": [
+            row("single", score=0.875),
+            row("perplexity", perplexity=12.37),
+            row("all", score=0.661),
+        ]
+    }
     module = load("measurements")
-    for lines, last in ((module.bench_table({"bench": bench}), "| 4,096 | 1,280 | 28.9 |"),
-                        (module.eval_table({"eval": results}), "| 8,192 | bounded | 1% | 87.5 | 66.1 | 12.37 | 0.99 |")):
+    for lines, last in (
+        (module.bench_table({"bench": bench}), "| 4,096 | 1,280 | 28.9 |"),
+        (
+            module.eval_table({"eval": results}),
+            "| 8,192 | bounded | 1% | 87.5 | 66.1 | 12.37 | 0.99 |",
+        ),
+    ):
         found = list(lines)[-1]
         if found != last:
             yield f"tools/scripts/measurements.py renders '{found}' for '{last}'"
@@ -145,10 +202,14 @@ def render_problems():
 
 def result_problems():
     """Figures of README's results that no generated page has."""
-    results = re.search(r"^## Results\n(.*?)^## ", read("README.md"), re.DOTALL | re.MULTILINE).group(1)
+    results = re.search(
+        r"^## Results\n(.*?)^## ", read("README.md"), re.DOTALL | re.MULTILINE
+    ).group(1)
     numbers = r"(?<![\w.,-])\d[\d,.]*\d(?!\w)"
     measured = set(re.findall(numbers, read("docs/measurements.md") + read("docs/comparison.md")))
-    for number in re.findall(numbers, "\n".join(line for line in results.splitlines() if line.startswith("|"))):
+    for number in re.findall(
+        numbers, "\n".join(line for line in results.splitlines() if line.startswith("|"))
+    ):
         if number not in measured:
             yield f"README.md: no measurement has the result {number}"
 
@@ -159,14 +220,23 @@ def main():
     for path in pages():
         problems += link_problems(path)
         for words in commands(path):
-            problem = script_problem(words) if words[0].startswith("tools/") else tool and tool.problem(words)
+            problem = (
+                script_problem(words)
+                if words[0].startswith("tools/")
+                else tool and tool.problem(words)
+            )
             if problem:
                 problems.append(f"{path}: {' '.join(words)}: {problem}")
     lines = read("README.md").count("\n")
     if lines > README_LINES:
         problems.append(f"README.md has {lines} lines, more than {README_LINES}")
     for script in ("measurements.py", "chart.py"):
-        run = subprocess.run([sys.executable, ROOT / "tools" / "scripts" / script, "--check"], capture_output=True, text=True, check=False)
+        run = subprocess.run(
+            [sys.executable, ROOT / "tools" / "scripts" / script, "--check"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         problems += [f"tools/{script}: {line}" for line in (run.stdout + run.stderr).splitlines()]
     return finish([*problems, *render_problems(), *result_problems(), *footprint_problems(tool)])
 

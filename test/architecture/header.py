@@ -1,5 +1,7 @@
-"""Each public header compiles alone and twice, without a warning, as C and as C++, and so do the programs of README.md and of
+"""Each public header compiles alone and twice, without a warning, as C and as C++, and so do the
+programs of README.md and of
 kvasir.h: header.py CC... -- CXX..."""
+
 import re
 import subprocess
 import sys
@@ -17,20 +19,36 @@ int main(void) {{ return sizeof(kv_error) == 0 || KV_OK != 0; }}
 
 
 def problem(compiler, language, standard, warnings, source):
-    command = [*compiler, f"-std={standard}", *WARNINGS, *warnings, f"-I{ROOT / 'include'}", "-fsyntax-only", "-x", language, "-"]
+    command = [
+        *compiler,
+        f"-std={standard}",
+        *WARNINGS,
+        *warnings,
+        f"-I{ROOT / 'include'}",
+        "-fsyntax-only",
+        "-x",
+        language,
+        "-",
+    ]
     run = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
     return [f"{' '.join(command)}\n{run.stderr}"] if run.returncode else []
 
 
 def program_of_header():
     """The program in the first comment of kvasir.h, without the remark in its callback."""
-    lines = re.search(r"#include <kvasir\.h>.*?\n \*   }\n(?= \*\n \* The next)", read("include/kvasir.h"), re.DOTALL).group()
-    return re.sub(r"^ \*(   )?", "", lines, flags=re.MULTILINE).replace("(non-zero stops the answer)", "")
+    lines = re.search(
+        r"#include <kvasir\.h>.*?\n \*   }\n(?= \*\n \* The next)",
+        read("include/kvasir.h"),
+        re.DOTALL,
+    ).group()
+    return re.sub(r"^ \*(   )?", "", lines, flags=re.MULTILINE).replace(
+        "(non-zero stops the answer)", ""
+    )
 
 
 def main():
     middle = sys.argv.index("--")
-    cc, cxx = sys.argv[1:middle], sys.argv[middle + 1:]
+    cc, cxx = sys.argv[1:middle], sys.argv[middle + 1 :]
     problems = []
     for source in [SOURCE.format(header) for header in HEADERS]:
         for standard in ["c99", "c11", "c17"]:

@@ -1,4 +1,7 @@
-"""What is written twice is the same: the version of header and build, and the functions of Debian's list of symbols and of the headers."""
+"""What is written twice is the same: the version of header and build, and the functions of Debian's
+list of symbols and of the headers.
+"""
+
 import pathlib
 import re
 import sys
@@ -19,18 +22,28 @@ def main():
         problems.append(f"KV_VERSION_NUMBER is {number} in a build of {version.group(0).strip()}")
     soname = f"0.{minor}" if major == "0" else major  # as meson.build has it
     listing = f"tools/packaging/debian/libkvasir{soname}.symbols"
-    if not pathlib.Path(listing).is_file() and not (pathlib.Path(__file__).resolve().parents[2] / listing).is_file():
+    if (
+        not pathlib.Path(listing).is_file()
+        and not (pathlib.Path(__file__).resolve().parents[2] / listing).is_file()
+    ):
         return finish(problems + [f"{listing} is missing: the soname is libkvasir.so.{soname}"])
     symbols = read(pathlib.Path(listing))
     node = f"KVASIR_{soname}"
-    if f"libkvasir.so.{soname} libkvasir{soname} " not in symbols or f"{node} {{" not in read(pathlib.Path("src/kvasir.map")):
+    if f"libkvasir.so.{soname} libkvasir{soname} " not in symbols or f"{node} {{" not in read(
+        pathlib.Path("src/kvasir.map")
+    ):
         problems.append(f"soname {soname} is not that of the symbols")
     if f"Package: libkvasir{soname}\n" not in read(pathlib.Path("tools/packaging/debian/control")):
         problems.append(f"tools/packaging/debian/control has no package libkvasir{soname}")
     declared = set(re.findall(r"\bKV_API\b[^;(]*?\b(kv_\w+)\s*\(", header))
     listed = set(re.findall(rf"^ (kv_\w+)@{re.escape(node)} ", symbols, re.MULTILINE))
-    problems += [f"{name} is not in {listing}: add it with the version that brings it" for name in sorted(declared - listed)]
-    problems += [f"{name} is in {listing} and not in the headers" for name in sorted(listed - declared)]
+    problems += [
+        f"{name} is not in {listing}: add it with the version that brings it"
+        for name in sorted(declared - listed)
+    ]
+    problems += [
+        f"{name} is in {listing} and not in the headers" for name in sorted(listed - declared)
+    ]
     return finish(problems)
 
 

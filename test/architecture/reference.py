@@ -1,4 +1,7 @@
-"""The reference is made from the header, and everything in the header has a comment: reference.py DOXYGEN DOXYFILE"""
+"""The reference is made from the header, and everything in the header has a comment: reference.py
+DOXYGEN DOXYFILE
+"""
+
 import pathlib
 import re
 import subprocess
@@ -12,8 +15,13 @@ def draw(doxygen, settings, header, folder):
     """Doxygen's exit code and what it says of a header. The last setting of a name holds."""
     folder.mkdir()
     (folder / "kvasir.h").write_text(header)
-    (folder / "Doxyfile").write_text(f'{settings}\nINPUT = "{folder}/kvasir.h"\nSTRIP_FROM_PATH = "{folder}"\nOUTPUT_DIRECTORY = "{folder}"\n')
-    result = subprocess.run([doxygen, folder / "Doxyfile"], capture_output=True, text=True, cwd=folder)
+    (folder / "Doxyfile").write_text(
+        f'{settings}\nINPUT = "{folder}/kvasir.h"\nSTRIP_FROM_PATH = "{folder}"\nOUTPUT_DIRECTORY ='
+        f' "{folder}"\n'
+    )
+    result = subprocess.run(
+        [doxygen, folder / "Doxyfile"], capture_output=True, text=True, cwd=folder
+    )
     return result.returncode, result.stdout + result.stderr
 
 
@@ -27,13 +35,22 @@ def main():
         if status != 0:
             problems.append(said)
         pages = "".join(page.read_text() for page in (folder / "whole").glob("*.html"))
-        for name in re.findall(r"\b(kv_\w+)\(", " ".join(line for line in header.splitlines() if line.startswith("KV_API"))):
+        for name in re.findall(
+            r"\b(kv_\w+)\(",
+            " ".join(line for line in header.splitlines() if line.startswith("KV_API")),
+        ):
             if f">{name}<" not in pages.replace("&#160;", "") and f"{name} " not in pages:
                 problems.append(f"{name} is not in the reference")
         lacking = {
-            "kv_unsaid": header.replace("/* Increments the reference count", "KV_API void kv_unsaid(void);\n\n/* Increments the reference count", 1),
+            "kv_unsaid": header.replace(
+                "/* Increments the reference count",
+                "KV_API void kv_unsaid(void);\n\n/* Increments the reference count",
+                1,
+            ),
             "vocabulary": re.sub(r"(uint32_t vocabulary;) */\*.*?\*/", r"\1", header),
-            "kv_passage": re.sub(r"/\* Passage of the document:.*?\*/\n", "", header, flags=re.DOTALL),
+            "kv_passage": re.sub(
+                r"/\* Passage of the document:.*?\*/\n", "", header, flags=re.DOTALL
+            ),
             "KV_TOKENIZE_BOS": re.sub(r"(#define KV_TOKENIZE_BOS \w+) */\*.*?\*/", r"\1", header),
         }
         for name, without in lacking.items():

@@ -1,8 +1,11 @@
-"""What the built library shows to its host: symbols.py SHARED STATIC NM READELF STRIP, either library may be "".
+"""What the built library shows to its host: symbols.py SHARED STATIC NM READELF STRIP, either
+library may be "".
 
-The symbols are the header's functions and no others, nothing of the language runtime is exported, nothing runs when the library is
+The symbols are the header's functions and no others, nothing of the language runtime is exported,
+nothing runs when the library is
 loaded, it needs only the libraries it says, and it stays small.
 """
+
 import pathlib
 import re
 import subprocess
@@ -15,9 +18,28 @@ HEADERS = ["kvasir.h", "kvasir_experimental.h"]
 # Of the stripped shared library, with CUDA. --gc-sections and --icf=all remove nothing; the unwind
 # tables of all CPU kernels have 19 KB.
 MAX_BYTES = 3_300_000
-NEEDED = re.compile(r"lib(c|m|stdc\+\+|gcc_s|zstd|pcre2-8|mimalloc(-secure)?|pthread)\.so|ld-linux|ld-musl")
-NEVER_IMPORTED = {"abort", "exit", "_exit", "printf", "puts", "putchar", "fputs", "fwrite", "perror", "__printf_chk", "__fprintf_chk",
-                  "getenv", "secure_getenv", "signal", "sigaction", "_ZSt4cout", "_ZSt4cerr"}
+NEEDED = re.compile(
+    r"lib(c|m|stdc\+\+|gcc_s|zstd|pcre2-8|mimalloc(-secure)?|pthread)\.so|ld-linux|ld-musl"
+)
+NEVER_IMPORTED = {
+    "abort",
+    "exit",
+    "_exit",
+    "printf",
+    "puts",
+    "putchar",
+    "fputs",
+    "fwrite",
+    "perror",
+    "__printf_chk",
+    "__fprintf_chk",
+    "getenv",
+    "secure_getenv",
+    "signal",
+    "sigaction",
+    "_ZSt4cout",
+    "_ZSt4cerr",
+}
 TOLD_AT_START = 8  # bytes of .init_array: the compiler's own frame_dummy
 
 
@@ -26,7 +48,12 @@ def run(*command):
 
 
 def declared():
-    return set(re.findall(r"\bKV_API\b[^;(]*?\b(kv_\w+)\s*\(", "".join(code_only(read(f"include/{name}")) for name in HEADERS)))
+    return set(
+        re.findall(
+            r"\bKV_API\b[^;(]*?\b(kv_\w+)\s*\(",
+            "".join(code_only(read(f"include/{name}")) for name in HEADERS),
+        )
+    )
 
 
 def names(listing):
@@ -45,15 +72,24 @@ def compare(what, found, wanted):
 
 
 def shared_problems(library, nm, readelf, strip, wanted):
-    yield from compare("the shared library", set(names(run(nm, "-D", "-P", "--defined-only", library))), wanted)
-    for name in sorted(set(names(run(nm, "-D", "-P", "--undefined-only", library))) & NEVER_IMPORTED):
+    yield from compare(
+        "the shared library", set(names(run(nm, "-D", "-P", "--defined-only", library))), wanted
+    )
+    for name in sorted(
+        set(names(run(nm, "-D", "-P", "--undefined-only", library))) & NEVER_IMPORTED
+    ):
         yield f"the shared library calls {name}"
     for name in re.findall(r"\(NEEDED\).*\[(.*?)\]", run(readelf, "-d", "-W", library)):
         if not NEEDED.match(name):
             yield f"the shared library needs {name}"
-    section = re.search(r"\.init_array\s+INIT_ARRAY\s+\S+\s+\S+\s+(\S+)", run(readelf, "-S", "-W", library))
+    section = re.search(
+        r"\.init_array\s+INIT_ARRAY\s+\S+\s+\S+\s+(\S+)", run(readelf, "-S", "-W", library)
+    )
     if section and int(section.group(1), 16) > TOLD_AT_START:
-        yield f"{int(section.group(1), 16) // 8 - 1} static initialisers run when the library is loaded"
+        yield (
+            f"{int(section.group(1), 16) // 8 - 1} static initialisers run when the library is"
+            " loaded"
+        )
     with tempfile.TemporaryDirectory() as folder:
         stripped = pathlib.Path(folder) / "stripped.so"
         run(strip, "-o", str(stripped), library)
@@ -70,7 +106,9 @@ def main():
     if shared:
         problems += shared_problems(shared, nm, readelf, strip, wanted)
     if static:
-        problems += compare("the static library", set(names(run(nm, "-g", "-P", "--defined-only", static))), wanted)
+        problems += compare(
+            "the static library", set(names(run(nm, "-g", "-P", "--defined-only", static))), wanted
+        )
     return finish(problems)
 
 

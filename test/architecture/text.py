@@ -1,12 +1,42 @@
-"""Every text file of the tree: no places of one machine, no leftovers, no endless files; plain words where PROSE says so."""
+"""Every text file of the tree: no places of one machine, no leftovers, no endless files; plain
+words where PROSE says so.
+"""
+
 import pathlib
 import re
 import sys
 
 from source import CODE, ROOT, files, finish, read
 
-TEXT = CODE | {".py", ".md", ".build", ".txt", ".sh", ".map", ".cross", ".in", ".rs", ".go", ".toml", ".mod", ".yml", ".sed", ""}
-FOLDERS = ["src", "kernels", "include", "bindings", "test", "tools", "examples", "docs", ".ci", ".github"]
+TEXT = CODE | {
+    ".py",
+    ".md",
+    ".build",
+    ".txt",
+    ".sh",
+    ".map",
+    ".cross",
+    ".in",
+    ".rs",
+    ".go",
+    ".toml",
+    ".mod",
+    ".yml",
+    ".sed",
+    "",
+}
+FOLDERS = [
+    "src",
+    "kernels",
+    "include",
+    "bindings",
+    "test",
+    "tools",
+    "examples",
+    "docs",
+    ".ci",
+    ".github",
+]
 ROOT_FILES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "meson.build", "meson_options.txt"]
 DATA = ("test/fixtures/", "test/fuzz/corpus", "examples/sherlock-holmes.txt", "examples/demo.txt")
 LEFTOVERS = {
@@ -21,12 +51,43 @@ TABBED = {pathlib.Path("tools/packaging/debian/rules")}  # a makefile
 MOST_LINES = 600  # of a source file; 400 is what to aim at
 
 # Files and folders whose words, columns and sentences are checked.
-PROSE = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs", "examples/desk/README.md", ".github/ISSUE_TEMPLATE"]
+PROSE = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs",
+    "examples/desk/README.md",
+    ".github/ISSUE_TEMPLATE",
+]
 # Sources whose words and columns are checked, and the folders and files of them that are not yet.
 SOURCES = ["src", "kernels", "include", "tools", "test", "bindings", "examples"]
-SOURCES_NOT_YET = ("src/engine/", "src/attention/", "src/model/", "src/session/", "src/offload/", "src/api/", "src/library/", "src/meson.build", "src/kvasir",
-                   "include/", "tools/", "bindings/", "examples/", "test/api/", "test/architecture/", "test/cli/", "test/emulated/",
-                   "test/failing_files.h", "test/hosts/", "test/install/", "test/packages/", "test/session/", "test/steps.py", "test/tools/", "test/fuzz/")
+SOURCES_NOT_YET = (
+    "src/engine/",
+    "src/attention/",
+    "src/model/",
+    "src/session/",
+    "src/offload/",
+    "src/api/",
+    "src/library/",
+    "src/meson.build",
+    "src/kvasir",
+    "include/",
+    "tools/",
+    "bindings/",
+    "examples/",
+    "test/api/",
+    "test/architecture/",
+    "test/cli/",
+    "test/emulated/",
+    "test/failing_files.h",
+    "test/hosts/",
+    "test/install/",
+    "test/packages/",
+    "test/session/",
+    "test/steps.py",
+    "test/tools/",
+    "test/fuzz/",
+)
 COLUMNS = 100
 WORDS = 25  # of a sentence
 BAN_LIST = "docs/style.md"
@@ -38,7 +99,9 @@ def banned():
     """(pattern, what to write) of each row of the ban list; a row may name several phrases."""
     for phrases, instead in BAN.findall(read(BAN_LIST)):
         for phrase in phrases.split(", "):
-            yield re.compile(rf"\b{re.escape(phrase)}\b".replace(r"\ ", r"\s+"), re.IGNORECASE), f"'{phrase}': write {instead}"
+            yield re.compile(
+                rf"\b{re.escape(phrase)}\b".replace(r"\ ", r"\s+"), re.IGNORECASE
+            ), f"'{phrase}': write {instead}"
 
 
 def blank(match):
@@ -46,7 +109,9 @@ def blank(match):
 
 
 def prose_of(text):
-    """Markdown without code, comments, places of links and rows of the ban list; lines keep their numbers."""
+    """Markdown without code, comments, places of links and rows of the ban list; lines keep their
+    numbers.
+    """
     text = BAN.sub("", text)
     text = re.sub(r"<!--.*?-->", blank, FENCE.sub(blank, text), flags=re.DOTALL)
     text = re.sub(r"`[^`\n]*(?:\n[^`\n]*)?`", lambda m: "CODE" + blank(m), text)
@@ -54,7 +119,9 @@ def prose_of(text):
 
 
 def sentences(prose):
-    """(line, sentence): a sentence ends at its mark, at an empty line, at an item of a list and at a cell of a table."""
+    """(line, sentence): a sentence ends at its mark, at an empty line, at an item of a list and at
+    a cell of a table.
+    """
     start, words = 1, []
     for number, line in enumerate(prose.split("\n") + [""], 1):
         for cell in line.split("|") if line.startswith("|") else [line]:
@@ -77,7 +144,11 @@ def prose_problems(path):
     for pattern, instead in banned():
         for match in pattern.finditer(prose):
             yield f"{path}:{prose.count(chr(10), 0, match.start()) + 1}: {instead}"
-    lines = re.sub(r"^```text\n.*?^```$", blank, text, flags=re.DOTALL | re.MULTILINE) if markdown else text  # output as it is
+    lines = (
+        re.sub(r"^```text\n.*?^```$", blank, text, flags=re.DOTALL | re.MULTILINE)
+        if markdown
+        else text
+    )  # output as it is
     for number, line in enumerate(lines.split("\n"), 1):
         if len(line) > COLUMNS and not (markdown and (line.startswith("|") or "https://" in line)):
             yield f"{path}:{number}: {len(line)} columns, more than {COLUMNS}"
@@ -90,7 +161,11 @@ def prose_problems(path):
 def source_files():
     """Sources but for data, other programs' formats and what is not yet."""
     kinds = CODE | {".py", ".rs", ".go"}
-    return [p for p in files(*SOURCES) if p.suffix in kinds and not str(p).startswith(DATA + SOURCES_NOT_YET)]
+    return [
+        p
+        for p in files(*SOURCES)
+        if p.suffix in kinds and not str(p).startswith(DATA + SOURCES_NOT_YET)
+    ]
 
 
 def source_problems(path):
@@ -113,7 +188,11 @@ def prose_files():
 def main():
     problems = []
     rules = [(re.compile(pattern), why) for pattern, why in LEFTOVERS.items()]
-    paths = [p for p in files(*FOLDERS) if (p.suffix in TEXT or p.name.startswith("run")) and not str(p).startswith(DATA)]
+    paths = [
+        p
+        for p in files(*FOLDERS)
+        if (p.suffix in TEXT or p.name.startswith("run")) and not str(p).startswith(DATA)
+    ]
     for path in [*paths, *ROOT_FILES]:
         try:
             text = read(path)
@@ -126,7 +205,11 @@ def main():
         if text and lines[-1]:
             problems.append(f"{path}: the last line has no end")
         for number, line in enumerate(lines, 1):
-            problems += [f"{path}:{number}: {why}" for rule, why in rules if rule.search(line) and not (tabs and "tab" in why)]
+            problems += [
+                f"{path}:{number}: {why}"
+                for rule, why in rules
+                if rule.search(line) and not (tabs and "tab" in why)
+            ]
         if str(path).startswith(("src/", "kernels/", "test/")) and len(lines) > MOST_LINES:
             problems.append(f"{path}: {len(lines)} lines, more than {MOST_LINES}")
     for path in prose_files():

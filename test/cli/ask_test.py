@@ -1,4 +1,5 @@
 """ask, prefill, inspect and verify on real documents: prefill, save, continue, map."""
+
 import os
 import signal
 import threading
@@ -22,7 +23,9 @@ class Documents(tool.InFolder):
         self.assertIn(f"> {QUESTION}\n", result.stdout)
         self.assertIn(CODE, result.stdout)
         self.assertRegex(result.stderr, r"Prefilled [\d,]+ tokens of short.txt")
-        self.assertRegex(result.stderr, r"\d+ tokens, first after .* tokens/s; \w+ read .*% of the tokens")
+        self.assertRegex(
+            result.stderr, r"\d+ tokens, first after .* tokens/s; \w+ read .*% of the tokens"
+        )
         self.assertNotIn("\x1b", result.stderr + result.stdout)
 
     def test_quiet_leaves_the_answer_alone(self):
@@ -34,7 +37,9 @@ class Documents(tool.InFolder):
         result = self.expect(run("ask", "-q", "-m", MODEL, "-f", "-", QUESTION, stdin=SHORT), 0)
         self.assertIn(CODE, result.stdout)
         document = self.file("short.txt", SHORT)
-        result = self.expect(run("ask", "-q", "-m", MODEL, "-f", document, stdin=f"{QUESTION}\n\n{QUESTION}\n"), 0)
+        result = self.expect(
+            run("ask", "-q", "-m", MODEL, "-f", document, stdin=f"{QUESTION}\n\n{QUESTION}\n"), 0
+        )
         self.assertEqual(result.stdout.count(CODE), 2)
 
     def test_a_saved_document_is_mapped_and_not_prefilled_again(self):
@@ -52,25 +57,63 @@ class Documents(tool.InFolder):
         document, spilled = self.file("short.txt", SHORT), self.folder / "spilled"
         spilled.mkdir()
         wanted = self.ask(document, "-q").stdout
-        self.assertEqual(self.ask(document, "-q", "--memory-limit", "20M", "--spill-directory", spilled).stdout, wanted)
+        self.assertEqual(
+            self.ask(document, "-q", "--memory-limit", "20M", "--spill-directory", spilled).stdout,
+            wanted,
+        )
         self.assertEqual(list(spilled.iterdir()), [])
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory-limit", "1M", QUESTION), 5, "memory")
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--memory-limit", "20M", "--spill-directory", spilled / "nowhere", QUESTION), 3, "nowhere")
+        self.expect_error(
+            run("ask", "-m", MODEL, "-f", document, "--memory-limit", "1M", QUESTION), 5, "memory"
+        )
+        self.expect_error(
+            run(
+                "ask",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "--memory-limit",
+                "20M",
+                "--spill-directory",
+                spilled / "nowhere",
+                QUESTION,
+            ),
+            3,
+            "nowhere",
+        )
 
     def test_passages_that_an_answer_attended_are_quoted(self):
         document = self.file("short.txt", SHORT)
-        result = self.expect(run("ask", "-q", "-m", MODEL, "-f", document, "--passages", 2, QUESTION), 0)
+        result = self.expect(
+            run("ask", "-q", "-m", MODEL, "-f", document, "--passages", 2, QUESTION), 0
+        )
         answer, first, *more = result.stdout.splitlines()
         self.assertIn(CODE, answer)
-        self.assertRegex(first, r'^  [0-9.]+% at (4|5)[0-9.]+%: ".*' + FACT.replace(".", r"\.") + '.*"$')
+        self.assertRegex(
+            first, r'^  [0-9.]+% at (4|5)[0-9.]+%: ".*' + FACT.replace(".", r"\.") + '.*"$'
+        )
         self.assertLessEqual(len(more), 1)
         plain = self.expect(run("ask", "-q", "-m", MODEL, "-f", document, QUESTION), 0)
         self.assertEqual(plain.stdout, answer + "\n")
 
     def test_passages_are_in_json_and_of_a_library_too(self):
         document = self.file("short.txt", SHORT)
-        asked = [run("ask", "-m", MODEL, "-f", document, "--json", "--passages", 3, QUESTION),
-                 run("library", "ask", self.folder / "books", "-m", MODEL, "-f", document, "--json", "--passages", 3, QUESTION)]
+        asked = [
+            run("ask", "-m", MODEL, "-f", document, "--json", "--passages", 3, QUESTION),
+            run(
+                "library",
+                "ask",
+                self.folder / "books",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "--json",
+                "--passages",
+                3,
+                QUESTION,
+            ),
+        ]
         for answer in [self.expect_json(result)["answers"][0] for result in asked]:
             passages = answer["passages"]
             self.assertIn(len(passages), [1, 2, 3])
@@ -78,17 +121,39 @@ class Documents(tool.InFolder):
             self.assertGreater(passages[0]["share"], 0.2)
             self.assertAlmostEqual(passages[0]["at"], 0.5, delta=0.1)
             self.assertEqual(passages, sorted(passages, key=lambda p: -p["share"]))
-        self.assertNotIn("passages", self.expect_json(run("ask", "-m", MODEL, "-f", document, "--json", QUESTION))["answers"][0])
+        self.assertNotIn(
+            "passages",
+            self.expect_json(run("ask", "-m", MODEL, "-f", document, "--json", QUESTION))[
+                "answers"
+            ][0],
+        )
 
     def test_json_holds_source_and_answers(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
-        first = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION, "And the south gate?"))
-        self.assertEqual([a["question"] for a in first["answers"]], [QUESTION, "And the south gate?"])
+        first = self.expect_json(
+            run(
+                "ask",
+                "--json",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "-s",
+                cache,
+                QUESTION,
+                "And the south gate?",
+            )
+        )
+        self.assertEqual(
+            [a["question"] for a in first["answers"]], [QUESTION, "And the south gate?"]
+        )
         self.assertIn(CODE, first["answers"][0]["answer"])
         self.assertEqual(first["answers"][0]["stop"], "end_of_turn")
         self.assertGreater(first["source"]["prefill_tokens"], 1000)
         self.assertNotIn("mapped_tokens", first["source"])
-        second = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION))
+        second = self.expect_json(
+            run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION)
+        )
         self.assertEqual(second["source"]["mapped_tokens"], first["source"]["tokens"])
         self.assertNotIn("prefill_tokens", second["source"])
 
@@ -99,7 +164,9 @@ class Documents(tool.InFolder):
         # The same tokens but for the beginning: the end of a document is not the document.
         other = self.file("b.txt", SHORT)
         self.expect_error(self.prefill(other, cache), 3, "a.kv holds another document", "--force")
-        self.expect_error(self.ask(other, "--save", cache, code=3), 3, "a.kv holds another document", "--force")
+        self.expect_error(
+            self.ask(other, "--save", cache, code=3), 3, "a.kv holds another document", "--force"
+        )
         self.assertEqual(cache.read_bytes(), content)
         result = self.ask(other, "--save", cache, "--force")
         self.assertIn("holds another document", result.stderr)
@@ -110,7 +177,16 @@ class Documents(tool.InFolder):
         document, cache = self.file("log.txt", SHORT), self.folder / "log.kv"
         self.expect(self.prefill(document, cache), 0)
         document.write_text(SHORT + " The access code of the south gate is 1029384.")
-        result = run("ask", "-m", MODEL, "-f", document, "-s", cache, "What is the access code of the south gate?")
+        result = run(
+            "ask",
+            "-m",
+            MODEL,
+            "-f",
+            document,
+            "-s",
+            cache,
+            "What is the access code of the south gate?",
+        )
         self.expect(result, 0)
         self.assertIn("1029384", result.stdout)
         self.assertIn("prefilling the rest", result.stderr)
@@ -131,7 +207,9 @@ class Documents(tool.InFolder):
         self.expect_error(run("verify", cache), 3, "short.kv")
         self.expect_error(run("ask", "-m", MODEL, "-c", cache, QUESTION), 3, "short.kv")
         damaged = cache.read_bytes()
-        self.expect_error(self.prefill(document, cache), 3, "damaged", "--force")  # whose document it was nobody can tell
+        self.expect_error(
+            self.prefill(document, cache), 3, "damaged", "--force"
+        )  # whose document it was nobody can tell
         self.assertEqual(cache.read_bytes(), damaged)
         result = self.ask(document, "--save", cache, "--force")
         self.assertIn("damaged", result.stderr)
@@ -141,8 +219,12 @@ class Documents(tool.InFolder):
     def test_a_cache_of_another_model_is_stale(self):
         other = tool.FIXTURES / "models" / "llama-q8_0.gguf"
         cache = self.folder / "other.kv"
-        self.expect(run("prefill", "-m", other, "-f", self.file("tiny.txt", "a b c"), "-o", cache), 0)
-        error = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, QUESTION), 4)["error"]
+        self.expect(
+            run("prefill", "-m", other, "-f", self.file("tiny.txt", "a b c"), "-o", cache), 0
+        )
+        error = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, QUESTION), 4)[
+            "error"
+        ]
         self.assertEqual(error["status"], 14)
         content = cache.read_bytes()
         self.expect_error(self.prefill(self.file("short.txt", SHORT), cache), 3, "stale", "--force")
@@ -155,25 +237,43 @@ class Documents(tool.InFolder):
         cache = self.folder / "short.kv"
         self.expect(self.prefill(self.file("short.txt", SHORT), cache), 0)
         facts = self.expect_json(run("inspect", cache, "--json"))
-        self.assertEqual((facts["kind"], facts["layers"], facts["precision"]), ("cache", 10, "int8"))
-        self.assertEqual((facts["file_bytes"], facts["chat_format"]), (cache.stat().st_size, "chatml"))
+        self.assertEqual(
+            (facts["kind"], facts["layers"], facts["precision"]), ("cache", 10, "int8")
+        )
+        self.assertEqual(
+            (facts["file_bytes"], facts["chat_format"]), (cache.stat().st_size, "chatml")
+        )
         self.assertRegex(self.expect(run("inspect", cache), 0).stdout, r"\nchat format +chatml\n")
         self.assertIn("every byte", self.expect(run("verify", cache), 0).stdout)
 
     def test_a_document_is_asked_in_the_chat_format_that_it_was_saved_in(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
         self.expect(self.prefill(document, cache, "--chat-format", "llama3"), 0)
-        self.expect_error(run("ask", "-m", MODEL, "-c", cache, "--chat-format", "chatml", QUESTION), 4, "'llama3'", "'chatml'")
-        with_it = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, "--chat-format", "llama3", QUESTION))["answers"][0]
-        without = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, QUESTION))["answers"][0]
+        self.expect_error(
+            run("ask", "-m", MODEL, "-c", cache, "--chat-format", "chatml", QUESTION),
+            4,
+            "'llama3'",
+            "'chatml'",
+        )
+        with_it = self.expect_json(
+            run("ask", "--json", "-m", MODEL, "-c", cache, "--chat-format", "llama3", QUESTION)
+        )["answers"][0]
+        without = self.expect_json(run("ask", "--json", "-m", MODEL, "-c", cache, QUESTION))[
+            "answers"
+        ][0]
         self.assertEqual(without["stats"]["chat_format"], "llama3")
-        self.assertEqual((without["answer"], without["question_tokens"]), (with_it["answer"], with_it["question_tokens"]))
+        self.assertEqual(
+            (without["answer"], without["question_tokens"]),
+            (with_it["answer"], with_it["question_tokens"]),
+        )
 
     def test_what_another_program_saves_meanwhile_stays(self):
         document, cache = self.file("long.txt", LONG), self.folder / "long.kv"
         other = self.folder / "other.kv"
         self.expect(self.prefill(self.file("short.txt", SHORT), other), 0)
-        reading = tool.OnTerminal("prefill", "-m", MODEL, "-f", document, "-o", cache, "--chunk", 256)
+        reading = tool.OnTerminal(
+            "prefill", "-m", MODEL, "-f", document, "-o", cache, "--chunk", 256
+        )
         self.assertTrue(reading.read_until("% "), reading.seen)
         os.replace(other, cache)
         content = cache.read_bytes()
@@ -190,7 +290,9 @@ class Documents(tool.InFolder):
         self.assertIn(CODE, self.ask(fifo, "-q").stdout)
         writer.join()
         waiting = tool.OnTerminal("ask", "-m", MODEL, "-f", fifo, QUESTION)
-        reader = os.open(fifo, os.O_RDWR)  # it is past the opening, and waits for a text that never comes
+        reader = os.open(
+            fifo, os.O_RDWR
+        )  # it is past the opening, and waits for a text that never comes
         try:
             self.assertFalse(waiting.read_until("kvasir", 3), waiting.seen)
             waiting.interrupt()
@@ -203,7 +305,9 @@ class Documents(tool.InFolder):
         pdf = self.file("report.pdf", b"%PDF-1.7\n" + SHORT.encode())
         self.assertIn("warning: report.pdf is a PDF file, not text", self.ask(pdf, "-n", 1).stderr)
         binary = self.file("data.bin", SHORT.encode() + b"\0\1")
-        report = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", binary, "-n", 1, QUESTION))
+        report = self.expect_json(
+            run("ask", "--json", "-m", MODEL, "-f", binary, "-n", 1, QUESTION)
+        )
         self.assertIn("NUL", report["warnings"][0])
         added = run("library", "add", self.folder / "lib", "-m", MODEL, "-f", pdf)
         self.assertIn("warning: report.pdf", self.expect(added, 0).stderr)
@@ -212,19 +316,83 @@ class Documents(tool.InFolder):
     def test_instructions_stand_before_the_document_and_stay_in_the_file(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "a.kv"
         instructions = "Answer in one sentence."
-        plain = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, QUESTION))["source"]["tokens"]
-        first = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, "--instructions", instructions, QUESTION))
+        plain = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, QUESTION))[
+            "source"
+        ]["tokens"]
+        first = self.expect_json(
+            run(
+                "ask",
+                "--json",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "-s",
+                cache,
+                "--instructions",
+                instructions,
+                QUESTION,
+            )
+        )
         self.assertGreater(first["source"]["tokens"], plain)
         file = self.file("instructions.txt", instructions + "\n")
-        again = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, "--instructions-file", file, QUESTION))
+        again = self.expect_json(
+            run(
+                "ask",
+                "--json",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "-s",
+                cache,
+                "--instructions-file",
+                file,
+                QUESTION,
+            )
+        )
         self.assertEqual(again["source"]["mapped_tokens"], first["source"]["tokens"])
         self.assertNotIn("prefill_tokens", again["source"])
         self.assertEqual(again["answers"][0]["answer"], first["answers"][0]["answer"])
         self.expect(run("ask", "-m", MODEL, "-c", cache, QUESTION), 0)
-        self.expect_error(run("ask", "-m", MODEL, "-c", cache, "--instructions", "Answer in French.", QUESTION), 4, "instructions")
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "-s", cache, QUESTION), 3, "--force")
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--instructions", "a", "--instructions-file", file, QUESTION), 2, "--instructions")
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "--instructions-file", self.folder / "none", QUESTION), 3, "none")
+        self.expect_error(
+            run("ask", "-m", MODEL, "-c", cache, "--instructions", "Answer in French.", QUESTION),
+            4,
+            "instructions",
+        )
+        self.expect_error(
+            run("ask", "-m", MODEL, "-f", document, "-s", cache, QUESTION), 3, "--force"
+        )
+        self.expect_error(
+            run(
+                "ask",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "--instructions",
+                "a",
+                "--instructions-file",
+                file,
+                QUESTION,
+            ),
+            2,
+            "--instructions",
+        )
+        self.expect_error(
+            run(
+                "ask",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "--instructions-file",
+                self.folder / "none",
+                QUESTION,
+            ),
+            3,
+            "none",
+        )
 
     def test_a_folder_is_no_text(self):
         self.expect_error(run("ask", "-m", MODEL, "-f", self.folder, QUESTION), 3, "directory")
@@ -235,27 +403,55 @@ class Documents(tool.InFolder):
         document = self.file("short.txt", SHORT)
         os.chmod(self.folder, 0o500)
         self.addCleanup(os.chmod, self.folder, 0o700)
-        self.expect_error(run("ask", "-m", MODEL, "-f", document, "-s", self.folder / "a.kv", QUESTION), 3, "folder")
+        self.expect_error(
+            run("ask", "-m", MODEL, "-f", document, "-s", self.folder / "a.kv", QUESTION),
+            3,
+            "folder",
+        )
 
 
 class Interrupted(tool.InFolder):
     def start(self, document, cache, **options):
-        return tool.OnTerminal("prefill", "-m", MODEL, "-f", document, "-o", cache, "--chunk", 256, **options)
+        return tool.OnTerminal(
+            "prefill", "-m", MODEL, "-f", document, "-o", cache, "--chunk", 256, **options
+        )
 
     def test_a_first_interrupt_keeps_what_was_read_and_the_next_run_goes_on(self):
         document, cache = self.file("long.txt", LONG), self.folder / "long.kv"
         reading = self.start(document, cache)
-        self.assertTrue(reading.read_until("% "), reading.seen)  # the progress line: it is under way
+        self.assertTrue(
+            reading.read_until("% "), reading.seen
+        )  # the progress line: it is under way
         reading.interrupt()
         self.assertEqual(reading.finish(), 130, reading.seen)
-        self.assertRegex(reading.seen, r"stopped; saved [\d,]+ of [\d,]+ tokens in .*long.kv; run the same command again")
+        self.assertRegex(
+            reading.seen,
+            r"stopped; saved [\d,]+ of [\d,]+ tokens in .*long.kv; run the same command again",
+        )
         kept = self.expect_json(run("inspect", cache, "--json"))["tokens"]
         self.assertGreater(kept, 0)
         self.expect(run("verify", cache), 0)
 
-        rest = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, "--strategy", "full", QUESTION))
+        rest = self.expect_json(
+            run(
+                "ask",
+                "--json",
+                "-m",
+                MODEL,
+                "-f",
+                document,
+                "-s",
+                cache,
+                "--strategy",
+                "full",
+                QUESTION,
+            )
+        )
         self.assertEqual(rest["source"]["mapped_tokens"], kept)
-        self.assertEqual(rest["source"]["mapped_tokens"] + rest["source"]["prefill_tokens"], rest["source"]["tokens"])
+        self.assertEqual(
+            rest["source"]["mapped_tokens"] + rest["source"]["prefill_tokens"],
+            rest["source"]["tokens"],
+        )
         self.assertIn(CODE, rest["answers"][0]["answer"])
 
     def test_a_second_interrupt_ends_at_once(self):
@@ -267,14 +463,18 @@ class Interrupted(tool.InFolder):
         self.assertIn(process.finish(), (0, -signal.SIGINT))
 
     def test_without_a_file_to_keep_it_the_loss_is_reported(self):
-        reading = tool.OnTerminal("ask", "-m", MODEL, "-f", self.file("long.txt", LONG), "--chunk", 256, QUESTION)
+        reading = tool.OnTerminal(
+            "ask", "-m", MODEL, "-f", self.file("long.txt", LONG), "--chunk", 256, QUESTION
+        )
         self.assertTrue(reading.read_until("% "), reading.seen)
         reading.interrupt()
         self.assertEqual(reading.finish(), 130, reading.seen)
         self.assertRegex(reading.seen, r"kvasir: stopped .*--save")
 
     def test_progress_is_drawn_on_a_terminal_and_erased(self):
-        reading = self.start(self.file("long.txt", LONG[:12000]), self.folder / "long.kv", columns=100)
+        reading = self.start(
+            self.file("long.txt", LONG[:12000]), self.folder / "long.kv", columns=100
+        )
         self.assertEqual(reading.finish(), 0)
         self.assertRegex(reading.seen, r"Prefilling long.txt .*\d+%")
         drawn = [part for part in reading.seen.split("\r") if "%" in part]

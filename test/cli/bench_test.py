@@ -1,4 +1,5 @@
 """tokenize, logits and bench against references and against themselves."""
+
 import array
 import json
 import math
@@ -22,13 +23,20 @@ def relative_distance(a, b):
 
 class Measuring(tool.InFolder):
     def test_tokens_are_those_of_the_reference(self):
-        result = self.expect(run("tokenize", "-m", MODEL, "--special", "-f", FIXTURES / "mini-prompt.txt"), 0)
+        result = self.expect(
+            run("tokenize", "-m", MODEL, "--special", "-f", FIXTURES / "mini-prompt.txt"), 0
+        )
         self.assertEqual(json.loads(result.stdout), REFERENCE["tokens"])
-        result = self.expect_json(run("tokenize", "--json", "-m", MODEL, "-f", "-", stdin="<|im_start|>"))
+        result = self.expect_json(
+            run("tokenize", "--json", "-m", MODEL, "-f", "-", stdin="<|im_start|>")
+        )
         self.assertGreater(len(result["tokens"]), 1)
 
     def logits(self, *more):
-        ids, output = self.file("ids.json", json.dumps(REFERENCE["tokens"])), self.folder / "logits.f32"
+        ids, output = (
+            self.file("ids.json", json.dumps(REFERENCE["tokens"])),
+            self.folder / "logits.f32",
+        )
         self.expect(run("logits", "-m", MODEL, "--tokens", ids, "-o", output, "--force", *more), 0)
         values = floats(output)
         self.assertEqual(len(values), len(REFERENCE["tokens"]) * REFERENCE["vocab"])
@@ -40,22 +48,49 @@ class Measuring(tool.InFolder):
         # The reference is of the weights in 16 bits; the model here has them in 8.
         for kv, chunk, tolerance in (("f32", 256, 1e-3), ("int8", 64, 5e-3)):
             values = self.logits("--precision", kv, "--chunk", chunk)
-            self.expect_error(run("logits", "-m", MODEL, "--tokens", "-", "-o", self.folder / "logits.f32"), 3, "logits.f32 exists already", "--force")
+            self.expect_error(
+                run("logits", "-m", MODEL, "--tokens", "-", "-o", self.folder / "logits.f32"),
+                3,
+                "logits.f32 exists already",
+                "--force",
+            )
             self.assertLess(relative_distance(values[-vocabulary:], expected), 5e-2, kv)
             loss, same = 0.0, 0
             for at in range(len(tokens)):
-                row = values[at * vocabulary:(at + 1) * vocabulary]
+                row = values[at * vocabulary : (at + 1) * vocabulary]
                 most = max(row)
                 same += row.index(most) == REFERENCE["argmax"][at]
                 if at + 1 < len(tokens):
-                    loss += most - row[tokens[at + 1]] + math.log(sum(map(math.exp, (x - most for x in row))))
+                    loss += (
+                        most
+                        - row[tokens[at + 1]]
+                        + math.log(sum(map(math.exp, (x - most for x in row))))
+                    )
             mean = loss / (len(tokens) - 1)
             self.assertLess(abs(mean / REFERENCE["mean_nll"] - 1), tolerance, kv)
             self.assertGreater(same, 0.93 * len(tokens), kv)
 
     def test_bench_reports_ratios_of_its_own_run(self):
-        arguments = ["bench", "-m", MODEL, "--depth", "0,600", "--prompt", 32, "--generate", 4, "--repetitions", 1,
-                     "--strategy", "full,quest", "--budget", "2%", "--mapped", "--folder", self.folder]
+        arguments = [
+            "bench",
+            "-m",
+            MODEL,
+            "--depth",
+            "0,600",
+            "--prompt",
+            32,
+            "--generate",
+            4,
+            "--repetitions",
+            1,
+            "--strategy",
+            "full,quest",
+            "--budget",
+            "2%",
+            "--mapped",
+            "--folder",
+            self.folder,
+        ]
         report = self.expect_json(run(*arguments, "--json"))
         self.assertEqual([d["depth"] for d in report["depths"]], [0, 600])
         deep = report["depths"][1]
@@ -70,11 +105,31 @@ class Measuring(tool.InFolder):
 
     def test_bench_makes_up_documents_that_no_model_has_read(self):
         def bench(*more):
-            return self.expect_json(run("bench", "-m", MODEL, "--json", "--synthetic", "--prompt", 0, "--generate", 4, "--repetitions", 1,
-                                        "--strategy", "full,quest,flat,bounded", "--budget", "1%", *more))
+            return self.expect_json(
+                run(
+                    "bench",
+                    "-m",
+                    MODEL,
+                    "--json",
+                    "--synthetic",
+                    "--prompt",
+                    0,
+                    "--generate",
+                    4,
+                    "--repetitions",
+                    1,
+                    "--strategy",
+                    "full,quest,flat,bounded",
+                    "--budget",
+                    "1%",
+                    *more
+                )
+            )
 
         def attended(report):
-            """What the strategies read of the deepest document, and bounded's estimate of the attention that is there."""
+            """What the strategies read of the deepest document, and bounded's estimate of the
+            attention that is there.
+            """
             told = [speed["stats"] for speed in report["depths"][-1]["decode"]]
             return [stats["last_tokens_read"] for stats in told] + [told[-1]["last_mass_read"]]
 
@@ -82,7 +137,9 @@ class Measuring(tool.InFolder):
         self.assertEqual((report["document"], report["seed"]), ("synthetic", 1))
         self.assertEqual([d["depth"] for d in report["depths"]], [0, 700, 8192])
         deepest = report["depths"][-1]
-        self.assertEqual([speed["strategy"] for speed in deepest["decode"]], ["full", "quest", "flat", "bounded"])
+        self.assertEqual(
+            [speed["strategy"] for speed in deepest["decode"]], ["full", "quest", "flat", "bounded"]
+        )
         for speed in deepest["decode"]:
             self.assertEqual(speed["stats"]["tokens"], 8192 + 5)
             self.assertEqual(speed["stats"]["decode_strategy"], speed["strategy"])
@@ -90,8 +147,12 @@ class Measuring(tool.InFolder):
             self.assertGreater(speed["tokens_per_second"]["median"], 0)
         flat, bounded = (speed["stats"] for speed in deepest["decode"][-2:])
         self.assertLess(bounded["last_tokens_read"], 0.02 * bounded["last_tokens_present"])
-        self.assertGreater(bounded["last_mass_read"], 0.72)  # 0.85; keys that are all as long have 0.60
-        self.assertLess(flat["last_pages_touched"], 0.6 * flat["last_tokens_read"])  # 0.37: they lie together; of keys without topics 0.81
+        self.assertGreater(
+            bounded["last_mass_read"], 0.72
+        )  # 0.85; keys that are all as long have 0.60
+        self.assertLess(
+            flat["last_pages_touched"], 0.6 * flat["last_tokens_read"]
+        )  # 0.37: they lie together; of keys without topics 0.81
         for cost in deepest["mapped"]:
             self.assertGreater(cost["kv_bytes"], 8000 * 10 * 2 * 2 * 64)
             self.assertGreater(cost["tokens_per_second"]["median"], 0)
@@ -101,21 +162,82 @@ class Measuring(tool.InFolder):
         alone = bench("--depth", 8192)
         self.assertEqual(attended(alone), attended(bench("--depth", 8192)))
         self.assertNotEqual(attended(alone), attended(bench("--depth", 8192, "--seed", 2)))
-        table = self.expect(run("bench", "-m", MODEL, "--depth", 300, "--synthetic", "--prompt", 16, "--generate", 1, "--repetitions", 1), 0).stdout
+        table = self.expect(
+            run(
+                "bench",
+                "-m",
+                MODEL,
+                "--depth",
+                300,
+                "--synthetic",
+                "--prompt",
+                16,
+                "--generate",
+                1,
+                "--repetitions",
+                1,
+            ),
+            0,
+        ).stdout
         self.assertIn("synthetic documents, seed 1\n", table)
 
     def test_bench_decodes_with_the_index_that_a_strategy_searches(self):
-        report = self.expect_json(run("bench", "-m", MODEL, "--json", "--depth", 3000, "--synthetic", "--prompt", 0, "--generate", 3, "--repetitions", 2,
-                                      "--strategy", "flat,ivf", "--budget", "1%", "--mapped", "--folder", self.folder))
+        report = self.expect_json(
+            run(
+                "bench",
+                "-m",
+                MODEL,
+                "--json",
+                "--depth",
+                3000,
+                "--synthetic",
+                "--prompt",
+                0,
+                "--generate",
+                3,
+                "--repetitions",
+                2,
+                "--strategy",
+                "flat,ivf",
+                "--budget",
+                "1%",
+                "--mapped",
+                "--folder",
+                self.folder,
+            )
+        )
         flat, ivf = (speed["stats"]["last_keys_scanned"] for speed in report["depths"][0]["decode"])
         self.assertLess(ivf, 0.5 * flat)
-        self.assertLess(report["depths"][0]["mapped"][1]["stats"]["last_keys_scanned"], 0.5 * report["depths"][0]["mapped"][0]["stats"]["last_keys_scanned"])
+        self.assertLess(
+            report["depths"][0]["mapped"][1]["stats"]["last_keys_scanned"],
+            0.5 * report["depths"][0]["mapped"][0]["stats"]["last_keys_scanned"],
+        )
 
     def test_bench_with_nothing_to_read_decode_or_go_back_to(self):
-        zeros = [(depth, prompt, generate, more) for depth in (0, 40) for prompt in (0, 8) for generate in (0, 2)
-                 for more in ([], ["--synthetic"], ["--mapped", "--folder", self.folder])]
+        zeros = [
+            (depth, prompt, generate, more)
+            for depth in (0, 40)
+            for prompt in (0, 8)
+            for generate in (0, 2)
+            for more in ([], ["--synthetic"], ["--mapped", "--folder", self.folder])
+        ]
         for depth, prompt, generate, more in zeros:
-            bench = ["bench", "-m", MODEL, "--depth", depth, "--prompt", prompt, "--generate", generate, "--repetitions", 1, "--strategy", "full,bounded", *more]
+            bench = [
+                "bench",
+                "-m",
+                MODEL,
+                "--depth",
+                depth,
+                "--prompt",
+                prompt,
+                "--generate",
+                generate,
+                "--repetitions",
+                1,
+                "--strategy",
+                "full,bounded",
+                *more,
+            ]
             if prompt == 0 and generate == 0 and (depth == 0 or "--mapped" not in more):
                 self.expect_error(run(*bench), 2, "nothing to measure")
                 continue
@@ -124,25 +246,52 @@ class Measuring(tool.InFolder):
             report = self.expect_json(run(*bench, "--json"))
 
             def finite(value):
-                for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
+                for part in (
+                    value.values()
+                    if isinstance(value, dict)
+                    else value if isinstance(value, list) else []
+                ):
                     finite(part)
                 self.assertFalse(isinstance(value, float) and not math.isfinite(value))
 
             finite(report)
             json.dumps(report, allow_nan=False)
             self.assertGreater(report["threads"], 0)
-            self.assertEqual([decode["stats"] is None for decode in report["depths"][0]["decode"]], [generate == 0] * 2)
+            self.assertEqual(
+                [decode["stats"] is None for decode in report["depths"][0]["decode"]],
+                [generate == 0] * 2,
+            )
 
     def test_bench_says_before_any_work_what_cannot_be_measured(self):
         bench = ["bench", "-m", MODEL, "--generate", 8]
-        self.expect_error(run(*bench, "--depth", "0,131000", "--prompt", 100), 2, "131,000 tokens", "100 after", "131,072")
-        self.expect_error(run(*bench, "--depth", 131064, "--prompt", 0, "--synthetic"), 2, "9 after", "131,072")
-        self.expect_error(run(*bench, "--depth", 2 ** 40, "--synthetic"), 2, "131,072")
+        self.expect_error(
+            run(*bench, "--depth", "0,131000", "--prompt", 100),
+            2,
+            "131,000 tokens",
+            "100 after",
+            "131,072",
+        )
+        self.expect_error(
+            run(*bench, "--depth", 131064, "--prompt", 0, "--synthetic"), 2, "9 after", "131,072"
+        )
+        self.expect_error(run(*bench, "--depth", 2**40, "--synthetic"), 2, "131,072")
         self.expect_error(run(*bench, "--synthetic", "--text", "book.txt"), 2, "--text")
         self.expect_error(run(*bench, "--synthetic", "--strategy", "full,infllm"), 2, "infllm")
 
     def test_an_interrupt_ends_the_making_of_a_document(self):
-        making = OnTerminal("bench", "-m", MODEL, "--depth", 130000, "--synthetic", "--prompt", 0, "--mapped", "--folder", self.folder)
+        making = OnTerminal(
+            "bench",
+            "-m",
+            MODEL,
+            "--depth",
+            130000,
+            "--synthetic",
+            "--prompt",
+            0,
+            "--mapped",
+            "--folder",
+            self.folder,
+        )
         self.assertTrue(making.read_until("Generating 130,000 tokens"), making.seen)
         making.interrupt()
         self.assertEqual(making.finish(), 130)

@@ -1,4 +1,5 @@
 """kvasir chat, from a pipe and at a terminal."""
+
 import json
 import subprocess
 import unittest
@@ -15,16 +16,23 @@ class Talking(tool.InFolder):
         self.expect(run("prefill", "-q", "-m", MODEL, "-f", document, "-o", self.cache), 0)
 
     def chat(self, *lines):
-        return self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="\n".join(lines) + "\n"), 0).stdout
+        return self.expect(
+            run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="\n".join(lines) + "\n"), 0
+        ).stdout
 
     def test_lines_from_a_pipe_are_answered(self):
         self.assertEqual(self.chat(QUESTION, QUESTION).count(CODE), 2)
 
     def test_turns_stay_until_they_are_dropped(self):
         def tokens(text):
-            return [json.loads("{" + part.split("\n}")[0] + "}")["tokens"] for part in text.split("{")[1:]]
+            return [
+                json.loads("{" + part.split("\n}")[0] + "}")["tokens"]
+                for part in text.split("{")[1:]
+            ]
 
-        before, after, forgotten = tokens(self.chat("/stats", QUESTION, "/stats", "/reset", "/stats"))
+        before, after, forgotten = tokens(
+            self.chat("/stats", QUESTION, "/stats", "/reset", "/stats")
+        )
         self.assertGreater(after, before)
         self.assertEqual(forgotten, before)
 
@@ -36,32 +44,81 @@ class Talking(tool.InFolder):
         self.assertIn(CODE, result.stdout)
         # What is in a file stays, but for a beginning of this conversation.
         content = saved.read_bytes()
-        refused = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {saved}\n/save {self.folder / 'short.txt'}\n"), 3)
+        refused = self.expect(
+            run(
+                "chat",
+                "-q",
+                "-m",
+                MODEL,
+                "-c",
+                self.cache,
+                stdin=f"/save {saved}\n/save {self.folder / 'short.txt'}\n",
+            ),
+            3,
+        )
         self.assertIn("talk.kv holds another conversation", refused.stderr)
-        refused = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {self.folder / 'short.txt'}\n"), 3)
+        refused = self.expect(
+            run(
+                "chat",
+                "-q",
+                "-m",
+                MODEL,
+                "-c",
+                self.cache,
+                stdin=f"/save {self.folder / 'short.txt'}\n",
+            ),
+            3,
+        )
         self.assertIn("short.txt is not a cache file", refused.stderr)
-        self.assertEqual((saved.read_bytes(), (self.folder / "short.txt").read_text()), (content, SHORT))
+        self.assertEqual(
+            (saved.read_bytes(), (self.folder / "short.txt").read_text()), (content, SHORT)
+        )
         for path in (self.folder, self.folder / "none" / "a.kv", "/dev/null"):
-            self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {path}\n"), 3)
+            self.expect(
+                run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {path}\n"), 3
+            )
         before = self.expect_json(run("inspect", "--json", saved))["tokens"]
-        self.expect(run("chat", "-q", "-m", MODEL, "-c", saved, stdin=f"{QUESTION}\n/save {saved}\n/save {saved}\n"), 0)
+        self.expect(
+            run(
+                "chat",
+                "-q",
+                "-m",
+                MODEL,
+                "-c",
+                saved,
+                stdin=f"{QUESTION}\n/save {saved}\n/save {saved}\n",
+            ),
+            0,
+        )
         self.assertGreater(self.expect_json(run("inspect", "--json", saved))["tokens"], before)
         self.chat(f"/save --force {saved}")
         self.assertLess(self.expect_json(run("inspect", "--json", saved))["tokens"], before)
         self.chat(QUESTION, f"/save --force {saved}")
         # A conversation is worth more than a cache: reading the document again must not destroy it.
-        self.expect_error(run("ask", "-m", MODEL, "-f", self.folder / "short.txt", "-s", saved, QUESTION), 3, "conversation")
+        self.expect_error(
+            run("ask", "-m", MODEL, "-f", self.folder / "short.txt", "-s", saved, QUESTION),
+            3,
+            "conversation",
+        )
 
     def test_a_device_that_is_chosen_is_named(self):
-        result = self.expect(run("chat", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin="/stats\n"), 0)
-        stats = json.loads(result.stdout[result.stdout.index("{"):result.stdout.rindex("}") + 1])
+        result = self.expect(
+            run("chat", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin="/stats\n"), 0
+        )
+        stats = json.loads(result.stdout[result.stdout.index("{") : result.stdout.rindex("}") + 1])
         if stats["device"] == "cpu":
             self.assertIn("the CPU computes the model: " + stats["device_because"], result.stderr)
         else:
             self.assertIn(f"{stats['devices'][0]['device']} (", result.stderr)
-        quiet = self.expect(run("chat", "-q", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin=""), 0)
+        quiet = self.expect(
+            run("chat", "-q", "-m", MODEL, "-c", self.cache, "--device", "auto", stdin=""), 0
+        )
         self.assertEqual(quiet.stderr, "")
-        self.expect_error(run("chat", "-m", MODEL, "-c", self.cache, "--device", "cuda:0,", stdin=""), 2, "device 'cuda:0,' is not known")
+        self.expect_error(
+            run("chat", "-m", MODEL, "-c", self.cache, "--device", "cuda:0,", stdin=""),
+            2,
+            "device 'cuda:0,' is not known",
+        )
 
     def test_help_and_unknown_commands(self):
         self.assertIn("/reset", self.chat("/help"))
@@ -69,7 +126,10 @@ class Talking(tool.InFolder):
         self.assertIn("/help", self.expect(result, 0).stderr)
         self.assertIn("did you mean '/stats'?)", result.stderr)
 
-    @unittest.skipUnless("libedit" in subprocess.run(["ldd", tool.PROGRAM], capture_output=True, text=True).stdout, "built without libedit")
+    @unittest.skipUnless(
+        "libedit" in subprocess.run(["ldd", tool.PROGRAM], capture_output=True, text=True).stdout,
+        "built without libedit",
+    )
     def test_lines_are_edited_and_recalled(self):
         talk = tool.OnTerminal("chat", "-m", MODEL, "-c", self.cache, whole=True)
         self.assertTrue(talk.read_until("> "), talk.seen)
@@ -84,8 +144,20 @@ class Talking(tool.InFolder):
         self.assertEqual(talk.finish(), 0, talk.seen)
 
     def test_at_a_terminal_an_interrupt_stops_the_answer_only(self):
-        talk = tool.OnTerminal("chat", "-m", MODEL, "-c", self.cache, "--max-tokens", 100000, "--temperature", 3, "--stop",
-                               "never said", whole=True)
+        talk = tool.OnTerminal(
+            "chat",
+            "-m",
+            MODEL,
+            "-c",
+            self.cache,
+            "--max-tokens",
+            100000,
+            "--temperature",
+            3,
+            "--stop",
+            "never said",
+            whole=True,
+        )
         self.assertTrue(talk.read_until("> "), talk.seen)
         talk.write("Go on for ever\n")
         self.assertTrue(talk.read_until("\n"))

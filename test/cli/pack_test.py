@@ -1,4 +1,5 @@
 """pack and unpack, and what inspect says of a packed cache."""
+
 import os
 
 import tool
@@ -8,8 +9,12 @@ from tool import CODE, MODEL, QUESTION, SHORT, run
 class Packing(tool.InFolder):
     def setUp(self):
         super().setUp()
-        self.cache, self.packed, self.back = (self.folder / name for name in ("a.kv", "a.kvz", "b.kv"))
-        self.expect(run("prefill", "-q", "-m", MODEL, "-f", self.file("a.txt", SHORT), "-o", self.cache), 0)
+        self.cache, self.packed, self.back = (
+            self.folder / name for name in ("a.kv", "a.kvz", "b.kv")
+        )
+        self.expect(
+            run("prefill", "-q", "-m", MODEL, "-f", self.file("a.txt", SHORT), "-o", self.cache), 0
+        )
 
     def test_a_packed_cache_is_smaller_and_comes_back(self):
         result = self.expect(run("pack", self.cache, "-o", self.packed), 0)
@@ -19,12 +24,16 @@ class Packing(tool.InFolder):
         self.assertEqual(result["output_bytes"], self.cache.stat().st_size)
         self.assertEqual(result["bytes"], self.packed.stat().st_size)
         self.assertEqual(self.back.read_bytes(), self.cache.read_bytes())
-        self.assertIn(CODE, self.expect(run("ask", "-m", MODEL, "-c", self.back, QUESTION), 0).stdout)
+        self.assertIn(
+            CODE, self.expect(run("ask", "-m", MODEL, "-c", self.back, QUESTION), 0).stdout
+        )
 
     def test_inspect_recognises_a_packed_file_and_other_commands_say_to_unpack_it(self):
         self.expect(run("pack", self.cache, "-o", self.packed, "--level", "3"), 0)
         self.assertIn("packed file of", self.expect(run("inspect", self.packed), 0).stdout)
-        packed, plain = (self.expect_json(run("inspect", "--json", path)) for path in (self.packed, self.cache))
+        packed, plain = (
+            self.expect_json(run("inspect", "--json", path)) for path in (self.packed, self.cache)
+        )
         self.assertEqual(packed["kind"], "packed")
         self.assertEqual(packed["level"], 3)
         self.assertEqual(packed["cache_bytes"], plain["file_bytes"])
@@ -58,15 +67,21 @@ class Packing(tool.InFolder):
             self.expect(run("pack", self.cache, "-o", self.packed, *more), 0)
             self.expect(run("unpack", self.packed, "-o", self.back, *more), 0)
         packed, back = self.packed.read_bytes(), self.back.read_bytes()
-        self.expect_error(run("pack", self.cache, "-o", self.packed), 3, "a.kvz exists already", "--force")
-        self.expect_error(run("unpack", self.packed, "-o", self.back), 3, "b.kv exists already", "--force")
+        self.expect_error(
+            run("pack", self.cache, "-o", self.packed), 3, "a.kvz exists already", "--force"
+        )
+        self.expect_error(
+            run("unpack", self.packed, "-o", self.back), 3, "b.kv exists already", "--force"
+        )
         self.assertEqual((self.packed.read_bytes(), self.back.read_bytes()), (packed, back))
         self.expect(run("pack", self.cache, "-o", text, "--force"), 0)
         self.assertEqual(text.read_bytes(), self.packed.read_bytes())
 
     def test_ctrl_c_leaves_nothing(self):
         large = self.folder / "large.kv"
-        self.expect(run("prefill", "-q", "-m", MODEL, "-f", self.file("b.txt", SHORT * 3), "-o", large), 0)
+        self.expect(
+            run("prefill", "-q", "-m", MODEL, "-f", self.file("b.txt", SHORT * 3), "-o", large), 0
+        )
         terminal = tool.OnTerminal("pack", large, "-o", self.packed, "--level", "19")
         self.assertTrue(terminal.read_until("Packing"), terminal.seen)
         terminal.interrupt()

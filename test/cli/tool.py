@@ -1,4 +1,5 @@
 """Runs the command line for the tests: PROGRAM SOURCE_ROOT come as arguments of the test."""
+
 import atexit
 import json
 import os
@@ -39,18 +40,26 @@ def count_faults(kind, cases=1):
 
 def run(*arguments, stdin="", timeout=600, **options):
     """Without a terminal; stdin is text."""
-    return subprocess.run([PROGRAM, *map(str, arguments)], input=stdin, capture_output=True, text=True,
-                          timeout=timeout, **options)
+    return subprocess.run(
+        [PROGRAM, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **options,
+    )
 
 
 class OnTerminal:
-    """The program with standard error (and, on request, input and output) on a terminal of its own."""
+    """The program with standard error (and, on request, input and output) on a terminal of its own.
+    """
 
     def __init__(self, *arguments, whole=False, columns=100):
         self.master, slave = pty.openpty()
         import fcntl
         import struct
         import termios
+
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         environment = dict(os.environ, TERM="xterm", LC_ALL="C.UTF-8")
 
@@ -59,13 +68,21 @@ class OnTerminal:
             fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 
         ends = (slave, slave, slave) if whole else (subprocess.DEVNULL, subprocess.PIPE, slave)
-        self.process = subprocess.Popen([PROGRAM, *map(str, arguments)], stdin=ends[0], stdout=ends[1], stderr=ends[2],
-                                        env=environment, preexec_fn=own_terminal)
+        self.process = subprocess.Popen(
+            [PROGRAM, *map(str, arguments)],
+            stdin=ends[0],
+            stdout=ends[1],
+            stderr=ends[2],
+            env=environment,
+            preexec_fn=own_terminal,
+        )
         os.close(slave)
         self.seen, self.passed = "", 0
 
     def read_until(self, text, timeout=60):
-        """Whether the text came up after what was waited for before; everything seen is in self.seen."""
+        """Whether the text came up after what was waited for before; everything seen is in
+        self.seen.
+        """
         end = time.monotonic() + timeout
         while (found := self.seen.find(text, self.passed)) < 0 and time.monotonic() < end:
             if not select.select([self.master], [], [], 0.1)[0]:
@@ -98,14 +115,16 @@ class OnTerminal:
 
 
 def on_screen(seen):
-    """Lines as a terminal would show them in the end: a carriage return goes back, erasing what follows is known."""
+    """Lines as a terminal would show them in the end: a carriage return goes back, erasing what
+    follows is known.
+    """
     lines = []
     for line in seen.replace("\r\n", "\n").split("\n"):
         shown = ""
         for part in line.split("\r"):
             erased = "\x1b[K" in part
             part = part.replace("\x1b[K", "")
-            shown = part + ("" if erased else shown[len(part):])
+            shown = part + ("" if erased else shown[len(part) :])
         lines.append(shown)
     return lines
 
@@ -126,7 +145,9 @@ class InFolder(unittest.TestCase):
         return path
 
     def expect(self, result, code):
-        self.assertEqual(result.returncode, code, f"{result.args}\n{result.stdout}\n{result.stderr}")
+        self.assertEqual(
+            result.returncode, code, f"{result.args}\n{result.stdout}\n{result.stderr}"
+        )
         return result
 
     def expect_error(self, result, code, *words):

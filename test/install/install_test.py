@@ -1,6 +1,8 @@
-"""An installation that was moved is found by pkg-config and by CMake: install_test.py MODEL BUILD MESON C_COMPILER... -- CXX_COMPILER...
+"""An installation that was moved is found by pkg-config and by CMake: install_test.py MODEL BUILD
+MESON C_COMPILER... -- CXX_COMPILER...
 
 A C program, a C++ program and one with the static library are built and run with each."""
+
 import os
 import pathlib
 import shutil
@@ -15,14 +17,21 @@ SOURCES = pathlib.Path(__file__).resolve().parent
 
 def needed(program):
     """The shared libraries that a program names."""
-    return [line.split("[")[1].rstrip("]") for line in run("readelf", "-d", program).splitlines() if "(NEEDED)" in line]
+    return [
+        line.split("[")[1].rstrip("]")
+        for line in run("readelf", "-d", program).splitlines()
+        if "(NEEDED)" in line
+    ]
 
 
 def check_program(program, model, library):
     """library: where libkvasir.so is; None: the program does without."""
     out = run(program, model, LD_LIBRARY_PATH=str(library or ""))
     expect(out.endswith(" tokens\n"), f"{program}: {out}")
-    expect(any("libkvasir" in name for name in needed(program)) == (library is not None), f"{program} names {needed(program)}")
+    expect(
+        any("libkvasir" in name for name in needed(program)) == (library is not None),
+        f"{program} names {needed(program)}",
+    )
 
 
 def by_pkg_config(prefix, folder, model, c_compiler, cxx_compiler):
@@ -32,16 +41,30 @@ def by_pkg_config(prefix, folder, model, c_compiler, cxx_compiler):
     def told(*what):
         return run("pkg-config", *what, "kvasir", PKG_CONFIG_PATH=str(description.parent)).split()
 
-    for define in ["--dont-define-prefix", "--define-prefix"]:  # the second is what pkg-config does by itself on some systems
-        folders = [os.path.realpath(*told(define, f"--variable={name}")) for name in ["includedir", "libdir"]]
-        expect(folders == [str(prefix / "include"), str(library)], f"{define}: kvasir.pc does not move with its folder: {folders}")
+    for define in [
+        "--dont-define-prefix",
+        "--define-prefix",
+    ]:  # the second is what pkg-config does by itself on some systems
+        folders = [
+            os.path.realpath(*told(define, f"--variable={name}"))
+            for name in ["includedir", "libdir"]
+        ]
+        expect(
+            folders == [str(prefix / "include"), str(library)],
+            f"{define}: kvasir.pc does not move with its folder: {folders}",
+        )
     static = told("--static", "--libs")
     for name in ["kvasir", "stdc++", "m", "mimalloc", "zstd", "pcre2-8"]:
         expect(f"-l{name}" in static, f"--static --libs lacks -l{name}: {static}")
-    expect(static.index("-lc") < static.index("-lmimalloc"), "mimalloc comes before the C library: it would be the program's malloc")
+    expect(
+        static.index("-lc") < static.index("-lmimalloc"),
+        "mimalloc comes before the C library: it would be the program's malloc",
+    )
     run(*c_compiler, SOURCES / "reader.c", "-o", folder / "c", *told("--cflags", "--libs"))
     run(*cxx_compiler, SOURCES / "reader.cc", "-o", folder / "cc", *told("--cflags", "--libs"))
-    by_name = ["-l:libkvasir.a" if word == "-lkvasir" else word for word in static]  # both kinds are there
+    by_name = [
+        "-l:libkvasir.a" if word == "-lkvasir" else word for word in static
+    ]  # both kinds are there
     run(*c_compiler, SOURCES / "reader.c", "-o", folder / "static", *told("--cflags"), *by_name)
     check_program(folder / "c", model, library)
     check_program(folder / "cc", model, library)
@@ -58,9 +81,18 @@ def by_cmake(prefix, folder, model):
     check_program(folder / "build" / "reader-c", model, library)
     check_program(folder / "build" / "reader-cc", model, library)
     check_program(folder / "build" / "reader-static", model, None)
-    for version, found in [("0.2", True), ("0.2.0", True), ("0.1", False), ("0.99", False), ("1.0", False)]:
-        text = f"cmake_minimum_required(VERSION 3.16)\nproject(asks C)\nfind_package(kvasir {version} CONFIG)\n" \
-               f"if(NOT kvasir_FOUND STREQUAL {int(found)})\n  message(FATAL_ERROR \"{version}: ${{kvasir_FOUND}}\")\nendif()\n"
+    for version, found in [
+        ("0.2", True),
+        ("0.2.0", True),
+        ("0.1", False),
+        ("0.99", False),
+        ("1.0", False),
+    ]:
+        text = (
+            "cmake_minimum_required(VERSION 3.16)\nproject(asks C)\nfind_package(kvasir"
+            f" {version} CONFIG)\nif(NOT kvasir_FOUND STREQUAL {int(found)})\n  message(FATAL_ERROR"
+            f' "{version}: ${{kvasir_FOUND}}")\nendif()\n'
+        )
         asks = folder / f"asks-{version}"
         asks.mkdir()
         (asks / "CMakeLists.txt").write_text(text)
@@ -75,15 +107,23 @@ def main():
         run(meson, "install", "-C", build, "--no-rebuild", "--quiet", "--destdir", folder / "first")
         prefix = folder / "moved"
         header = next((folder / "first").rglob("kvasir.h"))
-        expect((header.parent / "kvasir_experimental.h").is_file(), "kvasir_experimental.h is not installed")
+        expect(
+            (header.parent / "kvasir_experimental.h").is_file(),
+            "kvasir_experimental.h is not installed",
+        )
         shutil.move(header.parent.parent, prefix)
         shutil.rmtree(folder / "first")
-        for file in ["bin/kvasir", "share/man/man1/kvasir.1", "share/bash-completion/completions/kvasir",
-                     "share/zsh/site-functions/_kvasir", "share/fish/vendor_completions.d/kvasir.fish"]:
+        for file in [
+            "bin/kvasir",
+            "share/man/man1/kvasir.1",
+            "share/bash-completion/completions/kvasir",
+            "share/zsh/site-functions/_kvasir",
+            "share/fish/vendor_completions.d/kvasir.fish",
+        ]:
             expect((prefix / file).stat().st_size > 1000, f"{file} is empty")
         missing = [program for program in ["pkg-config", "cmake"] if not shutil.which(program)]
         if "pkg-config" not in missing:
-            by_pkg_config(prefix, folder, model, sys.argv[4:middle], sys.argv[middle + 1:])
+            by_pkg_config(prefix, folder, model, sys.argv[4:middle], sys.argv[middle + 1 :])
         if "cmake" not in missing:
             by_cmake(prefix, folder, model)
     for program in missing:

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Writes docs/measurements.md and docs/comparison.md from result files: tools/scripts/measurements.py [--check]
+"""Writes docs/measurements.md and docs/comparison.md from result files:
+tools/scripts/measurements.py [--check]
 
 A result file is JSON in docs/data/measurements or docs/data/comparison:
 
@@ -27,8 +28,10 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "data"
-REQUIRED = {"measurements": ("title", "order", "machine", "commit", "command"),
-            "comparison": ("title", "order", "machine", "commit", "other", "table")}
+REQUIRED = {
+    "measurements": ("title", "order", "machine", "commit", "command"),
+    "comparison": ("title", "order", "machine", "commit", "other", "table"),
+}
 KINDS = ("bench", "eval", "table")
 
 MEASUREMENTS = """# Measurements
@@ -63,7 +66,9 @@ def number(value):
 
 
 def table(columns, rows, digits=None):
-    """Lines of a Markdown table. digits: {column: decimals} for columns whose cells all show the same number of them."""
+    """Lines of a Markdown table. digits: {column: decimals} for columns whose cells all show the
+    same number of them.
+    """
     digits = digits or {}
 
     def cell(column, value):
@@ -74,18 +79,27 @@ def table(columns, rows, digits=None):
         return number(value)
 
     yield "| " + " | ".join(columns) + " |"
-    numeric = [all(isinstance(row[i], (int, float)) or row[i] is None for row in rows) for i in range(len(columns))]
+    numeric = [
+        all(isinstance(row[i], (int, float)) or row[i] is None for row in rows)
+        for i in range(len(columns))
+    ]
     yield "|" + "|".join("---:" if n else "---" for n in numeric) + "|"
     for row in rows:
         yield "| " + " | ".join(cell(c, v) for c, v in zip(columns, row)) + " |"
 
 
 def decimals(columns, rows):
-    """{column: decimals} of a plain table: as many as its most exact cell has, so that a column lines up."""
+    """{column: decimals} of a plain table: as many as its most exact cell has, so that a column
+    lines up.
+    """
     found = {}
     for i, column in enumerate(columns):
         values = [row[i] for row in rows if isinstance(row[i], float)]
-        if values and len(values) == len([row for row in rows if row[i] is not None]) and max(values) < 1000:
+        if (
+            values
+            and len(values) == len([row for row in rows if row[i] is not None])
+            and max(values) < 1000
+        ):
             found[column] = max(len(repr(v).partition(".")[2]) for v in values)
     return found
 
@@ -104,20 +118,30 @@ def bench_table(report):
     for depth in depths:
         speed = {d["strategy"]: d["tokens_per_second"]["median"] for d in depth.get("decode", [])}
         prefill = depth.get("prefill_tokens_per_second")
-        rows.append([depth["depth"], prefill["median"] if prefill else None] + [speed.get(n) for n in names])
+        rows.append(
+            [depth["depth"], prefill["median"] if prefill else None] + [speed.get(n) for n in names]
+        )
     yield from table(columns, rows)
 
 
 def eval_table(report):
     """A row for each length, strategy and budget, a column for each task."""
     rows = report["eval"]["rows"]
-    tasks = list(dict.fromkeys(r["task"] for r in rows if r["task"] not in ("all", "perplexity"))) + ["all", "perplexity"]
+    tasks = list(
+        dict.fromkeys(r["task"] for r in rows if r["task"] not in ("all", "perplexity"))
+    ) + ["all", "perplexity"]
     keys = list(dict.fromkeys((r["length"], r["strategy"], r["budget"]) for r in rows))
-    columns = ["tokens", "strategy", "budget"] + [t if t == "perplexity" else f"{t} (%)" for t in tasks] + ["KV read (%)"]
+    columns = (
+        ["tokens", "strategy", "budget"]
+        + [t if t == "perplexity" else f"{t} (%)" for t in tasks]
+        + ["KV read (%)"]
+    )
     out = []
     for key in keys:
         some = {r["task"]: r for r in rows if (r["length"], r["strategy"], r["budget"]) == key}
-        scores = [some.get(t, {}).get("perplexity" if t == "perplexity" else "score") for t in tasks]
+        scores = [
+            some.get(t, {}).get("perplexity" if t == "perplexity" else "score") for t in tasks
+        ]
         scores = [s if s is None or t == "perplexity" else 100 * s for s, t in zip(scores, tasks)]
         out.append([*key, *scores, 100 * some["all"]["kv_read"] if "all" in some else None])
     digits = {column: 2 if column in ("perplexity", "KV read (%)") else 1 for column in columns[3:]}
@@ -126,8 +150,16 @@ def eval_table(report):
 
 def comparison_table(report):
     rows = [[step, other, ours, ours / other] for step, other, ours in report["table"]["rows"]]
-    yield from table(["step", "llama.cpp" if "llama.cpp" in report["other"] else report["other"], "Kvasir", "ratio"], rows,
-                     {"ratio": 2})
+    yield from table(
+        [
+            "step",
+            "llama.cpp" if "llama.cpp" in report["other"] else report["other"],
+            "Kvasir",
+            "ratio",
+        ],
+        rows,
+        {"ratio": 2},
+    )
 
 
 def section(report, body, comparison):
@@ -179,7 +211,9 @@ def load(folder):
         report = json.loads(path.read_text(encoding="utf-8"))
         missing = [key for key in REQUIRED[folder] if key not in report]
         if missing or sum(kind in report for kind in KINDS) != 1:
-            raise ValueError(f"{path.name} lacks {', '.join(missing) or 'one of ' + ', '.join(KINDS)}")
+            raise ValueError(
+                f"{path.name} lacks {', '.join(missing) or 'one of ' + ', '.join(KINDS)}"
+            )
         reports.append(report)
     return sorted(reports, key=lambda r: (r["order"], r["title"]))
 
@@ -194,15 +228,24 @@ def pages():
     compared = [COMPARISON.rstrip()]
     for report in load("comparison"):
         compared += section(report, comparison_table(report), True)
-    return {ROOT / "docs" / "measurements.md": "\n".join(lines) + "\n", ROOT / "docs" / "comparison.md": "\n".join(compared) + "\n"}
+    return {
+        ROOT / "docs" / "measurements.md": "\n".join(lines) + "\n",
+        ROOT / "docs" / "comparison.md": "\n".join(compared) + "\n",
+    }
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     check = parser.parse_args().check
     try:
-        different = [(path, text) for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        different = [
+            (path, text)
+            for path, text in pages().items()
+            if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
     except (OSError, ValueError, KeyError) as error:
         sys.exit(f"measurements.py: {error}")
     for path, text in different:
