@@ -62,14 +62,14 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   *answer = {};
   RETURN_IF_ERROR(check_sampling_options(o.sampling));
   const uint64_t begin = os::now_ns();
+  if (question.empty() && sequence_.tokens.empty())
+    return Status::error(Code::bad_state,
+                         "there is nothing to answer: the sequence and the question are empty");
   Array<Token> tokens;
   if (Status s = question_tokens(question, o.parse_special, o.cancel, &tokens); !s.ok()) {
     if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
     return s;
   }
-  if (tokens.empty() && sequence_.tokens.empty())
-    return Status::error(Code::bad_state,
-                         "there is nothing to answer: the sequence and the question are empty");
   RETURN_IF_ERROR(check_room(tokens.size()));
 
   if (Status s = prepare(o.cancel, o.prepare_progress); !s.ok()) {

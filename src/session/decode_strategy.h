@@ -29,6 +29,8 @@ class DecodeStrategy {
     step->memory = memory_.get();
   }
 
+  // For other options: the next plan begins anew.
+  void forget_plan() { planned_ = has_chosen_ = false; }
   bool is_planned() const { return planned_; }
   const Plan& plan() const { return plan_; }  // where is_planned()
   const Selector* selector() const { return selector_.get(); }

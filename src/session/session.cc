@@ -95,7 +95,7 @@ Status Session::set_select(const SelectOptions& select) {
   RETURN_IF_ERROR(check_select_options(select, model_->config().layers,
                                        sequence_.store.shape().page.block_tokens));
   options_.select = select;
-  decode_.set_chosen(false);
+  decode_.forget_plan();
   return {};
 }
 

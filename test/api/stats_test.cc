@@ -94,6 +94,23 @@ TEST_CASE("statistics of a session describe its sequence and its last decode") {
   CHECK(s.prefill_tokens == 0);
 }
 
+TEST_CASE("statistics name the strategy of the next token, not of the last one") {
+  const Session session = tiny_session(300);
+  REQUIRE_OK(
+      kv_generate(session.get(), "a", 1, nullptr, nullptr, nullptr, nullptr, nullptr, error));
+  for (const char* name : {"quest", "window", "full"}) {
+    REQUIRE_OK(kv_session_set_strategy(session.get(), strategy(name), error));
+    CHECK(std::string(stats_of(session.get()).decode_strategy) == name);
+  }
+}
+
+TEST_CASE("an empty question to an empty sequence is refused in every chat format") {
+  const Session session = tiny_session(0);
+  CHECK(kv_generate(session.get(), "", 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr) ==
+        KV_BAD_STATE);
+  CHECK(stats_of(session.get()).tokens == 0);
+}
+
 TEST_CASE("statistics of an index are there once it is built") {
   kv_session_options o = small_options();
   o.decode = strategy("ivf");
