@@ -244,7 +244,7 @@ class Cases:
                 wait(f"the banner for {name}",
                      lambda reason=reason: any(reason in label for label in desk.labels()), 30)
                 expect(len(desk.windows()) == 1, "a dialog")
-                desk.press("^Dismiss$")
+                desk.dismiss()
             expect(len(self.caches(place)) == 3, f"saved: {self.caches(place)}")
             desk.quit()
 
@@ -255,7 +255,8 @@ class Cases:
         with self.start(place, long) as desk:
             desk.says(r"too long for the model \(150,654 of 131,072 tokens\)", 60)
             wait("the row", lambda: desk.row("^Sherlock Holmes, Too long for the model"), 30)
-            expect(desk.find("push button", "^_?Remove$", desk.page()), "no button Remove")
+            remove = wait("a button", lambda: desk.find("push button", "Remove$", desk.page()), 20)
+            expect(remove.get_n_actions() > 0, "the button has no action")
             desk.press("Use the First Part")
             desk.says(r"^Prefilling \d[\d.]*%", 60)
             desk.key("Escape")
@@ -278,7 +279,8 @@ class Cases:
             desk.choose("^letter,")
             desk.says(f"^{re.escape(QUESTION)}$", 30)
             desk.says(f"^{re.escape(FACT)}$", 30)
-            expect(FACT in drive.name_of(wait("passages", desk.passages)[0]), "another passage")
+            first = wait("passages", desk.passages)[0]
+            expect("4821907" in drive.name_of(first), f"passage: {drive.name_of(first)}")
             desk.ask(QUESTION)
             wait("two answers", lambda: desk.labels(desk.page()).count(FACT) == 2, 60)
             desk.quit()

@@ -138,6 +138,7 @@ void desk_document_set_saved(DeskDocument* self, const kv_library_document* save
 void desk_document_set_known(DeskDocument* self, guint64 text_bytes, double part) {
   self->text_bytes = text_bytes;
   self->part = part;
+  emit_changed(self);
 }
 
 /* ---- jobs, one after another ----------------------------------------------------------------- */

@@ -202,11 +202,17 @@ class Desk:
     def press(self, button, seconds=60):
         def ready():
             for under in filter(None, [self.page(), self.frame]):
-                node = self.find("push button", button, under, Atspi.StateType.SHOWING)
-                if node and node.get_state_set().contains(Atspi.StateType.SENSITIVE):
+                node = self.find("push button", button, under, Atspi.StateType.SENSITIVE)
+                if node:
                     return node
             return None
         self.act(wait(f"the button {button!r}", ready, seconds), "click")
+
+    def dismiss(self):
+        """Dismisses the banners of the window and of the pages."""
+        for node in list(nodes(self.frame)):
+            if node.get_role_name() == "push button" and name_of(node) == "Dismiss":
+                self.act(node, "click")
 
     def act(self, node, action):
         for i in range(node.get_n_actions()):

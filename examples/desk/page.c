@@ -32,11 +32,12 @@ static void fill_text(DeskPage* self) {
   if (!text || text == self->text_shown) return;
   gsize size = 0;
   const char* data = g_bytes_get_data(text, &size);
-  GtkTextBuffer* buffer = gtk_text_view_get_buffer(self->text);
+  /* A new buffer: GTK 4.8 fails on replaced text with an accessibility bus. */
+  g_autoptr(GtkTextBuffer) buffer = gtk_text_buffer_new(NULL);
   gtk_text_buffer_set_text(buffer, data, (int)size);
-  if (!self->shown_passage)
-    self->shown_passage = gtk_text_buffer_create_tag(buffer, NULL, "background", "#f8e45c",
-                                                     "foreground", "#241f31", NULL);
+  self->shown_passage = gtk_text_buffer_create_tag(buffer, NULL, "background", "#f8e45c",
+                                                   "foreground", "#241f31", NULL);
+  gtk_text_view_set_buffer(self->text, buffer);
   g_clear_pointer(&self->text_shown, g_bytes_unref);
   self->text_shown = g_bytes_ref(text);
 }

@@ -145,7 +145,7 @@ static void show_message(DeskWindow* self) {
 
 static void message(DeskWindow* self, const char* text) {
   if (self->closing) return;
-  g_queue_push_tail(&self->messages, g_strdup(text));
+  g_queue_push_head(&self->messages, g_strdup(text)); /* the newest first */
   show_message(self);
 }
 
