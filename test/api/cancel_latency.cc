@@ -5,7 +5,8 @@
 //     cancel-latency MODEL.gguf TOKENS REPETITIONS MAX_MS MAX_WAIT [CALL...]
 //
 // The document has TOKENS tokens with synthetic keys and values. Fails if a call took more than
-// MAX_MS milliseconds. A token fires within MAX_WAIT seconds. CALL: the names of the calls to measure; none: all.
+// MAX_MS milliseconds. A token fires within MAX_WAIT seconds. CALL: the
+// names of the calls to measure; without any, all calls.
 #include "cancel_latency.h"
 
 using namespace cancel_latency;

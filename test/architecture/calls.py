@@ -26,7 +26,8 @@ FORBIDDEN = {
     r"strxfrm|strn?casecmp|"
     r"strerror|setlocale|newlocale|uselocale|localeconv|"
     r"mbs?r?towcs?|wcs?r?tombs?|"
-    r"is(?:alpha|alnum|digit|xdigit|space|blank|print|punct|graph|cntrl|upper|lower)|to(?:upper|lower))\s*\(": (
+    r"is(?:alpha|alnum|digit|xdigit|space|blank|print|punct|graph|cntrl|upper|lower)|"
+    r"to(?:upper|lower))\s*\(": (
         "depends on the locale"
     ),
     r"\bstd::(?:locale|format|regex|put_time|get_time)\b|"

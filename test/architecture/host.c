@@ -1,4 +1,4 @@
-/* A C program as a host: the library that it links leaves the host its own malloc and operator new. */
+/* A host in C: the library that it links leaves the host its own malloc and operator new. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <kvasir.h>

@@ -1,5 +1,5 @@
-/* A host that loads the library as a plugin does, uses it and unloads it again, many times, each time in a thread that then ends:
- * unloading.c LIBRARY MODEL TIMES. */
+/* A host that loads the library as a plugin, uses it and unloads it, TIMES times. Each time is in a
+ * thread of its own, which then ends: unloading.c LIBRARY MODEL TIMES. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
-# The comments of the headers are C's; this makes them Doxygen's. A comment that begins a line is about what follows, one behind code about that.
+# Turns the headers' C comments into Doxygen's. A comment that begins a line documents the
+# declaration after it; a comment behind code documents that code.
 1s,^/\* ,/** @file\n * ,
 # What section 3 of the header says of every struct, and of every callback's pointer.
 s,^  uint32_t struct_size;$,&  /**< sizeof the struct: kv_init sets it */,
