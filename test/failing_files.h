@@ -22,8 +22,8 @@ struct Plan {
 
 inline Plan plan;
 
-// Fails what `plan` says. Removing and locking are neither counted nor failed: no program removes
-// what the system will not let go, and a file system without locks is good enough for a file.
+// Fails the operations of `plan`. Removing and locking are neither counted nor failed: no program
+// can handle a failed removal, and a file system without locks is good enough for a file.
 inline int planned(const char* operation, const char*) {
   const std::string_view name(operation);
   if (name == "remove" || name == "lock") return 0;

@@ -19,8 +19,7 @@ struct Outcome {
 
 // Calls attempt(n, once) with the Nth allocation failing, for every n until there are no more;
 // larger steps further on. attempt makes its FailingAllocations around the tested call alone. A
-// call may succeed all the same where only the words of a message were lost that nobody reads, so
-// that is the exception.
+// call may still succeed if the failure lost only the words of a message that no caller uses.
 void sweep(const std::function<Outcome(long first, bool once)>& attempt) {
   for (bool once : {true, false}) {
     int attempts = 0, failures = 0;
@@ -129,7 +128,7 @@ TEST_CASE("opening a session without memory") {
   CHECK(cancel == nullptr);
 }
 
-TEST_CASE("reading tokens without memory keeps whole chunks and goes on to the same state") {
+TEST_CASE("prefill of tokens without memory keeps whole chunks and goes on to the same state") {
   const std::vector<int32_t> tokens = some_tokens(300);
   base_next();
   sweep([&](long n, bool once) {
@@ -147,7 +146,7 @@ TEST_CASE("reading tokens without memory keeps whole chunks and goes on to the s
 }
 
 TEST_CASE(
-    "reading text without memory keeps whole chunks and remembers that the document has begun") {
+    "prefill of text without memory keeps whole chunks and remembers that the document has begun") {
   const std::string text = book(400);
   const Session whole = open_session(tiny_model());
   read_text(whole.get(), text);

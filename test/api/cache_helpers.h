@@ -47,8 +47,8 @@ inline Cache open_cache(const kv_cache_shape& shape, const kv_cache_options& opt
   return Cache(cache);
 }
 
-// Keys and values of a text, the same for everyone who asks: keys of a head have something in
-// common, and some are asked for.
+// Keys, values and queries of a text, the same for every caller. The keys of a head have a common
+// part, and queries are near some of them.
 struct Text {
   kv_cache_shape shape;
   std::vector<Floats> k, v, q;  // [layers] of [tokens][heads][head_dim]

@@ -1,6 +1,6 @@
 // Fires a cancel token at random times in every call of kvasir.h that takes one, and measures the
-// CPU time of all threads from firing to return. Of calls without a token it measures all of their
-// time.
+// CPU time of all threads from firing to return. It measures the whole time of calls without a
+// token.
 //
 //     cancel-latency MODEL.gguf TOKENS REPETITIONS MAX_MS MAX_WAIT [CALL...]
 //
@@ -13,7 +13,7 @@ using namespace cancel_latency;
 
 namespace {
 
-// The cases; `session` and `cache` are what the call at hand works on.
+// The cases; `session` and `cache` are those of the measured call.
 class Cases {
  public:
   explicit Cases(Document& document) : d(document) {

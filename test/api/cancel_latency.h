@@ -72,7 +72,7 @@ class FireLater {
           interrupted_ = cpu_ms() - fired_at_ > 1;
         }) {}
   ~FireLater() { (void)fired_at(); }
-  // After fired_at(): whether this thread lost its processor between the two, while others went on.
+  // After fired_at(): whether this thread was preempted between the two, while others went on.
   bool interrupted() const { return interrupted_; }
   // Less than 0: the call returned first.
   double fired_at() {

@@ -50,7 +50,7 @@ std::chrono::microseconds some_time(int most) {
 }  // namespace
 
 TEST_CASE(
-    "reading that is cancelled at any time goes on to the same state as reading without a break") {
+    "prefill that is cancelled at any time goes on to the same state as prefill without a break") {
   const std::vector<int32_t> tokens = some_tokens(1500);
   const Session whole = tiny_session(1500);
   const std::vector<int32_t> next = peek(whole.get(), 12);
@@ -83,7 +83,7 @@ TEST_CASE(
   CHECK(cancelled > 0);
 }
 
-TEST_CASE("reading text that is cancelled tells the byte from which to go on") {
+TEST_CASE("cancelled prefill of text reports the byte from which to go on") {
   const std::string text = book(20'000);
   const Cancel cancel = make_cancel();
   kv_control call = control_of(cancel.get());

@@ -230,7 +230,7 @@ TEST_CASE("going back into damaged pages changes nothing") {
   CHECK(corrupt > 0);
 }
 
-TEST_CASE("stale files are told apart from damaged ones") {
+TEST_CASE("stale files and damaged ones have different codes") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const Model other = open_model(same_shape_path);

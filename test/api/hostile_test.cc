@@ -1,6 +1,5 @@
-// Cache files made by hand whose checksums all match: NaN or infinity, fields out of range, tokens
-// that are none. Every call gives an answer or a code; memory stays safe whatever the kernels are
-// fed.
+// Forged cache files whose checksums all match: NaN or infinity, fields out of range, invalid
+// tokens. Every call returns an answer or a code. Memory stays safe whatever the kernels' inputs.
 #include <cmath>
 #include <cstring>
 #include <random>

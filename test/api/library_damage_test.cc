@@ -115,7 +115,7 @@ TEST_CASE("damage that only a copy meets is met by the save, and the document re
   CHECK(must_get(library.get(), tiny_model(), longer).result.tokens_found == got.result.tokens);
 }
 
-TEST_CASE("a second reading, for damage that the save met, leaves the first where it fails") {
+TEST_CASE("a second prefill, after damage found by the save, leaves the first file when it fails") {
   const OneDocument one(2600, "hnsw");
   const Library& library = one.library;
   const std::string longer = one.text + text_of(300, 'b');
@@ -193,7 +193,7 @@ TEST_CASE("a document that kv_save put into the folder is one of the library" *
   CHECK(peek(again.session.get(), 8) == peek(got.session.get(), 8));
 }
 
-TEST_CASE("a stopped reading leaves nothing, a stopped or failed save leaves the session") {
+TEST_CASE("a stopped prefill leaves nothing, a stopped or failed save leaves the session") {
   TempFolder folder;
   const Library library = open_library(folder.path());
   const Cancel cancel = make_cancel();

@@ -75,7 +75,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "damaged documents are listed for what they are and passed over; a new reading replaces those "
+    "damaged documents are listed for what they are and passed over; a new prefill replaces those "
     "that are known to be of its text") {
   const OneDocument one(1000);
   const Library& library = one.library;

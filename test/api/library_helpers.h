@@ -101,7 +101,7 @@ inline std::vector<std::string> names(kv_library* library) {
   return out;
 }
 
-// What reading the text without a library gives.
+// The answer after prefill of the text without a library.
 inline std::vector<int32_t> fresh_answer(kv_model* model, const std::string& text,
                                          std::vector<int32_t>* tokens = nullptr) {
   const Session session = open_session(model);

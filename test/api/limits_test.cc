@@ -110,7 +110,7 @@ uint64_t min_budget(const std::vector<int32_t>& tokens) {
   return needed();
 }
 
-// What a library's reading of a text became on a disk with so much room.
+// Prefills a text into a library, on a disk with or without room for it.
 void read_into_library(const std::string& folder, kv_model* model, bool room) {
   kv_library* library = nullptr;
   kv_error error{};

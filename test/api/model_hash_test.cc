@@ -1,5 +1,4 @@
-// The hash of a model's whole file, and files of which it, or a look at the samples, tells what is
-// wrong.
+// The hash of a model's whole file, and wrong files that the hash or the samples detect.
 #include <algorithm>
 #include <cstring>
 #include <filesystem>

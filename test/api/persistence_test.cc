@@ -228,7 +228,7 @@ TEST_CASE("an empty sequence is saved and loaded too") {
   CHECK(peek(loaded.get(), 5) == peek(tiny_session(300).get(), 5));
 }
 
-TEST_CASE("progress is told in order, with the phase and up to the end") {
+TEST_CASE("progress is reported in order, with the phase and up to the end") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const std::vector<int32_t> tokens = some_tokens(1000);

@@ -63,7 +63,7 @@ class Disk {
     static constexpr const char* reading[] = {"read", "map", "lock", "list"};
     for (const char* name : reading)
       if (std::strcmp(operation, name) == 0) return 0;
-    // What is done meanwhile to look at the disk is no part of what is watched.
+    // The check's own operations on the disk are not recorded.
     kvasir::os::fault = nullptr;
     current->settle();
     current->cut();
@@ -143,7 +143,7 @@ class Disk {
   std::vector<Names> names_;  // since the folder's last sync, the first as it was then
   std::map<ino_t, Bytes> synced_;
   std::map<ino_t, int> held_;     // descriptors
-  std::string operation_, path_;  // that was let go on last
+  std::string operation_, path_;  // the last one that went on
   std::mt19937 random_{11};
   long cuts_ = 0;
 };

@@ -67,7 +67,7 @@ TEST_CASE("the probabilities of all tokens sum to one, and the likeliest is the 
 
 TEST_CASE("a continuation is scored as full attention gives its logits") {
   kv_session_options o = with_strategy("full");
-  o.precision = KV_PRECISION_F32;  // so that reading in one step and token by token agree
+  o.precision = KV_PRECISION_F32;  // so that one step and token by token agree
   const Session session = tiny_session(200, o);
   const std::vector<int32_t> tokens = some_tokens(20);
   const std::vector<float> scores = score(session.get(), tokens);
@@ -85,12 +85,12 @@ TEST_CASE("a continuation is scored as full attention gives its logits") {
   }
 }
 
-TEST_CASE("a continuation is scored through the strategy, and its reads are told") {
+TEST_CASE("a continuation is scored through the strategy, and its reads are reported") {
   const std::vector<int32_t> tokens = some_tokens(20);
   const std::vector<float> full = score(tiny_session(400, with_strategy("full")).get(), tokens);
   const Session blind = tiny_session(400, with_strategy("window"));
   const std::vector<float> window = score(blind.get(), tokens);
-  CHECK(full[0] == window[0]);  // from the logits that reading left
+  CHECK(full[0] == window[0]);  // from the logits of prefill
   CHECK(full != window);
   const kv_session_stats stats = stats_of(blind.get());
   CHECK(stats.last_steps == 20);

@@ -161,7 +161,7 @@ TEST_CASE("sessions of one model in several threads answer as they do alone") {
   for (const std::string& result : results) CHECK(result == alone);
 }
 
-TEST_CASE("forks in threads, saving beside answering: each goes its own way") {
+TEST_CASE("forks in threads, some save and some answer: each goes its own way") {
   TempFolder folder;
   const Session session = tiny_session(700);
   const std::string answer = ask(session.get(), "q", 40, 0).text;
@@ -185,7 +185,7 @@ TEST_CASE("forks in threads, saving beside answering: each goes its own way") {
             for (int round = 0; round < 3; ++round)
               wrong += ask(own.get(), "q", 40, 0).text != answer;
             wrong += ask(own.get(), "q", 60, KV_KEEP_TURN).status !=
-                     KV_OK;  // seals pages beside the others
+                     KV_OK;  // seals pages while others answer
           }
         });
   }

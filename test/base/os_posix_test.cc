@@ -268,7 +268,7 @@ TEST_CASE("what a file gives back is free on the disk, and reads as zeros") {
   CHECK(read == expected);
 }
 
-TEST_CASE("processors are those that this process may use") {
+TEST_CASE("CPUs are those that this process may use") {
   CHECK(os::cpu_count() <= static_cast<uint32_t>(sysconf(_SC_NPROCESSORS_CONF)));
 #ifdef __linux__
   CHECK(in_child([] {

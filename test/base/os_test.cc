@@ -336,7 +336,7 @@ TEST_CASE("renaming replaces, removing what is absent says so, folders sync") {
   CHECK(os::sync_folder_of(folder.file("no/where")).code() == Code::not_found);
 }
 
-TEST_CASE("processors and time are sensible") {
+TEST_CASE("CPUs and time are sensible") {
   CHECK(os::cpu_count() >= 1);
   CHECK(os::physical_memory() > uint64_t{64} << 20);
   const uint64_t before = os::now_ns();

@@ -209,7 +209,7 @@ class Documents(tool.InFolder):
         damaged = cache.read_bytes()
         self.expect_error(
             self.prefill(document, cache), 3, "damaged", "--force"
-        )  # whose document it was nobody can tell
+        )  # its document cannot be identified
         self.assertEqual(cache.read_bytes(), damaged)
         result = self.ask(document, "--save", cache, "--force")
         self.assertIn("damaged", result.stderr)

@@ -94,7 +94,7 @@ class Talking(tool.InFolder):
         self.chat(f"/save --force {saved}")
         self.assertLess(self.expect_json(run("inspect", "--json", saved))["tokens"], before)
         self.chat(QUESTION, f"/save --force {saved}")
-        # A conversation is worth more than a cache: reading the document again must not destroy it.
+        # A conversation is worth more than a cache: a second prefill must not destroy it.
         self.expect_error(
             run("ask", "-m", MODEL, "-f", self.folder / "short.txt", "-s", saved, QUESTION),
             3,

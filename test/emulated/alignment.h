@@ -70,21 +70,22 @@ inline int check_attend_chosen(const DeviceAttention& a) {
   if (!error) error = begins(a.hot.quads, 16, "attend_chosen: quads that stay");
   return error ? error : begins(a.hot.quad_bytes, 16, "attend_chosen: a quad that stays");
 }
-// A quad, or reading.cu, prefill_lay_out(), a page, where the device sees it: uint4. Scales: uint2
-// of a quad, one by one of a page.
+// A quad, or a page (prefill_attention.cu, prefill_lay_out()), at its device address: uint4.
+// Scales: uint2 of a quad, one by one of a page.
 inline int check_seen_pages(uint64_t at) { return begins(at, 16, "attention: a page"); }
 inline int check_seen_quad_scales(uint64_t at) {
   return begins(at, 8, "attend_chosen: scales of a page");
 }
 
-// reading.cu, prefill_lay_out(): uint2 of keys and values; prefill_queries(): pairs of halves.
+// prefill_attention.cu, prefill_lay_out(): uint2 of keys and values; prefill_queries(): pairs of
+// halves.
 inline int check_prepare_reading(const DevicePrefill& r) {
   int error = begins(r.keys, 8, "prepare_prefill: keys");
   if (!error) error = begins(r.values, 8, "prepare_prefill: values");
   return error ? error : begins(r.q, 4, "prepare_prefill: queries");
 }
 
-// reading.cu, copy_async(): 16 bytes.
+// prefill_attention.cu, copy_async(): 16 bytes.
 inline int check_attend_reading(const DevicePrefill& r) {
   int error = begins(r.keys, 16, "attend_prefill: keys");
   if (!error) error = begins(r.values, 16, "attend_prefill: values");

@@ -13,7 +13,7 @@ namespace kvasir {
 namespace emulated {
 namespace {
 
-constexpr uint64_t own_bytes = uint64_t{64} << 20;  // that a device has besides what is free
+constexpr uint64_t own_bytes = uint64_t{64} << 20;  // of a device, in addition to its free bytes
 constexpr std::size_t page = 4096, max_poisoned = std::size_t{1} << 20;
 
 std::mutex host_mutex;

@@ -205,7 +205,7 @@ TEST_CASE(
     auto session = open_session(model, bounded_options(200));
     const auto tokens = book_tokens(1100);
     read(session.get(), tokens);
-    CHECK(emulated::machine().shared == before);  // reading copies
+    CHECK(emulated::machine().shared == before);  // prefill copies
     continue_with(session.get(), 2);
     CHECK(attends(*session));
     const int shared = emulated::machine().shared - before;

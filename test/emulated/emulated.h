@@ -1,8 +1,10 @@
-// GPUs made of the CPU, in the place of kernels/cuda for tests where there are none. They are as
-// lazy and as strict as devices may be: work is done when it is waited for and not before, a
-// device's memory cannot be touched by anybody else, of the CPU's each reads only what was shared,
-// at addresses of its own, what kernels read several numbers at a time begins where they can
-// (alignment.h), and any call can be made to fail.
+// GPUs emulated by the CPU: they replace kernels/cuda in tests on machines without GPUs. They are
+// as lazy and as strict as a device may be:
+//  - Work is done when it is waited for and not before.
+//  - Only a device accesses its memory. It reads only host memory that was registered, at device
+//    addresses of its own.
+//  - Vector loads of kernels must be aligned (alignment.h).
+//  - Any call can be made to fail.
 #pragma once
 
 #include <atomic>

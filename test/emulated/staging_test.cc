@@ -80,8 +80,7 @@ TEST_CASE("nothing is waited for that a device will never read") {
 }
 
 TEST_CASE(
-    "a page of a file that is damaged is an error where the CPU would hand it over, and the "
-    "sequence is as before") {
+    "a damaged page of a file is an error when the CPU stages it, and the sequence is as before") {
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const TempFolder folder;
   const auto model = model_on("cuda");

@@ -31,7 +31,7 @@ int main(int count, char** values) {
   check(kv_session_open(model, &options, &session, &error));
   const std::vector<int32_t> tokens = golden::tokens();
   check(kv_prefill_tokens(session, tokens.data(), tokens.size(), nullptr, nullptr, &error));
-  // what it needs lies in the file as well
+  // the file also holds the data of this strategy
   check(kv_session_set_strategy(session, strategies::strategy("bounded"), &error));
   check(kv_session_prepare(session, nullptr, &error));
   check(kv_session_set_strategy(session, strategies::budgeted("quest", golden::budget_tokens),

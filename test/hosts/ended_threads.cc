@@ -71,7 +71,7 @@ kv_control reporting(Work* work) {
   return o;
 }
 
-// A session on which a call has ended goes on: what is in it is whole, and reading and asking work.
+// A session on which a call has ended goes on: its contents are whole; prefill and answers work.
 void go_on(kv_session* session) {
   kv_error error{};
   std::size_t count = 0;

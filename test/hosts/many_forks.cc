@@ -1,5 +1,5 @@
-// A host that forks a session for everything: so many forks are so many sequences and no more
-// threads than one session has. All of them answer, alone and several at once, as the session does.
+// A host that forks a session many times: each fork adds a sequence, but no thread. All forks
+// answer as the session does, alone and several at once.
 #include <dirent.h>
 
 #include <atomic>

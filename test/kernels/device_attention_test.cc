@@ -200,8 +200,8 @@ void check_sequence(const Shape& s, Random& random) {
       }
       CHECK((chosen_quads.empty() || high >= std::max(low, threshold) * (1 - 1e-5)));
       if (threshold > 0) CHECK(low <= threshold * (1 + 1e-5));
-      // What is known of it where all that was taken stand for themselves: that it lies between the
-      // two.
+      // Without a threshold every chosen quad has weight 1: the threshold is between `low` and
+      // `high`.
       const double from = threshold > 0 ? threshold : std::max(low, 1e-38),
                    to = threshold > 0 ? threshold : std::min(high, 1e30);
       const auto sum_of = [&](auto f) {

@@ -13,7 +13,7 @@ TEST_CASE("the chosen table is the best that can be asked for by name") {
   CHECK(test::all_kernels().back() == &k);
 }
 
-TEST_CASE("the scalar table is there on every processor and unknown names are refused") {
+TEST_CASE("the scalar table exists on every CPU and unknown names are refused") {
   REQUIRE(cpu_kernels_by_name("scalar"));
   CHECK(cpu_kernels_by_name("scalar")->name == std::string("scalar"));
   CHECK(cpu_kernels_by_name("") == nullptr);

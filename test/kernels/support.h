@@ -1,6 +1,6 @@
-// What the kernel tests share: poisoned arrays with guard bands, random numbers, the tables this
-// processor can run, and errors against the double-precision reference. Standard containers only:
-// these tests also build where the library's needs are missing.
+// Helpers of the kernel tests: poisoned arrays with guard bands, random numbers, the tables that
+// this CPU can run, and errors against the double-precision reference. Standard containers only:
+// these tests also build where the library's dependencies are missing.
 #pragma once
 
 #include <cmath>
@@ -73,7 +73,7 @@ class Random {
   uint64_t state_;
 };
 
-// Every table that this build has and this processor runs.
+// Every table of this build that this CPU runs.
 inline std::vector<const Kernels*> all_kernels() {
   std::vector<const Kernels*> tables;
   for (const char* name : {"scalar", "avx2", "avx512vnni", "neon-dotprod"}) {

@@ -45,7 +45,7 @@ struct Asked {
 // The tokens of list i; checks that pages ascend and fit the reference's bits.
 std::set<uint32_t> chosen_tokens(const Selection& selection, std::size_t i, const PageShape& shape);
 
-// Queries as a reading would have left them: of `tokens` tokens, near random keys.
+// Queries as prefill of `tokens` tokens records them, near random keys.
 IndexQueries some_queries(const PageStore& store, uint32_t group, uint32_t tokens, uint32_t seed);
 
 std::shared_ptr<TokenIndex> build(IndexKind kind, const PageStore& store,

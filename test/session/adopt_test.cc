@@ -218,7 +218,7 @@ TEST_CASE(
     const Status e = adopt(*fill(good), others, &session);
     CHECK(e.code() == Code::model_mismatch);
   }
-  SUBCASE("another number of tokens, and tokens that are none") {
+  SUBCASE("another number of tokens, and invalid tokens") {
     const auto cache = fill(good);
     CHECK(adopt(*cache, some.first(699), &session).code() == Code::bad_argument);
     CHECK(adopt(*cache, {}, &session).code() == Code::bad_argument);

@@ -82,8 +82,7 @@ int full_disk(const char* operation, const char* path) {
 }  // namespace
 
 TEST_CASE(
-    "a budget: a text that was spilled while it was read answers as one in memory, by every way of "
-    "reading it" *
+    "a budget: a text that was spilled during prefill answers as one in memory, by every strategy" *
     doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("full", tight_budget(), &folder));
@@ -147,7 +146,7 @@ TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under
   CHECK(continue_with(mapped.get(), 15) == continue_with(fork.get(), 15));
 }
 
-TEST_CASE("a budget: forks of what was spilled go back and on with other texts, beside each other" *
+TEST_CASE("a budget: forks of what was spilled go back and on with other texts, at the same time" *
           doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
@@ -225,7 +224,7 @@ TEST_CASE("a budget that cannot be kept is refused before anything is read") {
 }
 
 TEST_CASE(
-    "a budget: a full disk stops the reading, keeps what was read, and goes on when there is "
+    "a budget: a full disk stops prefill, keeps the finished tokens, and goes on when there is "
     "room" *
     doctest::test_suite("slow")) {
   TempFolder folder;

@@ -170,7 +170,7 @@ TEST_CASE("an answer that stays can be cancelled within a token") {
   Answer answer;
   const auto fires = [&](std::string_view) { return ++texts == 3 ? cancel.fire(), 0 : 0; };
   CHECK(session->generate("who?", o, fires, &answer).code() == Code::cancelled);
-  // not the one that was told last
+  // without the last one reported
   CHECK(session->tokens().size() == 300 + answer.question_tokens + answer.answer_tokens - 1);
   cancel.reset();
   CHECK(session->generate("and then?", o, {}, &answer).ok());

@@ -325,8 +325,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "compare: the estimate of what bounded has read is beside the truth, for any number of threads "
-    "the same" *
+    "compare: the estimate of the attention that bounded read is near the truth, the same for any "
+    "number of threads" *
     doctest::test_suite("slow")) {
   const auto tokens = book_tokens(2500);
   SessionOptions one = comparing("bounded", 64, CompareLevel::layers), three = one;

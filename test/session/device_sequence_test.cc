@@ -1,5 +1,5 @@
-// Sequences whose model has layers on a GPU: forks, steps back, what the GPU keeps of them, what the
-// CPU attends, cancels. Without a GPU the cases pass and say so.
+// Sequences whose model has layers on a GPU: forks, rewinds, their mirrors, attention of the CPU,
+// cancels. Without a GPU the cases pass and say so.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -322,7 +322,7 @@ TEST_CASE("a text that a device reads is cancelled within 100 ms, and read on") 
   for (int i = 0; i < 7; ++i) tokens.insert(tokens.end(), once.begin(), once.end());
   auto session = open_session(device_model(), bounded_options(200));
 #ifdef KVASIR_EMULATED_DEVICE
-  constexpr double max_milliseconds = 5000;  // one thread does the device's work beside other tests
+  constexpr double max_milliseconds = 5000;  // one thread emulates the device while other tests run
 #else
   constexpr double max_milliseconds = 100;
 #endif

@@ -170,7 +170,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a model on two devices computes what it does on one, to the bit: reading, answers, files, "
+    "a model on two devices computes what it does on one, to the bit: prefill, answers, files, "
     "forks and steps back") {
   if (!split_model()) return;
   const auto& devices = split_model()->device_weights();

@@ -1,4 +1,5 @@
-// The execution plan as data: where each segment of a step lies, and which executor attends it.
+// The execution plan as data: the place of each segment of a step and the executor that attends
+// it.
 #include "engine/execution_plan.h"
 
 #include <doctest/doctest.h>

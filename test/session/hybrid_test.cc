@@ -34,8 +34,8 @@ std::vector<std::string> strategies() {
 }  // namespace
 
 TEST_CASE(
-    "by every strategy a GPU attends beside the CPU what that attends alone, however they share "
-    "the pages") {
+    "co-execution attends what the CPU attends alone, by every strategy and however the pages are "
+    "split") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 10);
@@ -173,7 +173,7 @@ TEST_CASE(
   CHECK(device.used() <= device.budget());
 }
 
-TEST_CASE("what no GPU attends beside the CPU that attends alone, and says why") {
+TEST_CASE("without co-execution the CPU attends alone, and the statistics say why") {
   if (!device_model()) return;
   const auto tokens = book_tokens(40);
   set_rates(*device_model(), 1, 1);

@@ -240,7 +240,7 @@ TEST_CASE("an index: making it can be stopped, and then there is none") {
   CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() ==
         Code::cancelled);
   REQUIRE(session->set_select(searching("ood").select).ok());
-  // it is told from its beginning, which is reading queries again
+  // progress is reported from the beginning, which computes queries again
   uint64_t steps = 0, reported = 0;
   const auto stop_at_once = [&](uint64_t done, uint64_t total) {
     return steps = total, ++reported, done == 0;

@@ -62,7 +62,7 @@ TEST_CASE("answers do not depend on how many chosen pages of a mapped file are k
   }
 }
 
-TEST_CASE("forks of a loaded session answer beside each other from one cache") {
+TEST_CASE("forks of a loaded session answer at the same time from one cache") {
   TempFolder folder;
   auto in_memory = open_session(mini_model(), quest(512, true));
   read(in_memory.get(), document());

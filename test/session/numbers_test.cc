@@ -55,7 +55,7 @@ TEST_CASE(
 }
 
 TEST_CASE("a sequence after a step that was refused can be saved and loaded") {
-  // The output alone is damaged: reading goes well until logits are wanted.
+  // The output alone is damaged: prefill succeeds until logits are computed.
   const auto model = model_with({{"output.weight", std::nanf("")}});
   SessionOptions o;
   o.prefill_chunk = 100;

@@ -80,7 +80,7 @@ TEST_CASE("what follows a prefix has no influence on it, bit for bit") {
     auto one = load(saved(false), prefix_tokens, choosing(strategy)),
          two = load(saved(true), prefix_tokens, choosing(strategy));
     CHECK(one->tokens().size() == prefix_tokens);
-    CHECK(one->store().window_count() == 92);  // as reading them leaves it
+    CHECK(one->store().window_count() == 92);  // as prefill leaves it
     CHECK(one->store().pages().private_bytes() < one->store().pages().mapped_bytes());
     CHECK(course(one.get()) == course(two.get()));
   }
@@ -125,7 +125,7 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
 }
 
 TEST_CASE(
-    "a prefix is what reading it gives: exactly where nothing in full precision was lost, nearly "
+    "a prefix equals its prefill: exactly where nothing in full precision was lost, nearly "
     "elsewhere") {
   auto fresh_course = [](uint64_t n, SessionOptions o) {
     auto fresh = open_session(mini_model(), o);
@@ -176,7 +176,7 @@ TEST_CASE(
         course(load(saved(false), prefix_tokens, choosing("quest")).get()));
 }
 
-TEST_CASE("a prefix ends in the turn that it ended in, and is stopped like any reading") {
+TEST_CASE("a prefix ends in the turn that it ended in, and is stopped like any prefill") {
   TempFolder folder;
   auto session = open_session(mini_model(), choosing("full"));
   uint64_t done = 0, bytes = 0;

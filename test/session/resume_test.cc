@@ -1,5 +1,5 @@
-// Reading that was stopped is taken up at the byte that it named, whatever the tokenizer does with
-// blanks, marks and unknown bytes.
+// Stopped prefill goes on at the byte that it reported, whatever the tokenizer does with blanks,
+// marks and unknown bytes.
 #include "helpers.h"
 #include "text/text_fixtures.h"
 
@@ -8,8 +8,8 @@ using namespace kvasir::test;
 
 namespace {
 
-// Characters are tokens, and a space joins the letter after it: every break lies where a token
-// begins anyway.
+// Characters are tokens, and a space joins the letter after it: every break is at the
+// beginning of a token.
 TestVocabulary letters(TestVocabulary vocabulary) {
   vocabulary.add("\xE2\x96\x81");
   for (char c = 'a'; c <= 'z'; ++c) vocabulary.add(std::string(1, c), 1, -9);
@@ -95,7 +95,7 @@ TEST_CASE(
 
 TEST_CASE("a turn into which nothing was read is not kept") {
   const auto model = model_with(with_marks(letters(spm_vocabulary())), "raw");
-  // The begin-of-text token and the space before the text are none of its bytes.
+  // The begin-of-text token and the space before the text are not bytes of the text.
   for (uint32_t chunk : {1u, 2u}) {
     const auto session = session_of(model, chunk);
     uint64_t tokens = 7, bytes = 7;

@@ -88,7 +88,7 @@ TEST_CASE("the same seed and position draw the same token, another seed another 
   CHECK(same < 30);
 }
 
-TEST_CASE("damaged weights are told and wrong options are refused") {
+TEST_CASE("damaged weights are reported and wrong options are refused") {
   std::vector<float> logits = {1, std::numeric_limits<float>::quiet_NaN()};
   Token out = -1;
   CHECK(Sampler({}).sample(logits, {}, &out).code() == Code::corrupt);

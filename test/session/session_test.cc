@@ -145,7 +145,7 @@ TEST_CASE("every strategy that should find the fact finds it" * doctest::test_su
 }
 
 TEST_CASE(
-    "layers that pages serve badly are measured while reading, attend everything, and a cache "
+    "layers that pages serve badly are measured in prefill, attend everything, and a cache "
     "remembers them") {
   auto session = with_document(20000, with("quest", 256));
   const std::string stats = session->stats_json();
@@ -190,8 +190,8 @@ TEST_CASE("a budget of everything is full attention" * doctest::test_suite("slow
 }
 
 TEST_CASE(
-    "bounded answers from a twentieth of a document where nothing is dense, and tells how much "
-    "attention that covers") {
+    "bounded answers from a twentieth of a document where nothing is dense, and reports how "
+    "much attention that covers") {
   auto session = with_document(20000, with("bounded", 256));
   CHECK(ask(session.get(), question) == fact_answer);
   const std::string stats = session->stats_json();

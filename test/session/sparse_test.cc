@@ -12,7 +12,7 @@ using namespace kvasir::test;
 namespace {
 
 constexpr std::size_t text_tokens = 5400;
-// of them, read once for all: the shortest text behind which reading may be sparse
+// of them, prefilled once for all cases: the shortest text after which prefill may be sparse
 constexpr std::size_t exact_tokens = 4300;
 
 SessionOptions reading(const char* strategy, double fraction = 0, uint32_t threads = 2) {

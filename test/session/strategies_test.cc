@@ -196,8 +196,7 @@ TEST_CASE("snapkv reads so many tokens of each head as were chosen, and what was
 }
 
 TEST_CASE(
-    "infllm reads a text again that was read without representatives, and chooses as if it had not "
-    "been") {
+    "infllm prefills a text again that has no representatives, and chooses as if it had had them") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), without = folder.file("b.kv");
   const auto session = reader("infllm", 2);

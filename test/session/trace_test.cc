@@ -1,4 +1,4 @@
-// The sums behind a trace, by numbers that can be checked by hand.
+// The sums behind a trace, by numbers that are easy to check.
 #include <cmath>
 
 #include "attention/trace.h"
@@ -101,8 +101,7 @@ TEST_CASE("a step that is not committed leaves nothing behind") {
   CHECK(passages[0].share == doctest::Approx(1));
 }
 
-TEST_CASE(
-    "what stands out is told: not what has little beside the largest, nor more than 64 passages") {
+TEST_CASE("what stands out is reported: nothing small next to the largest, at most 64 passages") {
   const auto pool = make_pool();
   const float total = 3;
   Trace trace(1, 4, 2048);

@@ -311,8 +311,8 @@ TEST_CASE("a newer format is stale, not damaged, and one that old readers may re
 }
 
 TEST_CASE(
-    "a file of a version from before the first release is stale, and says to read the document "
-    "again") {
+    "a file of a version from before the first release is stale, and says to prefill the "
+    "document again") {
   Specimen specimen;
   CHECK(get(specimen.sound, format::place_version, 4) == 3);
   CHECK(get(specimen.sound, format::place_minimum_reader, 4) == 3);

@@ -1,5 +1,5 @@
-// Small cache files for tests, and repair of a damaged file's checksums, so that what lies behind
-// them is tested too.
+// Small cache files for tests. The checksums of a damaged file can be repaired, to test the checks
+// after them.
 #pragma once
 
 #include <algorithm>
@@ -111,7 +111,7 @@ inline void repair_header(std::vector<uint8_t>& file) {
       kvasir::checksum(file.data(), format::place_checksum, format::header_seed));
 }
 
-// Makes every checksum match that lies in the file, whatever the header says.
+// Makes every checksum inside the file match, whatever the header says.
 inline void repair(std::vector<uint8_t>& file) {
   if (file.size() < format::header_bytes) return;
   const uint64_t count =

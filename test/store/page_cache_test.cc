@@ -71,7 +71,7 @@ struct Saved {
     REQUIRE(PageStore::map(shape, file, pages, &store).ok());
     return store;
   }
-  // Where a page lies in the file.
+  // The place of a page in the file.
   uint64_t offset_of(uint32_t layer, uint32_t head, uint32_t p) const {
     const uint64_t extent = (uint64_t{p} / extent_pages * layers + layer) * heads + head;
     return file->find(SectionKind::pages)->offset +

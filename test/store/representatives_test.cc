@@ -145,7 +145,7 @@ TEST_CASE("representatives of a fork are its own, and a step that is not committ
   CHECK(bytes_of(store.representatives()) != bytes_of(fork.representatives()));
 }
 
-TEST_CASE("tokens that are taken back take their blocks along, and reading on makes them again") {
+TEST_CASE("a rewind removes the blocks of its tokens, and more prefill makes them again") {
   const Text text(64, 700, 4);
   for (uint32_t to : {0u, 1u, 100u, 128u, 255u, 256u, 400u, 512u, 640u, 699u}) {
     CAPTURE(to);

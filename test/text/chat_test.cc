@@ -73,7 +73,7 @@ TEST_CASE("a family's template is taken for another's") {
   CHECK(recognise(zephyr) == ChatFormat::zephyr);
 }
 
-TEST_CASE("without a template the special tokens do not tell the family") {
+TEST_CASE("without a template the special tokens do not identify the family") {
   CHECK(by_tokens({"<|im_start|>", "<|im_end|>"}) == ChatFormat::chatml);
   CHECK(by_tokens({"<|im_start|>", "<|im_end|>", "<|im_sep|>"}) == ChatFormat::phi4);
   CHECK(by_tokens({"<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"}) ==

@@ -43,7 +43,7 @@ TEST_CASE("arrays of other lengths than the vocabulary's are read past their end
   check_refused(spm_file(vocabulary), Code::corrupt, "scores");
 }
 
-TEST_CASE("missing or empty arrays, and kinds that are none, get through") {
+TEST_CASE("missing or empty arrays, and invalid kinds, get through") {
   GgufBuilder builder;
   builder.key("tokenizer.ggml.model", "llama");
   check_refused(builder, Code::corrupt, "tokenizer.ggml.tokens");

@@ -107,7 +107,7 @@ TEST_CASE("every task has its questions") {
   CHECK(of_task(make_table(haystack(), plan(8192)), Task::key_value).size() == 10);
 }
 
-TEST_CASE("an answer is in the document exactly once, near the depth that is told") {
+TEST_CASE("an answer is in the document exactly once, near the depth that is reported") {
   for (const uint64_t seed : {1u, 2u, 3u}) {
     const Document story = make_story(haystack(), plan(8192, seed));
     for (const Task task : {Task::single, Task::many_keys, Task::number_string}) {
