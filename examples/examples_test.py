@@ -54,7 +54,7 @@ def ask(folder):
     cache.unlink()
     expect(
         "cannot read" in run(MODEL, text, cache, QUESTION, code=1).stderr,
-        "a missing document is not told",
+        "a missing document is not reported",
     )
 
 
@@ -83,10 +83,10 @@ def stream(folder):
         seen += part
     process.send_signal(signal.SIGINT)
     answer, rest = process.communicate(timeout=250)
-    told = re.search(r"cancelled: kept (\d+) tokens, (\d+) of (\d+) bytes", (seen + rest).decode())
-    expect(told, f"the cancelled reading is not told: {rest}")
-    tokens, done, total = map(int, told.groups())
-    expect(0 < tokens < done < total == long.stat().st_size, f"kept {told.group()}")
+    match = re.search(r"cancelled: kept (\d+) tokens, (\d+) of (\d+) bytes", (seen + rest).decode())
+    expect(match, f"the cancelled prefill is not reported: {rest}")
+    tokens, done, total = map(int, match.groups())
+    expect(0 < tokens < done < total == long.stat().st_size, f"kept {match.group()}")
     expect(
         process.returncode == 0 and FACT in answer.decode(),
         f"exit code {process.returncode}, answer {answer}",
@@ -132,7 +132,7 @@ def forks(folder):
     expect(answers == expected, f"wrong answers: {answers}")
     expect(
         "not found" in run(MODEL, folder / "missing.kv", QUESTION, code=1).stderr,
-        "a missing cache is not told",
+        "a missing cache is not reported",
     )
 
 
@@ -163,7 +163,7 @@ def library(folder):
     expect(listed() == [longer_name] and not (books / f"{name}.kv").exists(), f"listed: {listed()}")
     expect(
         "not found" in run(books, "remove", name, code=1).stderr,
-        "a document that is not there is not told",
+        "a document that is not there is not reported",
     )
 
 

@@ -141,14 +141,14 @@ struct Sizes {
     output = floats(weights.output_norm);
     add(weights.output, &matrix, &output);
     output += Device::allocated_size(matrix);
-    beside = device_workspace_bytes(config, usual_step) + Device::allocated_size(piece);
+    margin = device_workspace_bytes(config, usual_step) + Device::allocated_size(piece);
   }
   uint64_t room(const Device& device) const {
-    return device.left() - std::min(device.left(), beside);
+    return device.left() - std::min(device.left(), margin);
   }
 
   std::vector<uint64_t> layers;
-  uint64_t output, beside;          // a session's workspace and what weights come through
+  uint64_t output, margin;          // a session's workspace and what weights come through
   std::size_t piece = piece_bytes;  // bytes that weights come in, at least those of any row
 };
 
@@ -250,7 +250,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
       Status::error(Code::no_memory,
                     "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64
                     " and the workspace %" PRIu64,
-                    devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.beside);
+                    devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.margin);
   std::vector<DeviceWeights> result;
   uint32_t next = 0;
   for (std::size_t d = 0; d < devices.size() && next < config.layers; ++d) {

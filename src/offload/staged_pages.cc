@@ -18,7 +18,7 @@ Status StagedPages::make_room(std::size_t quads) {
   const uint64_t bytes = quads * quad_bytes_of(shape_.page.dim);
   if (bytes > os::physical_memory() / 16)
     return Status::error(Code::no_memory,
-                         "what is handed to %s would take %" PRIu64
+                         "the pages staged for %s would take %" PRIu64
                          " bytes of memory that is pinned",
                          device_->name().c_str(), bytes);
   RETURN_IF_ERROR(quads_.allocate(device_, bytes));

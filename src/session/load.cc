@@ -89,8 +89,8 @@ Status Session::load_observed(const CacheFile& file, const SectionFacts& facts,
 }
 
 // The saved turns' format is the session's, whatever was recognised in the model. Another one that
-// the caller chose is refused: the file's turns and the questions would be of two formats, of which
-// no answer tells.
+// the caller chose is refused: the file's turns and the questions would have two formats, and no
+// answer would show that.
 Status Session::use_chat(const ChatRecord& record, const char* path) {
   if (record.unknown.empty() && !sequence_.tokens.empty() && options_.instructions &&
       *options_.instructions != record.instructions)

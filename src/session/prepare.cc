@@ -77,7 +77,7 @@ Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   }
   if (Status s = store.set_budget(rest, sequence_.tokens.size(), cancel); s.code() == Code::limit) {
     return Status::error(Code::limit,
-                         "the text cannot be read again beside itself, for its representative "
+                         "no room to prefill the text a second time, for its representative "
                          "tokens: what is left of %s",
                          s.message());
   } else if (!s.ok()) {
