@@ -130,8 +130,8 @@ class Measuring(tool.InFolder):
             """What the strategies read of the deepest document, and bounded's estimate of the
             attention that is there.
             """
-            told = [speed["stats"] for speed in report["depths"][-1]["decode"]]
-            return [stats["last_tokens_read"] for stats in told] + [told[-1]["last_mass_read"]]
+            runs = [speed["stats"] for speed in report["depths"][-1]["decode"]]
+            return [stats["last_tokens_read"] for stats in runs] + [runs[-1]["last_mass_read"]]
 
         report = bench("--depth", "0,700,8192", "--mapped", "--folder", self.folder)
         self.assertEqual((report["document"], report["seed"]), ("synthetic", 1))

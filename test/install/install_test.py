@@ -38,7 +38,7 @@ def by_pkg_config(prefix, folder, model, c_compiler, cxx_compiler):
     description = next(prefix.rglob("kvasir.pc"))
     library = description.parent.parent
 
-    def told(*what):
+    def query(*what):
         return run("pkg-config", *what, "kvasir", PKG_CONFIG_PATH=str(description.parent)).split()
 
     for define in [
@@ -46,26 +46,26 @@ def by_pkg_config(prefix, folder, model, c_compiler, cxx_compiler):
         "--define-prefix",
     ]:  # the second is what pkg-config does by itself on some systems
         folders = [
-            os.path.realpath(*told(define, f"--variable={name}"))
+            os.path.realpath(*query(define, f"--variable={name}"))
             for name in ["includedir", "libdir"]
         ]
         expect(
             folders == [str(prefix / "include"), str(library)],
             f"{define}: kvasir.pc does not move with its folder: {folders}",
         )
-    static = told("--static", "--libs")
+    static = query("--static", "--libs")
     for name in ["kvasir", "stdc++", "m", "mimalloc", "zstd", "pcre2-8"]:
         expect(f"-l{name}" in static, f"--static --libs lacks -l{name}: {static}")
     expect(
         static.index("-lc") < static.index("-lmimalloc"),
         "mimalloc comes before the C library: it would be the program's malloc",
     )
-    run(*c_compiler, SOURCES / "reader.c", "-o", folder / "c", *told("--cflags", "--libs"))
-    run(*cxx_compiler, SOURCES / "reader.cc", "-o", folder / "cc", *told("--cflags", "--libs"))
+    run(*c_compiler, SOURCES / "reader.c", "-o", folder / "c", *query("--cflags", "--libs"))
+    run(*cxx_compiler, SOURCES / "reader.cc", "-o", folder / "cc", *query("--cflags", "--libs"))
     by_name = [
         "-l:libkvasir.a" if word == "-lkvasir" else word for word in static
     ]  # both kinds are there
-    run(*c_compiler, SOURCES / "reader.c", "-o", folder / "static", *told("--cflags"), *by_name)
+    run(*c_compiler, SOURCES / "reader.c", "-o", folder / "static", *query("--cflags"), *by_name)
     check_program(folder / "c", model, library)
     check_program(folder / "cc", model, library)
     check_program(folder / "static", model, None)
