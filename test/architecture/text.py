@@ -56,6 +56,7 @@ PROSE = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "docs",
+    ".github/SECURITY.md",
     "examples/desk/README.md",
     ".github/ISSUE_TEMPLATE",
 ]
