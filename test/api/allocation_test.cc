@@ -1,6 +1,6 @@
 // Every allocation of every kind of call fails once, or from then on: the code is KV_NO_MEMORY,
-// nothing leaks (a leak checker's business), and the handle goes on to the same answers as one that
-// was left alone.
+// nothing leaks (a leak checker finds that), and the handle gives the same answers as one without a
+// failure.
 #include <algorithm>
 #include <functional>
 

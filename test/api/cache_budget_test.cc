@@ -1,5 +1,5 @@
-// A memory budget of the store without a model: what does not fit is in files, and nothing else
-// changes.
+// A memory budget of the store without a model: pages that do not fit are in files, and nothing
+// else changes.
 #include <atomic>
 #include <cerrno>
 #include <cstring>

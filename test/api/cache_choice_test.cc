@@ -1,5 +1,5 @@
-// What a cache reads of a long text: by budget, by the choice of filter layers, by a sketch, and
-// under a cap of the scores.
+// Tokens that a cache attends of a long text: by budget, by the choice of filter layers, by a
+// sketch, and under a cap of the scores.
 #include <cstring>
 
 #include "cache_helpers.h"

@@ -1,4 +1,4 @@
-// What the tests of the store without a model share: a text with what exact attention gives, and
+// Helpers of the tests of the store without a model: a text with the result of exact attention, and
 // steps of it.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Steps of a cache: what ends one, what is refused, files of other shapes, damage and memory.
+// Steps of a cache: their ends, refused calls, files of other shapes, damage and memory.
 #include <cmath>
 #include <cstring>
 #include <functional>

@@ -1,5 +1,5 @@
 // The store without a model: attention against plain double precision, chunks against single
-// tokens, files, forks, and what is refused.
+// tokens, files, forks, and refused calls.
 #include <cmath>
 #include <cstring>
 #include <functional>

@@ -1,5 +1,5 @@
-// What test/api/cancel_latency.cc measures with: a document of made-up keys, and a call whose token
-// is fired some time after it began.
+// Helpers of test/api/cancel_latency.cc: a document of synthetic keys, and a call whose token is
+// fired some time after it began.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Long calls that are stopped: soon, with KV_CANCELLED, and with a sequence that goes on as if
-// nothing had been.
+// Cancelled calls: they end soon with KV_CANCELLED, and the sequence goes on as if nothing had
+// happened.
 #include <atomic>
 #include <random>
 #include <thread>

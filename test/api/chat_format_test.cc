@@ -1,4 +1,4 @@
-// The chat format of a saved sequence: kept with it, gone on in, refused where it is another one.
+// The chat format of a saved sequence: saved with it, used for the next turns; others are refused.
 #include <algorithm>
 #include <cstring>
 #include <functional>

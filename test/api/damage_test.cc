@@ -1,6 +1,6 @@
-// Cache files that are cut, flipped or of something else: a clear code and nothing loaded; damage
-// that is met late ends the call with KV_CORRUPT and leaves the session as it was. Never a crash,
-// never an answer made of damaged bytes.
+// Cache files that are cut, have flipped bits or are other files: a clear code, and nothing is
+// loaded. Damage that is found later ends the call with KV_CORRUPT and leaves the session as it
+// was. Never a crash, never an answer from damaged bytes.
 #include <fstream>
 #include <set>
 

@@ -1,4 +1,4 @@
-// What the golden documents were made of: test/golden/write_golden.cc writes them, golden_test.cc
+// The content of the golden documents: test/golden/write_golden.cc writes them, golden_test.cc
 // reads them.
 #pragma once
 

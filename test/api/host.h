@@ -1,5 +1,5 @@
-// What programs share that stand for a host's process: they do not count, they end with what is
-// broken.
+// Helpers of test programs that act as a host's process: they do not count failures, they end with
+// the first.
 #pragma once
 
 #include <grp.h>

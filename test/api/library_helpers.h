@@ -1,4 +1,4 @@
-// Libraries, documents of any size, and what a call of kv_library_session returned.
+// Libraries, documents of any size, and the result of kv_library_session.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
-// The system's own limits, in processes of their own: a disk that is full, no more address space,
-// no more files. The right code, what was there stays, and with room again everything goes on.
+// The system's limits, each in a process of its own: a full disk, no more address space, no more
+// files. The code is right, existing files stay, and with room again every call succeeds.
 #include <fcntl.h>
 #include <sched.h>
 #include <sys/mount.h>

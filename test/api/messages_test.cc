@@ -1,5 +1,5 @@
-// What a file, a path or an option may put into a message, a line of the log or a field for people
-// to read: nothing but printable UTF-8 on one line, whatever bytes it has.
+// Bytes of a file, a path or an option in a message, a line of the log or a field for people: only
+// printable UTF-8 on one line, whatever the bytes are.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>

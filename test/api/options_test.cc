@@ -1,5 +1,4 @@
-// Structs that grew or will grow: every size that a caller's header may have. And outputs of every
-// size.
+// Structs that grew or will grow: every size of a caller's header, and outputs of every size.
 #include <cstring>
 
 #include "helpers.h"

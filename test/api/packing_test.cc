@@ -1,5 +1,5 @@
-// Packed copies of saved sequences through the public header: what comes back is the file, and goes
-// on as it did.
+// Packed copies of saved sequences through the public header: unpacking restores the file, and its
+// sequence goes on as before.
 #include <cstring>
 #include <thread>
 

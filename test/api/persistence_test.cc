@@ -1,5 +1,5 @@
-// A sequence saved and loaded through the public header: what files and sessions say of themselves,
-// and what becomes of a mapped file.
+// A sequence saved and loaded through the public header: information about files and sessions, and
+// changes to a mapped file.
 #include <nlohmann/json.hpp>
 
 #include <cstdio>

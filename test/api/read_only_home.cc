@@ -1,6 +1,6 @@
-// A host whose home, library and folder for temporary files cannot be written to: what is there is
-// loaded and answers, whatever would write says KV_PERMISSION and names the place, and nothing
-// changes. Twice: by the folders' modes, as the user `nobody`, and by a file system that is mounted
+// A host whose home, library and folder for temporary files are read-only. Existing files load and
+// answer, calls that would write return KV_PERMISSION and name the place, and nothing changes.
+// It runs twice: by the folders' modes, as the user `nobody`, and by a file system that is mounted
 // read-only. Root starts it; otherwise it is skipped. The argument is the command line's program.
 #include <sched.h>
 #include <sys/mount.h>

@@ -1,6 +1,6 @@
-// Processes killed at random moments of a save, of packing and of unpacking: under the path is then
-// the document before or the one that was being written, whole, and what else they leave is removed
-// by the next that opens the folder as a library. The argument is the number of kills.
+// Processes killed at random moments of a save, of packing and of unpacking. The path then has the
+// document from before or the new one, whole. The next process that opens the folder as a library
+// removes all leftovers. The argument is the number of kills.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -1,5 +1,4 @@
-// What measurement stands on: the strategies that there are, and the probability of a given
-// continuation.
+// The base of measurements: the list of strategies, and the probability of a given continuation.
 #include <cmath>
 #include <cstring>
 #include <set>

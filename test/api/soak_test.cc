@@ -1,5 +1,5 @@
-// Many lives of models and sessions in one process: descriptors, threads and memory stay where they
-// were.
+// Models and sessions opened and closed many times in one process: descriptors, threads and memory
+// do not grow.
 #include <unistd.h>
 
 #include <fstream>

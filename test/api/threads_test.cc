@@ -1,5 +1,5 @@
-// One session serves one call at a time, also seen from its own callbacks; sessions of one model do
-// not know of each other. Meant for ThreadSanitizer as well.
+// One session serves one call at a time, also from its own callbacks; sessions of one model are
+// independent. Also for ThreadSanitizer.
 #include <atomic>
 #include <thread>
 

@@ -1,7 +1,6 @@
-// Where the kernels of kernels/cuda read or write several numbers at a time: such an array begins
-// at a multiple of so many bytes, and a device that is given another one is lost. What is not here
-// is read number by number, or, as by load() and store() of elementwise.cu, after a look at its
-// address.
+// Alignment of the arrays that kernels/cuda accesses by vector loads and stores. A device is lost
+// when an array begins at another address. Kernels access all other arrays number by number, or
+// check the address first, as load() and store() of elementwise.cu do.
 #pragma once
 
 #include <cstddef>

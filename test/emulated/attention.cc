@@ -1,4 +1,4 @@
-// Attention of new tokens, by the CPU's own kernels and plain loops.
+// Attention of new tokens, with the CPU's kernels and plain loops.
 #include <cstring>
 #include <numeric>
 #include <utility>

@@ -1,4 +1,4 @@
-// What a text takes to a device before a step is on its way only as long as nobody cancels.
+// Transfers to a device before a step stop when the step is cancelled.
 #include <chrono>
 #include <future>
 #include <random>

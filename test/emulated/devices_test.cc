@@ -1,5 +1,5 @@
-// What GPUs do that no machine's do on demand: they fail, are full, too old or not there. Those of
-// emulated.h do.
+// Faults of GPUs that no real machine makes on demand: calls that fail, full memory, old devices,
+// no devices. The emulated GPUs of emulated.h make them.
 #include <thread>
 
 #include "../session/device_helpers.h"

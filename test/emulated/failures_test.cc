@@ -1,5 +1,5 @@
-// A device's calls fail, one after the other: each failure is an error, the text stays complete,
-// nothing is left on the device, and a session goes on where only memory was missing.
+// Each call of a device fails in turn: the failure is an error, the sequence stays complete, and
+// nothing is left on the device. After a lack of memory the session goes on.
 #include <algorithm>
 #include <cmath>
 #include <string>

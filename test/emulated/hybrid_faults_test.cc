@@ -1,4 +1,4 @@
-// Co-execution with devices: two of them, cancelling anywhere, and what they may not read.
+// Co-execution with two devices, cancels at any place, and memory that devices may not read.
 #include <span>
 #include <vector>
 

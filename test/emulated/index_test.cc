@@ -1,5 +1,5 @@
-// An index of keys that is made with a GPU: the same one, bit for bit, whoever looks for the
-// nearest keys; what is said of it, and what each call's failure leaves.
+// An index of keys that is built with a GPU: the same bits as the CPU's, its statistics, and the
+// state after each call that fails.
 #include <algorithm>
 #include <string>
 

@@ -1,4 +1,4 @@
-// The search for nearest keys, by the CPU's own kernels.
+// The search for nearest keys, with the CPU's kernels.
 #include <algorithm>
 
 #include "alignment.h"

@@ -1,5 +1,5 @@
-// The operations, by the CPU's own kernels and plain loops. Arrays that only one operation writes
-// and another reads are as these two like them.
+// The operations, with the CPU's kernels and plain loops. Arrays that one operation writes and only
+// one other reads have a layout of their own.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

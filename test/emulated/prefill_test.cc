@@ -1,5 +1,5 @@
-// How a text comes to GPUs while they read it, and what is left of a step that fails in the middle:
-// counted, and failed, by those of emulated.h.
+// Transfers to GPUs during prefill, and the state after a step that fails in the middle. The
+// emulated GPUs of emulated.h count the transfers and make the failures.
 #include <algorithm>
 #include <atomic>
 #include <fstream>

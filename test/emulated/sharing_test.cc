@@ -1,5 +1,5 @@
-// Host memory is shared with a device little by little where a text has much of it: answers begin
-// at once, and the CPU stages the selected pages.
+// Host memory of a long sequence is registered with a device in steps: answers begin at once, and
+// the CPU stages the selected pages until then.
 #include <thread>
 #include <vector>
 

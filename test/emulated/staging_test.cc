@@ -1,4 +1,4 @@
-// Where a device does not read host memory, the CPU stages the pages that it selected.
+// Staging: the CPU copies the selected pages for a device that does not read host memory.
 #include <span>
 #include <vector>
 

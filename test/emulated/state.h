@@ -1,4 +1,4 @@
-// What the files of this folder share: contexts and streams.
+// Contexts and streams of emulated devices.
 #pragma once
 
 #include <cstddef>

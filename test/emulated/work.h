@@ -1,4 +1,4 @@
-// What the operations share.
+// Helpers of the operations.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// A host that has set a locale with a decimal comma, as GTK and Qt do: what the library writes for
-// programs stays JSON, and messages keep their point.
+// A host that has set a locale with a decimal comma, as GTK and Qt do: the library's JSON stays
+// valid, and messages keep the decimal point.
 #include <clocale>
 #include <locale>
 

@@ -1,5 +1,5 @@
-// What the programs of this folder share: each is a host that is in some way unlike the others, and
-// uses the library as any host does.
+// Helpers of the programs of this folder. Each is a host with one unusual property, and uses the
+// library as any host does.
 #pragma once
 
 #include <cstdint>

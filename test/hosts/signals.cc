@@ -1,5 +1,5 @@
-// A host that is interrupted by signals all the time, with and without SA_RESTART: every call does
-// all of its work, the same as otherwise, and no handler runs on a thread of the library's.
+// A host that is interrupted by signals all the time, with and without SA_RESTART: every call ends
+// with the same result, and no handler runs on a thread of the library.
 #include <dirent.h>
 #include <pthread.h>
 #include <signal.h>

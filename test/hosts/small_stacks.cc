@@ -1,5 +1,5 @@
-// A host whose threads have small stacks: how much of one each call of the header takes, seen by
-// what it writes over.
+// A host whose threads have small stacks: the stack that each call of the header uses, measured by
+// the bytes that it overwrites.
 #include <sys/mman.h>
 
 #include <pthread.h>

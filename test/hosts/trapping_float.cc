@@ -1,6 +1,6 @@
 // Hosts that trap floating-point exceptions, round in another direction or flush subnormal numbers:
-// the library computes the same bits in all of them, and gives their environment back as it was,
-// also to callbacks.
+// the library computes the same bits in all of them, and restores their environment, also for
+// callbacks.
 #include <cfenv>
 
 #include "host.h"

@@ -1,6 +1,6 @@
-// Co-execution of a GPU and the CPU, against the reference: the sums of sinks and window, quads of
-// which some tokens are attended, neighbouring quads, what the CPU has attended, and quads that are
-// put to their places for some layers together.
+// Co-execution of a GPU and the CPU, against the reference: the partials of sinks and window, quads
+// with some attended tokens, neighbouring quads, partials of the CPU, and quads that are moved to
+// their places for some layers together.
 #include <cstring>
 #include <numeric>
 

@@ -1,5 +1,5 @@
-// A GPU's search for nearest keys against all scores, sorted: scores bit for bit those of the CPU's
-// kernels, so that there is one right answer.
+// A GPU's search for nearest keys against all scores, sorted. The scores have the same bits as
+// those of the CPU's kernels, so there is one right answer.
 #include <doctest/doctest.h>
 
 #include <algorithm>

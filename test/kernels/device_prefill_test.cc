@@ -1,5 +1,5 @@
-// A GPU's attention of a text that is read, against sums in double precision over the very pages
-// and rows: random sequences, outputs poisoned.
+// A GPU's attention in prefill against sums in double precision over the same pages and rows:
+// random sequences, outputs poisoned.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -149,8 +149,7 @@ Attended attend(const Text& t) {
           {out_lse.data(), out_lse.data() + out_lse.size()}};
 }
 
-// What the CPU's kernels make of a row, of the pages behind the sinks and of what is in full
-// precision.
+// A row by the CPU's kernels, over the pages after the sinks and the rows in full precision.
 std::vector<float> by_processor(const Text& t, uint32_t head, const float* q, uint32_t seen) {
   const Kernels& cpu = cpu_kernels();
   const uint32_t dim = t.page.dim, tokens = t.page.page_tokens;

@@ -1,4 +1,4 @@
-// What the tests of a GPU's operations share: the first GPU, opened once, and poisoned memory on it
+// Helpers of the tests of a GPU's operations: the first GPU, opened once, and poisoned memory on it
 // between guards.
 #pragma once
 

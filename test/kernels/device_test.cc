@@ -1,5 +1,5 @@
 // The operations of a GPU against the reference, on random shapes, with outputs that are poisoned.
-// Without a GPU they say so and pass.
+// Without a GPU the cases pass and say so.
 #include <doctest/doctest.h>
 
 #include <algorithm>

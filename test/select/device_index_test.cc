@@ -1,4 +1,4 @@
-// An index of keys that a real GPU helps to make, where there is one: that of the CPU, bit for bit.
+// An index of keys that a real GPU helps to build, where there is one: the same bits as the CPU's.
 #include <algorithm>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// What filter layers choose, against the definition.
+// The choice of filter layers, against the definition.
 #include "select/filter_layers.h"
 #include "samples.h"
 

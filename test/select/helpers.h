@@ -1,5 +1,4 @@
-// A store of random keys, queries that ask it, and what the equations of a choice need, in double
-// precision.
+// A store of random keys, queries to it, and the terms of a choice in double precision.
 #pragma once
 
 #include <doctest/doctest.h>

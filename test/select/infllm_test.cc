@@ -1,4 +1,4 @@
-// What `infllm` chooses, given the representatives, against the definition.
+// The choice of `infllm` with given representatives, against the definition.
 #include <bit>
 
 #include "samples.h"

@@ -1,5 +1,5 @@
-// The graph of `ood` against RoarGraph's algorithms as they are written (arXiv 2408.08933, section
-// 4), and what is inserted into it.
+// The graph of `ood` against the algorithms of the RoarGraph paper (arXiv 2408.08933, section 4),
+// and insertions into it.
 #include <algorithm>
 #include <cmath>
 

@@ -1,5 +1,4 @@
-// Samples against the definition of select/sampling.h, and what they promise: sums that are right
-// on average.
+// Samples against the definition of select/sampling.h: their sums are right on average.
 #include <algorithm>
 #include <bit>
 #include <numeric>

@@ -1,5 +1,5 @@
-// Searches of an index for single tokens, against the algorithms as they are written, and the
-// indexes against their definitions.
+// Searches of an index for single tokens, against the published algorithms, and the indexes against
+// their definitions.
 #include <algorithm>
 #include <bit>
 #include <limits>

@@ -1,4 +1,4 @@
-// What `snapkv` chooses, against the definition.
+// The choice of `snapkv`, against the definition.
 #include "samples.h"
 
 using namespace kvasir;

@@ -1,5 +1,5 @@
-// A cache that another engine has filled becomes a session. The other engine is here a session in
-// full precision, whose window has every row.
+// Sessions made of a cache that another engine filled. Here the other engine is a session in full
+// precision, whose window has every row.
 #include <cmath>
 #include <cstring>
 #include <random>

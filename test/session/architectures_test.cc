@@ -1,4 +1,4 @@
-// What a file's metadata becomes: a LayerConfig for each layer, or a refusal that names the key.
+// Metadata of a file: it makes a LayerConfig for each layer, or an error that names the key.
 #include <doctest/doctest.h>
 
 #include <string>

@@ -1,5 +1,5 @@
-// Attention by a choice: tokens of a step that share a scan of the summaries get what each would
-// get alone.
+// Selected attention: tokens of a step that share a scan of the summaries have the same results as
+// each alone.
 #include "attention/attention.h"
 #include "select/blocks.h"
 

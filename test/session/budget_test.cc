@@ -1,4 +1,4 @@
-// A memory budget: what does not fit is in files, and nothing else changes.
+// A memory budget: pages that do not fit are in files, and nothing else changes.
 #include <cerrno>
 #include <cstring>
 #include <thread>

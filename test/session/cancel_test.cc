@@ -1,4 +1,4 @@
-// Where a cancel is seen inside of a call, and what it leaves.
+// Cancels inside of a call: the places that check for one, and the state after it.
 #include <atomic>
 #include <fstream>
 #include <random>

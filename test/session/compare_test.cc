@@ -1,4 +1,4 @@
-// What a strategy's attention was worth, against the definition, and in whole sessions.
+// Comparisons of a strategy with full attention: against the definition, and in whole sessions.
 #include "attention/compare.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Texts that a GPU reads with models of floats and any number of heads, whose products read several
-// inputs at a time wherever these begin. Without a GPU they say so and pass.
+// Prefill on a GPU with models of floats and any number of heads: products load several inputs at a
+// time, at any alignment. Without a GPU the cases pass and say so.
 #include <algorithm>
 #include <iterator>
 #include <string>

@@ -1,5 +1,5 @@
-// Sessions whose model has layers on a GPU, against those without. Without a GPU they say so and
-// pass.
+// Sessions whose model has layers on a GPU, against those without. Without a GPU the cases pass and
+// say so.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -1,6 +1,6 @@
-// Sessions whose model is split over several GPUs, against those that have it on one. Where there
-// is only one it is named twice, which does. Without a GPU they say so and pass; so do those of
-// test/emulated, which always run.
+// Sessions whose model is split over several GPUs, against a model on one GPU. A machine with one
+// GPU names it twice. Without a GPU the cases pass and say so. The emulated GPUs of test/emulated
+// always run them.
 #include <algorithm>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// Layers whose sinks and window a GPU attends, and the CPU the rest, or a part of it.
+// Co-execution: the GPU attends sinks and window, and the CPU attends the rest or a part of it.
 #include "device_helpers.h"
 
 using namespace kvasir;

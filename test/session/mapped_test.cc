@@ -1,4 +1,4 @@
-// Answers over a mapped cache file whose chosen pages have little room: the same, bit for bit.
+// Answers over a mapped cache file with a small page cache: the same bits.
 #include <doctest/doctest.h>
 
 #include <fstream>

@@ -1,5 +1,5 @@
-// Damaged weights make NaN or infinity: they are met when they are made, and never lie in a
-// sequence or a file.
+// Damaged weights make NaN or infinity: the step that makes them fails, and they are never stored
+// in a sequence or a file.
 #include <cmath>
 
 #include "helpers.h"

@@ -1,4 +1,4 @@
-// What the planner makes of options, length and measurements.
+// Plans from options, length and measurements.
 #include <doctest/doctest.h>
 
 #include <cmath>

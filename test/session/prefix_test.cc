@@ -1,5 +1,5 @@
-// The first tokens of a saved document as a sequence of their own: nothing of what follows them is
-// seen, by no strategy.
+// The first tokens of a saved document as a sequence of their own: no strategy attends the tokens
+// after them.
 #include <algorithm>
 #include <cmath>
 

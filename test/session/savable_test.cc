@@ -1,5 +1,4 @@
-// What a loader would refuse is not saved: of every kind of section, and the file that is there
-// stays.
+// A save refuses sections that a load would refuse, of every kind, and the existing file stays.
 #include <doctest/doctest.h>
 
 #include <cmath>

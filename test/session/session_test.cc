@@ -1,5 +1,5 @@
-// What a session promises: the same bits whatever the threads, the file or the detour; nothing lost
-// when it is stopped.
+// Promises of a session: the same bits with any threads, from memory or a file, and after rewinds;
+// no token is lost by a cancel.
 #include <cmath>
 #include <fstream>
 

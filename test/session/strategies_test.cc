@@ -1,4 +1,4 @@
-// What every strategy promises, those to come included.
+// Promises of every strategy, future ones included.
 #include <cstring>
 #include <functional>
 

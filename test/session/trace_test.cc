@@ -1,4 +1,4 @@
-// The sums behind a trace, by numbers that are easy to check.
+// The sums of a trace, with numbers that are easy to check.
 #include <cmath>
 
 #include "attention/trace.h"

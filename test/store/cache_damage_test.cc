@@ -1,5 +1,5 @@
-// Damaged cache files: every kind of damage is found, at the latest when what it hit is used, and
-// distinguished from a file that is merely of another version.
+// Damaged cache files: every kind of damage is found, at the latest when the damaged part is used.
+// It is distinguished from a file of another version.
 #include <doctest/doctest.h>
 
 #include <functional>

@@ -1,5 +1,5 @@
-// The cache file: what is written comes back, whatever its size; misuse and strangers' files are
-// refused by name.
+// The cache file: sections of any size are read as they were written; misuse and files of other
+// programs are refused by name.
 #include "cachefile/cache_file.h"
 
 #include <doctest/doctest.h>

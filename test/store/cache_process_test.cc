@@ -1,4 +1,4 @@
-// Saving in processes of their own, which are limited and killed.
+// Saves in processes of their own, with limits and kills.
 #include <doctest/doctest.h>
 #include <signal.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-// The sketch of keys: what it finds, how it follows the pages, what a fork and a file see.
+// The sketch of keys: its scores, its updates with the pages, in forks and in files.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Where tokens are as they pass from the window into pages, what a fork and a step back see.
+// The places of tokens as they move from the window into pages, in forks and after rewinds.
 #include <doctest/doctest.h>
 
 #include <cmath>

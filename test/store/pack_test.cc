@@ -1,5 +1,5 @@
-// Packed documents: they come back bit for bit; damage of every kind is found, and leaves what was
-// at the path; so does whatever fails.
+// Packed documents: unpacking restores the same bits. Damage of every kind is found. Damage and
+// failures leave the existing file at the path.
 #include "cachefile/pack.h"
 
 #include <doctest/doctest.h>

@@ -1,5 +1,5 @@
-// Chosen pages of a mapped file: the right bytes from bounded memory, or an error, whatever becomes
-// of file, disk and memory.
+// Selected pages of a mapped file: the right bytes from bounded memory, or an error, whatever
+// happens to file, disk and memory.
 #include <doctest/doctest.h>
 
 #include <atomic>

@@ -1,5 +1,4 @@
-// Representative tokens against InfLLM's equations, and what becomes of them when a store is
-// forked, taken back and saved.
+// Representative tokens against InfLLM's equations, and after forks, rewinds and saves of a store.
 #include "store/representatives.h"
 
 #include <doctest/doctest.h>
