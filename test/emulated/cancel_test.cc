@@ -59,8 +59,7 @@ std::unique_ptr<ExternalStore> made_up(uint32_t tokens) {
 }  // namespace
 
 TEST_CASE(
-    "what a text needs in a device's memory does not go there once its step is cancelled, and does "
-    "with the next one") {
+    "a cancelled step transfers nothing more to the device, and the next step transfers the rest") {
   const auto model = model_on_device();
   const auto tokens = book_tokens(3400);
   const auto asked = std::span<const Token>(tokens).subspan(3000, 5);
@@ -93,7 +92,7 @@ TEST_CASE(
   CHECK(continue_with(session.get(), 8) == continue_with(expected.get(), 8));
 }
 
-TEST_CASE("of a sketch that was cancelled halfway what has come to the device stays there") {
+TEST_CASE("a sketch whose transfer was cancelled keeps the part that is on the device") {
   constexpr uint32_t count = 32000;
   const auto model = model_on_device();
   const auto cache = made_up(count);
@@ -128,7 +127,7 @@ TEST_CASE("of a sketch that was cancelled halfway what has come to the device st
   CHECK(halfway > 0);
 }
 
-TEST_CASE("a session that waits for what another one takes to their device can be cancelled") {
+TEST_CASE("a session that waits for another session's transfer can be cancelled") {
   const auto model = model_on_device();
   const auto session = load(model, read_file(), bounded_options(200));
   Device::Staging others;
@@ -147,8 +146,7 @@ TEST_CASE("a session that waits for what another one takes to their device can b
   CHECK(continue_with(session.get(), 8) == continue_with(alone.get(), 8));
 }
 
-TEST_CASE(
-    "a model whose weights are on their way to a device is not opened once that is cancelled") {
+TEST_CASE("a model whose transfer of weights is cancelled is not opened") {
   const uint64_t held = emulated::machine().held, begin = emulated::machine().calls;
   (void)model_on_device();
   const uint64_t calls = emulated::machine().calls - begin;

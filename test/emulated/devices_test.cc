@@ -20,8 +20,7 @@ bool says(const Session& session, const std::string& what) {
 }  // namespace
 
 TEST_CASE(
-    "three devices, of which one has more room, have layers in that proportion and give the answer "
-    "of one") {
+    "three devices have layers in proportion to their memory, and answer as one device does") {
   emulated::Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);
   std::shared_ptr<const Model> model;
   const Status s = open_on("cuda:all", 0, &model);
@@ -46,8 +45,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "devices that are too old or not there: named they are an error, of all they are left out, "
-    "chosen they are not taken") {
+    "old or missing devices: an error if named, left out of `all`, never chosen automatically") {
   std::shared_ptr<const Model> model;
   {
     emulated::Changed old(emulated::machine().capability[0], 7);
@@ -72,8 +70,7 @@ TEST_CASE(
   CHECK(model->why_no_device() == "device 'auto': no driver");
 }
 
-TEST_CASE(
-    "a device is chosen that all of the model fits on; where it fits none, all that there are") {
+TEST_CASE("a device with room for the whole model is chosen, and without one all devices") {
   std::shared_ptr<const Model> model;
   REQUIRE(device_model());
   uint64_t opened[emulated::Machine::most];
@@ -96,9 +93,7 @@ TEST_CASE(
   CHECK(model->device_weights().back().has_output());
 }
 
-TEST_CASE(
-    "a device that is lost, whichever of several, is an error of the step, and the sequence is as "
-    "before") {
+TEST_CASE("a lost device, any of several, is an error of the step, and the sequence is as before") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
   const auto tokens = book_tokens(300);
@@ -151,7 +146,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "where others have taken what was free while weights came, the next device has the layers") {
+    "memory that other programs take during the transfer of weights moves layers to the next "
+    "device") {
   std::shared_ptr<const Model> model, alone;
   {
     emulated::Changed full(emulated::machine().max_bytes[0],
@@ -196,8 +192,7 @@ TEST_CASE(
   for (const std::vector<Token>& answer : answers) CHECK(answer == expected);
 }
 
-TEST_CASE(
-    "memory that devices read is shared once for all of them, and given back when the text is") {
+TEST_CASE("host memory is registered once for all devices, and released with the sequence") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1,cuda:2", 0, &model).ok());
   const int before = emulated::machine().shared;
@@ -232,8 +227,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "an array that begins elsewhere than its kernel reads it is an error that names it, and one "
-    "that is read number by number begins anywhere") {
+    "a misaligned array is an error that names it, and arrays without vector loads need no "
+    "alignment") {
   const DeviceKernels& k = *cuda_kernels();
   DeviceContext* context = nullptr;
   DeviceStream* stream = nullptr;

@@ -127,12 +127,11 @@ void check_every_call_fails(const char* device, const std::string& strategy,
 
 }  // namespace
 
-TEST_CASE("every call of one device that fails is an error, and leaves the text and nothing else") {
+TEST_CASE("every call of one device that fails is an error, and leaves only the sequence") {
   check_every_call_fails("cuda", "bounded");
 }
 
-TEST_CASE(
-    "every call of two devices that fails is an error, and leaves the text and nothing else") {
+TEST_CASE("every call of two devices that fails is an error, and leaves only the sequence") {
   check_every_call_fails("cuda:0,cuda:1", "bounded");
 }
 

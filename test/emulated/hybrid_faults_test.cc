@@ -49,7 +49,7 @@ TEST_CASE("co-execution with two devices attends like one, to the bit") {
   }
 }
 
-TEST_CASE("what a device is given for a token is given again for the next ones") {
+TEST_CASE("a device launches the graphs of one token again for the next ones") {
   const auto model = model_on("cuda");
   for (const char* strategy : {"quest", "filter-layers", "full", "bounded"}) {
     CAPTURE(strategy);
@@ -64,9 +64,7 @@ TEST_CASE("what a device is given for a token is given again for the next ones")
   }
 }
 
-TEST_CASE(
-    "where a device may not read host memory the CPU attends all pages, and the device the "
-    "window") {
+TEST_CASE("a device that may not read host memory attends the window, and the CPU all pages") {
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 8);
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);

@@ -55,8 +55,8 @@ const char* code_text(const Status& s) { return s.ok() ? "it is good" : s.messag
 }  // namespace
 
 TEST_CASE(
-    "an index that devices found the nearest keys for is that of the CPU, on one device and on "
-    "three, for a group and for each query head") {
+    "an index from nearest keys found by one device or three equals the CPU's, for a group and for "
+    "each query head") {
   for (const uint32_t head_dim : {48u, 128u}) {
     const PageStore store = random_store(head_dim, 24, 3, head_dim);
     const IndexQueries queries = some_queries(store, 3, 60, 5);
@@ -79,8 +79,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "an index of fewer keys than a query has nearest ones, and one of heads that a device does not "
-    "search") {
+    "an index with fewer keys than nearest ones of a query, and one of heads that devices do not "
+    "support") {
   const PageStore few = random_store(64, 6, 2, 3), wide = random_store(256, 60, 2, 4);
   const IndexQueries few_queries = some_queries(few, 2, 40, 6),
                      wide_queries = some_queries(wide, 2, 40, 6);
@@ -96,8 +96,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "where a device has no room for the nearest keys the CPU finds them, and that is said; what "
-    "the device took it has back") {
+    "without room on the device the CPU finds the nearest keys and reports it; the device's memory "
+    "is released") {
   const PageStore store = random_store(64, 30, 4, 9);
   const IndexQueries queries = some_queries(store, 2, 90, 5);
   const Made expected = make(store, queries, {});
@@ -115,8 +115,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "every call of a device that makes an index fails once: without memory the CPU goes on, a lost "
-    "device is an error, a cancelled one stops") {
+    "every call of a device during an index build fails once: after a lack of memory the CPU goes "
+    "on, a lost device is an error, a cancel stops") {
   const PageStore store = random_store(64, 12, 4, 11);
   const IndexQueries queries = some_queries(store, 2, 30, 5);
   const Made expected = make(store, queries, {});
@@ -156,8 +156,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a session on a device says who found the nearest keys of its index, which the file has then, "
-    "and why the CPU where it did") {
+    "the statistics and the file say whether a device or the CPU found the nearest keys, and why "
+    "the CPU") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
   SessionOptions o;

@@ -40,8 +40,8 @@ enum class Failure { device, device_memory, cancelled, memory };
 }  // namespace
 
 TEST_CASE(
-    "pages that a step of a text seals come to the device during its work, and the next step waits "
-    "for its inputs and the window alone") {
+    "pages that a step seals are transferred during its work, and the next step waits only for its "
+    "inputs and the window") {
   constexpr uint32_t chunk = 300, steps = 12;
   const auto tokens = book_tokens(steps * chunk);
   for (const char* devices : one_and_two) {
@@ -95,8 +95,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a step of a text that fails wherever it is leaves nothing behind: another text that is read "
-    "then is to the bit what an undisturbed session has") {
+    "a step that fails anywhere leaves nothing: prefill of another text then has the same bits as "
+    "in an undisturbed session") {
   // The step that fails brings an extent that has just begun, and puts more of it ahead.
   constexpr uint32_t chunk = 100, before = 520, step_at = before + chunk;
   const auto tokens = book_tokens(1000);

@@ -29,8 +29,8 @@ std::shared_ptr<const Model> model_on(const char* devices) {
 }  // namespace
 
 TEST_CASE(
-    "a long text is shared with devices some with each step, of a file or of memory: until then "
-    "the CPU stages the pages that they selected, and gives the reason") {
+    "each step registers a part of a long sequence, from a file or memory: until then the CPU "
+    "stages the selected pages, and reports why") {
   const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
@@ -82,7 +82,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what devices need is made ready ahead, which can be stopped, and serves forks") {
+TEST_CASE("devices can be prepared ahead, which can be cancelled and also serves forks") {
   const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {
@@ -120,7 +120,7 @@ TEST_CASE("what devices need is made ready ahead, which can be stopped, and serv
 }
 
 TEST_CASE(
-    "pieces are of several arrays where a device shares as much at once, the last one shorter") {
+    "one registration covers several arrays if the device allows its size; the last is shorter") {
   std::vector<std::vector<int>> shared_by_step;
   for (const uint64_t most : {uint64_t{1} << 16, uint64_t{5} << 19, uint64_t{3} << 20}) {
     const emulated::Changed less(emulated::machine().registration_bytes, most);
@@ -158,7 +158,7 @@ TEST_CASE("another text in the same session begins without a wait too") {
   CHECK(emulated::machine().shared > before);
 }
 
-TEST_CASE("a text that is dropped before all of it is registered leaves nothing") {
+TEST_CASE("a sequence that is closed before all of it is registered leaves nothing") {
   const emulated::Changed less(emulated::machine().registration_bytes, little);
   const int before = emulated::machine().shared;
   auto session = load(model_on("cuda"), read_file(), bounded_options(200));
@@ -179,8 +179,7 @@ TEST_CASE("a text that is dropped before all of it is registered leaves nothing"
 }
 
 TEST_CASE(
-    "forks that begin at the same time have a sketch of many blocks once, and attend as each would "
-    "alone") {
+    "forks that begin at the same time have one sketch of many blocks, and attend as each alone") {
   emulated::Changed small(emulated::machine().block_bytes, 1);  // every extent is a block
   const auto open = [] {
     std::shared_ptr<const Model> model;
@@ -237,9 +236,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a sketch that is made anew takes the place of the one before, also where a fork that is gone "
-    "had it") {
+TEST_CASE("a new sketch replaces the one before, also one of a closed fork") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda", 0, &model).ok());
   auto session = load(model, read_file(), bounded_options(200));
@@ -263,7 +260,7 @@ TEST_CASE(
   CHECK(attends(*session));
 }
 
-TEST_CASE("steps back over what filled an extent leave nothing shared that is in no use") {
+TEST_CASE("a rewind over a full extent leaves no unused memory registered") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0", 0, &model).ok());
   const uint64_t extent = model->store_shape().page.extent_tokens();
@@ -283,8 +280,8 @@ TEST_CASE("steps back over what filled an extent leave nothing shared that is in
 }
 
 TEST_CASE(
-    "a workspace that a text was read with gives way to attention where others have taken the rest "
-    "of the memory") {
+    "the workspace of prefill is released for attention if other programs use the rest of the "
+    "memory") {
   for (const char* strategy : {"bounded", "quest"}) {  // alone, and in co-execution
     CAPTURE(strategy);
     const auto model = model_on("cuda");

@@ -69,7 +69,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("nothing is waited for that a device will never read") {
+TEST_CASE("no step waits for pages that a device never reads") {
   const emulated::Changed less(emulated::machine().registration_bytes, 1 << 16);
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
@@ -131,9 +131,7 @@ TEST_CASE(
   CHECK(cancelled > 20);
 }
 
-TEST_CASE(
-    "a want of memory to pin pages in passes: they are staged until the text has grown, then "
-    "read") {
+TEST_CASE("without memory to pin, pages are staged until the sequence has grown, and then read") {
   const auto session = load(model_on("cuda"), read_file(), bounded_options(200));
   const auto tokens = book_tokens(3400);
   {
@@ -150,8 +148,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "where no memory stays pinned for it a sketch goes up an extent at a time, by turns, and what "
-    "is attended is the same bits") {
+    "without reserved pinned memory a sketch is transferred extent by extent: the same bits") {
   const auto tokens = book_tokens(3200);
   const auto asked = std::span<const Token>(tokens).subspan(3000);
   for (const char* devices : {"cuda", "cuda:0,cuda:1"}) {

@@ -91,8 +91,7 @@ Status adopt(ExternalStore& cache, std::span<const Token> tokens, std::unique_pt
 }  // namespace
 
 TEST_CASE(
-    "what another engine has read is asked, saved, loaded and read on like what the model has "
-    "read" *
+    "a sequence from another engine is asked, saved, loaded and continued like one of the model" *
     doctest::test_suite("slow")) {
   const std::vector<Token> tokens = document_tokens();
   const Rows rows(tokens);
@@ -130,7 +129,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a document shorter than a window, and one of a token, are taken over too") {
+TEST_CASE("a document shorter than a window, and one of one token, are adopted too") {
   const std::vector<Token> tokens = document_tokens();
   for (const std::size_t n : {1u, 40u, 64u, 96u, 130u}) {
     CAPTURE(n);
@@ -150,8 +149,8 @@ TEST_CASE("a document shorter than a window, and one of a token, are taken over 
 }
 
 TEST_CASE(
-    "keys and values that were made up are taken over where that is said, and answered from and "
-    "saved like others" *
+    "synthetic keys and values are adopted if declared as such, and are answered from and saved "
+    "like others" *
     doctest::test_suite("slow")) {
   const std::vector<Token> tokens = document_tokens();
   const std::span<const Token> some = std::span<const Token>(tokens).first(5000);

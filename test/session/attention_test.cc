@@ -124,8 +124,8 @@ std::vector<SelectOptions> choices() {
 }  // namespace
 
 TEST_CASE(
-    "tokens of a step that choose by one scan attend as they do one at a time, on any number of "
-    "threads, bit for bit") {
+    "tokens of a step that choose by one scan attend the same bits as one at a time, on any number "
+    "of threads") {
   // Groups of three heads, of five and of two; three sizes of a page.
   for (const HeadShape& shape :
        {HeadShape{1, 6, 2, 64}, HeadShape{1, 5, 1, 32}, HeadShape{1, 4, 2, 128}}) {
@@ -163,7 +163,7 @@ TEST_CASE("a question shares scans of the summaries, but leaves no thread withou
   CHECK(scans(13, 13, 1) == 2 * one);
 }
 
-TEST_CASE("the last tokens of a step attend alone what they attend among all") {
+TEST_CASE("the last tokens of a step attend the same alone and among all") {
   const Reading reading({1, 6, 2, 64});
   std::vector<SelectOptions> all = choices();
   all.push_back(choosing("full", true));

@@ -119,7 +119,7 @@ TEST_CASE("a budget: representatives are found while the text is spilled" *
   CHECK(session->store().private_bytes() <= budget);
 }
 
-TEST_CASE("a budget: what was spilled is saved as what was not, and loaded under a budget" *
+TEST_CASE("a budget: a spilled sequence is saved like any other, and loaded under a budget" *
           doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("bounded", tight_budget(), &folder));
@@ -263,7 +263,7 @@ TEST_CASE(
   CHECK(session->store().private_bytes() <= tight_budget());
 }
 
-TEST_CASE("a budget of the least that is asked for is kept, whatever is read together" *
+TEST_CASE("the smallest allowed budget is kept, whatever pages are attended together" *
           doctest::test_suite("slow")) {
   TempFolder folder;
   const auto text = more_text(7000);
@@ -289,7 +289,7 @@ TEST_CASE("a budget of the least that is asked for is kept, whatever is read tog
   }
 }
 
-TEST_CASE("a budget is for the tokens that are loaded, not for those that are in the file") {
+TEST_CASE("a budget is for the loaded tokens, not for all tokens of the file") {
   TempFolder folder;
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
   constexpr uint64_t prefix = 1000;

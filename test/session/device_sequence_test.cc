@@ -12,7 +12,7 @@
 using namespace kvasir;
 using namespace kvasir::test;
 
-TEST_CASE("forks, steps back and other texts in one session attend on the device what each has") {
+TEST_CASE("forks, rewinds and other texts of one session attend their own tokens on the device") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3400);
   auto a = load(device_model(), read_file(), bounded_options(200));
@@ -44,9 +44,7 @@ TEST_CASE("forks, steps back and other texts in one session attend on the device
   CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < 0.2);
 }
 
-TEST_CASE(
-    "forks have the sketch of their text on the device together, and what they write for "
-    "themselves") {
+TEST_CASE("forks share the sketch of their text on the device, and each has its own new tokens") {
   if (!device_model()) return;
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda", 0, &model).ok());
@@ -92,8 +90,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a page of a file that is damaged is an error where the device has read it, and the sequence "
-    "is as before") {
+    "a damaged page of a file that the device reads is an error, and the sequence is as before") {
   if (!device_model()) return;
   TempFolder folder;
   const std::string path = damaged_file(folder);
@@ -101,7 +98,7 @@ TEST_CASE(
   check_is_damaged(session.get());
 }
 
-TEST_CASE("what a device does not attend the CPU does, and says why") {
+TEST_CASE("the CPU attends the layers that a device does not, and the statistics say why") {
   if (!device_model()) return;
   const auto because = [](const Session& s, const char* why) {
     return s.stats_json().find(why) != std::string::npos;
@@ -161,8 +158,8 @@ TEST_CASE("what a device does not attend the CPU does, and says why") {
 // -------------------------------------------------------------------------------------------------
 
 TEST_CASE(
-    "a text that a device attends is read at least as near to full precision as by the CPU, in "
-    "chunks of any size") {
+    "prefill on a device is at least as near to full precision as on the CPU, in chunks of any "
+    "size") {
   if (!device_model()) return;
   const auto tokens = book_tokens(4200);
   const std::span<const Token> next(tokens.data() + 4000, 60);
@@ -194,8 +191,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a text goes on where it was loaded, forked and taken back, and the device has its pages") {
+TEST_CASE("a sequence goes on after a load, a fork and a rewind, and the device has its pages") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3800);
   SessionOptions o = bounded_options(0);
@@ -219,7 +215,7 @@ TEST_CASE(
         score(other.get(), {tokens.data() + 3600, 40}));
 }
 
-TEST_CASE("a damaged page is an error where a text is read on, and the sequence is as before") {
+TEST_CASE("a damaged page is an error of later prefill, and the sequence is as before") {
   if (!device_model()) return;
   TempFolder folder;
   const std::string path = damaged_file(folder);
@@ -231,9 +227,7 @@ TEST_CASE("a damaged page is an error where a text is read on, and the sequence 
   CHECK(session->tokens().size() == 3000);
 }
 
-TEST_CASE(
-    "quads that stay in a device's memory outlive pages that are sealed, and steps back over what "
-    "was generated") {
+TEST_CASE("hot quads stay valid when pages are sealed, and after rewinds over generated tokens") {
   if (!device_model()) return;
   auto session = load(device_model(), read_file(), bounded_options(64));
   const uint64_t sealed = stat_of(*session, "sealed_tokens");
@@ -253,7 +247,7 @@ TEST_CASE(
   go_on(20);
 }
 
-TEST_CASE("quads that stay in a device's memory take no fork's place there") {
+TEST_CASE("hot quads use no memory that a fork needs") {
   if (!device_model()) return;
   constexpr uint64_t spare = uint64_t{1} << 26, step = uint64_t{1} << 18;
   const uint64_t weights = device_model()->device_weights().front().bytes();
@@ -290,7 +284,7 @@ TEST_CASE("quads that stay in a device's memory take no fork's place there") {
   CHECK(beside > 1);
 }
 
-TEST_CASE("a text for which a device has no room is attended by the CPU, which says so") {
+TEST_CASE("a sequence without room on a device is attended by the CPU, and the statistics say so") {
   if (!device_model()) return;
   const auto tokens = book_tokens(4096);  // in whole chunks: a shorter one might find room
   SessionOptions o = bounded_options(200);
@@ -315,7 +309,7 @@ TEST_CASE("a text for which a device has no room is attended by the CPU, which s
   CHECK(by_processor > 0);
 }
 
-TEST_CASE("a text that a device reads is cancelled within 100 ms, and read on") {
+TEST_CASE("prefill on a device is cancelled within 100 ms, and goes on") {
   if (!device_model()) return;
   std::vector<Token> tokens = book_tokens(8000);
   const std::vector<Token> once = tokens;

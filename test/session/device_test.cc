@@ -106,9 +106,7 @@ TEST_CASE("a device with room for some layers has the first ones, and the CPU th
   CHECK(seen.back() == mini_model()->config().layers);
 }
 
-TEST_CASE(
-    "a number that is none is met in the layer that makes it, however the device computes the "
-    "step") {
+TEST_CASE("NaN is found in the layer that makes it, however the device computes the step") {
   if (!device_model()) return;
   std::ifstream stream(EXAMPLES "/mini-reader-q8_0.gguf", std::ios::binary);
   std::string file{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
@@ -175,7 +173,8 @@ TEST_CASE("a step that a device has no room for is refused and a smaller one wor
       s.message());
 }
 
-TEST_CASE("what was read on a device is saved, loaded and asked without one, and the reverse") {
+TEST_CASE(
+    "a sequence prefilled on a device is saved, loaded and asked without one, and the reverse") {
   if (!device_model()) return;
   TempFolder folder;
   // What has one answer: roundings do not change it.
@@ -234,8 +233,8 @@ TEST_CASE("sessions of one device answer as each alone, and cancelling one is ov
 }
 
 TEST_CASE(
-    "a device attends what it chooses as the CPU does, of a mapped file and of what was read into "
-    "memory, while pages are sealed") {
+    "selected attention on a device equals the CPU's, of a mapped file and of memory, while pages "
+    "are sealed") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 150);

@@ -170,8 +170,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a model on two devices computes what it does on one, to the bit: prefill, answers, files, "
-    "forks and steps back") {
+    "a model on two devices computes the same bits as on one: prefill, answers, files, forks, "
+    "rewinds") {
   if (!split_model()) return;
   const auto& devices = split_model()->device_weights();
   REQUIRE(devices.size() == 2);
@@ -216,7 +216,7 @@ TEST_CASE("a model on two devices attends as the CPU does, of a file and while p
 }
 
 TEST_CASE(
-    "layers that two devices have no room for stay on the CPU, and the tokens are those of as many "
+    "layers without room on two devices stay on the CPU, and the tokens equal those of as many "
     "layers on one") {
   if (!split_model()) return;
   const auto tokens = book_tokens(900);
@@ -275,7 +275,7 @@ TEST_CASE(
   CHECK(session->tokens().size() == 3000);
 }
 
-TEST_CASE("a list of one GPU is that GPU, and all of them are those that there are") {
+TEST_CASE("a list of one GPU is that GPU, and `all` is every GPU of the machine") {
   if (!device_model()) return;
   std::shared_ptr<const Model> one, all;
   REQUIRE(open_on("cuda:0", 0, &one).ok());

@@ -73,8 +73,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "what a filter layer chooses for the layers after it a GPU has, as pages are sealed, after "
-    "steps back and in forks") {
+    "the choice of a filter layer is on the GPU, while pages are sealed, after rewinds and in "
+    "forks") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3400);
   const std::span<const Token> next(tokens.data() + 3000, 150), other(tokens.data() + 3150, 40);
@@ -128,7 +128,7 @@ TEST_CASE("strategies take turns in one session, and each attends as in one of i
   set_rates(*device_model(), 0, 0);
 }
 
-TEST_CASE("a damaged page is an error whoever reads it, and the sequence is as before") {
+TEST_CASE("a damaged page is an error on the CPU and on a GPU, and the sequence is as before") {
   if (!device_model()) return;
   set_rates(*device_model(), 1, 1);
   for (const char* name : {"full", "flat", "filter-layers"}) {
@@ -145,8 +145,8 @@ TEST_CASE("a damaged page is an error whoever reads it, and the sequence is as b
 }
 
 TEST_CASE(
-    "where a GPU has no room for what filter layers choose their layers are shared like others, "
-    "and it says so") {
+    "without room on the GPU for the choice of filter layers, their layers use co-execution, and "
+    "the statistics say so") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 2);

@@ -130,8 +130,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "an index: a sequence that goes back below it, and on with other text, reads what is there and "
-    "not what was") {
+    "an index: a sequence that is rewound below it and goes on with another text attends the new "
+    "text") {
   const auto tokens = book_tokens(long_enough + 200);
   auto full = load(saved(IndexKind::ivf), searching("full"));
   REQUIRE(full->rewind(1500).ok());
@@ -158,7 +158,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "an index: it is made again when a quarter more has been sealed than it knows, and not "
+    "an index: it is built again when a quarter more tokens are sealed than it has, and not "
     "before" *
     doctest::test_suite("slow")) {
   const auto tokens = book_tokens(long_enough * 2);
@@ -173,7 +173,7 @@ TEST_CASE(
   CHECK(number(*session, "index_tokens") > first + 500);
 }
 
-TEST_CASE("an index: none is made for a token, every token is scored instead") {
+TEST_CASE("an index: none is built for one token; every token is scored instead") {
   for (const char* strategy : {"ood", "hnsw", "ivf"}) {
     auto session = load(saved(IndexKind::ivf), searching(strategy));
     auto flat = load(saved(IndexKind::ivf), searching("flat"));
@@ -235,7 +235,7 @@ TEST_CASE(
   CHECK(number(*shared, "index_graphs") == 1);
 }
 
-TEST_CASE("an index: making it can be stopped, and then there is none") {
+TEST_CASE("an index: a build can be cancelled, and then there is no index") {
   auto session = load(saved(IndexKind::ivf), searching("hnsw"));
   CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() ==
         Code::cancelled);
@@ -258,9 +258,7 @@ TEST_CASE("an index: making it can be stopped, and then there is none") {
   CHECK(session->tokens().size() == long_enough);
 }
 
-TEST_CASE(
-    "an index: a damaged one is an error that names it when it is needed, and no matter where it "
-    "is not") {
+TEST_CASE("an index: a damaged one is an error that names it when it is used, and only then") {
   TempFolder folder;
   REQUIRE(
       load(saved(IndexKind::ivf), searching("ivf"))->save(folder.file("a.kv"), nullptr, {}).ok());

@@ -20,7 +20,7 @@ std::shared_ptr<const Model> model_with(const std::map<std::string, float>& fill
 }  // namespace
 
 TEST_CASE(
-    "a weight that is no number is met in the step that uses it, and the sequence stays as it "
+    "a weight that is NaN or infinity fails the step that uses it, and the sequence stays as it "
     "was") {
   const float nan = std::nanf(""), infinity = INFINITY;
   const std::map<std::string, float> damages[] = {
