@@ -41,7 +41,7 @@ void update_all(kv_cache* cache, const Text& text, std::size_t at) {
 
 }  // namespace
 
-TEST_CASE("a small budget reads a part of the text, and finds what is asked for") {
+TEST_CASE("a small budget reads a part of the text, and finds the best tokens") {
   constexpr uint32_t tokens = 1200;
   const kv_cache_shape deep = shape_of(many_layers, 2, 1, 40);
   const Text text = asking_text(small, tokens, 500), deep_text = asking_text(deep, tokens, 500);
@@ -178,7 +178,7 @@ TEST_CASE("a filter layer that finds no memory has chosen nothing") {
 
 // A cap far above all scores changes none of them, so what is chosen must be the same: the mean
 // key, which a cap needs put back, has no part in it.
-TEST_CASE("what is read does not depend on a cap that no score reaches") {
+TEST_CASE("a cap that no score reaches does not change the choice") {
   constexpr uint32_t tokens = 1200;
   const Text text(small, tokens), deep_text(shape_of(many_layers, 4, 2, 40), tokens);
   kv_cache_attention_options o;

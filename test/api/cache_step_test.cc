@@ -31,7 +31,7 @@ TEST_CASE("going back drops tokens, or a step that is not complete") {
         window_tolerance);
 }
 
-TEST_CASE("what is taken back of a step leaves the window as it was") {
+TEST_CASE("a step that is taken back leaves the window as it was") {
   const Text text(small, 200);
   for (uint32_t kept : {0u, 1u, 3u, 20u}) {
     CAPTURE(kept);
@@ -46,7 +46,7 @@ TEST_CASE("what is taken back of a step leaves the window as it was") {
   }
 }
 
-TEST_CASE("a complete step is attended until something ends it, and what is refused does not") {
+TEST_CASE("a complete step is attended until a call ends it, and refused calls do not end it") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const Text text(small, 100);
@@ -109,7 +109,7 @@ TEST_CASE("a strategy that cannot choose is refused before the step before is ov
                            nullptr) == KV_OK);
 }
 
-TEST_CASE("a step that does not fit what happened before is refused and changes nothing") {
+TEST_CASE("a step out of order is refused and changes nothing") {
   const Text text(small, 100);
   kv_cache_shape shape = small;
   shape.max_tokens = 70;
@@ -239,7 +239,8 @@ TEST_CASE("a cache that is saved lets no other call in, and its save can be stop
   CHECK(stats_of(cache.get()).tokens == 200);
 }
 
-TEST_CASE("a damaged page of a mapped cache is met as such, and the cache goes on without it") {
+TEST_CASE(
+    "a damaged page of a mapped cache is reported as damage, and the cache goes on without it") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   const Text text(small, 400);

@@ -163,7 +163,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("any number of threads gives the same bits") {
+TEST_CASE("results have the same bits with any number of threads") {
   const Text text(small, 400);
   for (const char* strategy : {"full", "quest", "bounded"}) {
     std::vector<Floats> first;
@@ -215,7 +215,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a cache that is saved and loaded, packed in between or forked goes on bit for bit") {
+TEST_CASE("a cache that is saved, packed, loaded or forked goes on with the same bits") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), packed = folder.file("a.kvz");
   const Text text(small, 500);

@@ -204,7 +204,7 @@ TEST_CASE(
   CHECK(format_of(load(llama.get(), older).get()) == "llama3");
 }
 
-TEST_CASE("turns that depend on what this library does not know are refused by its name") {
+TEST_CASE("turns that depend on an unknown feature are refused, and the error names it") {
   const TempFolder folder;
   const std::string path = saved(tiny_model(), folder);
   struct {

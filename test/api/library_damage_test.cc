@@ -18,7 +18,7 @@
 
 using namespace api_test;
 
-TEST_CASE("a lock that is a link is refused, and what it leads to is not made" *
+TEST_CASE("a lock that is a link is refused, and its target is not created" *
           doctest::skip(on_windows)) {
   const OneDocument one(600);
   std::filesystem::remove(one.folder.file(".lock"));
@@ -72,8 +72,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE(
-    "a damaged document gives its place to what begins with it, not to what only begins like it") {
+TEST_CASE("a damaged document is replaced by a text that begins with it, not just like it") {
   const OneDocument one(1000);
   const Library& library = one.library;
   const std::string &text = one.text, &path = one.path;
@@ -150,7 +149,7 @@ TEST_CASE("a second prefill, after damage found by the save, leaves the first fi
   }
 }
 
-TEST_CASE("what a model wrote is not taken for what was read") {
+TEST_CASE("answers of the model are no part of the document") {
   TempFolder folder;
   const Library library = open_library(folder.path());
   const std::string text = text_of(600);

@@ -183,8 +183,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "what is listed can be renamed and removed, and what cannot be a document's name is not "
-    "listed") {
+    "listed documents can be renamed and removed, and files with invalid names are not listed") {
   const OneDocument one(600);
   const auto bytes = read_file(one.path);
   std::vector<std::string> bad = {".hidden", std::string(201, 'n'), ""};

@@ -196,7 +196,8 @@ TEST_CASE(
   CHECK(list(library.get()).size() == 1);
 }
 
-TEST_CASE("nothing goes for a document that cannot fit, also not what it would replace") {
+TEST_CASE(
+    "nothing is evicted for a document that cannot fit, nor is the one that it would replace") {
   TempFolder folder;
   const uint64_t size = size_of(600), large = size_of(3600);
   const Library library = open_library(folder.path()),

@@ -138,7 +138,8 @@ void read_into_library(const std::string& folder, kv_model* model, bool room) {
 
 }  // namespace
 
-TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what was there stays") {
+TEST_CASE(
+    "a full disk: saves, packing, libraries and spilling report it, and existing files stay") {
   TempFolder folder;
   uint64_t old_size = 0, size = 0;
   {
@@ -204,7 +205,7 @@ TEST_CASE("a full disk: saves, packing, libraries and spilling say so, and what 
 }
 
 TEST_CASE(
-    "no more files: the code says so, nothing is left, and with files again everything goes on") {
+    "no more files: the code is right, nothing is left, and with files again every call succeeds") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   save(tiny_session(300).get(), path);
@@ -255,7 +256,7 @@ TEST_CASE(
 
 // which need address space of their own
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-TEST_CASE("no more address space: the code says so wherever it ends, and the process goes on") {
+TEST_CASE("no more address space: the code is right wherever it ends, and the process goes on") {
   TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
   save(tiny_session(300).get(), path);

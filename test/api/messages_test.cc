@@ -91,7 +91,7 @@ kv_status try_open(const std::string& path, kv_error* error,
 
 }  // namespace
 
-TEST_CASE("a model's file writes what it likes into a message") {
+TEST_CASE("a message escapes any bytes of a model's file") {
   TempFolder folder;
   Shape wrong[5];
   wrong[0].architecture = hostile, wrong[1].pre = hostile, wrong[2].tokenizer = hostile,
@@ -137,7 +137,7 @@ TEST_CASE("a model's name reaches a struct, a cache or its refusal as it is") {
   });
 }
 
-TEST_CASE("a path or an option writes what it likes into a message") {
+TEST_CASE("a message escapes any bytes of a path or an option") {
   TempFolder folder;
   const std::string missing = folder.file("none" + hostile_name);
   check_refused([&](kv_error* e) { return try_open(missing, e); });
@@ -178,7 +178,7 @@ TEST_CASE("a path or an option writes what it likes into a message") {
 }
 
 #ifndef _WIN32  // where no file has such a name
-TEST_CASE("a document's name writes what it likes into a message or the log") {
+TEST_CASE("messages and the log escape any bytes of a document's name") {
   TempFolder folder;
   std::ofstream(folder.file(hostile_name + ".kv")) << "damaged";
   kv_library_options options;

@@ -167,7 +167,7 @@ TEST_CASE("option structs of a cache of older and newer headers are understood")
   });
 }
 
-TEST_CASE("a shorter struct has the defaults of what it lacks") {
+TEST_CASE("a shorter struct has the defaults of the fields that it lacks") {
   kv_session_options o = small_options();
   o.precision = 99;  // beyond the size that is said
   o.struct_size = offsetof(kv_session_options, precision);
@@ -269,7 +269,7 @@ TEST_CASE("outputs that are too small say how much is needed") {
   CHECK(count == 0);
 }
 
-TEST_CASE("what is allowed at the edge of its range works") {
+TEST_CASE("values at the ends of their ranges work") {
   for (uint32_t window : {1u, 2u, 1000u, 1u << 20}) {
     for (uint32_t chunk : {1u, 7u, 4096u}) {
       CAPTURE(window);

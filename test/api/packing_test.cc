@@ -25,7 +25,7 @@ kv_packed_info inspected(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("a sequence of any length is packed, comes back bit for bit and goes on") {
+TEST_CASE("a sequence of any length is packed, unpacks to the same bits and goes on") {
   // nothing; a window alone; one page; many
   for (std::size_t tokens : {0u, 1u, 127u, 128u, 129u, 4096u}) {
     CAPTURE(tokens);
@@ -48,8 +48,7 @@ TEST_CASE("a sequence of any length is packed, comes back bit for bit and goes o
   }
 }
 
-TEST_CASE(
-    "a packed sequence is not taken for one that can be loaded, and the message says what to do") {
+TEST_CASE("loading a packed sequence is refused, and the message says what to do") {
   Packed files(tiny_session(200).get());
   REQUIRE_OK(kv_pack(files.path.c_str(), files.packed.c_str(), 0, nullptr, error));
   kv_session* session = nullptr;

@@ -65,7 +65,7 @@ TEST_CASE("a loaded session goes on as the saved one would, and says that it is 
   CHECK(before.load_ns == 0);
 }
 
-TEST_CASE("statistics fit what was done") {
+TEST_CASE("statistics match the calls") {
   const Session session = open_session(tiny_model());
   CHECK(stats_of(session.get()).tokens == 0);
   read_tokens(session.get(), some_tokens(500));
@@ -95,7 +95,7 @@ TEST_CASE("statistics fit what was done") {
   CHECK(nlohmann::json::parse(kv_build_info())["cache_format"] == 3);
 }
 
-TEST_CASE("a strategy reads nothing of what the one before it chose") {
+TEST_CASE("a strategy reads nothing that the strategy before it chose") {
   const Session session = tiny_session(700);
   for (const char* strategy : {"bounded", "window"}) {
     REQUIRE_OK(kv_session_set_strategy(session.get(), budgeted(strategy, 48), error));

@@ -64,7 +64,7 @@ TEST_CASE("the probabilities of all tokens sum to one, and the likeliest is the 
   CHECK(likeliest == next);
 }
 
-TEST_CASE("a continuation is scored as full attention gives its logits") {
+TEST_CASE("a continuation is scored by the logits of full attention") {
   kv_session_options o = with_strategy("full");
   o.precision = KV_PRECISION_F32;  // so that one step and token by token agree
   const Session session = tiny_session(200, o);

@@ -141,7 +141,7 @@ TEST_CASE("a shorter struct of statistics is filled up to its size") {
   CHECK(kv_session_get_stats(session.get(), &none, nullptr) == KV_BAD_ARGUMENT);
 }
 
-TEST_CASE("what a session measures is set and stopped at any time") {
+TEST_CASE("measurements of a session can be set and stopped at any time") {
   const Session session = tiny_session(600);
   CHECK(kv_session_measure(session.get(), 8, nullptr) == KV_BAD_ARGUMENT);
   REQUIRE_OK(kv_session_measure(session.get(), KV_MEASURE_COMPARE | KV_MEASURE_CERTIFY, error));

@@ -128,7 +128,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what a strategy did not read is in no passage") {
+TEST_CASE("tokens that a strategy did not read are in no passage") {
   const Session session = reader_with("window");
   REQUIRE(ask_traced(session.get()).status == KV_OK);
   const uint64_t tokens = sequence(session.get()).size();
@@ -243,7 +243,7 @@ TEST_CASE("a trace is of the last answer, until something else changes the seque
   CHECK(trace_status(s) == KV_BAD_STATE);
 }
 
-TEST_CASE("an answer that is stopped has the passages of what was made of it") {
+TEST_CASE("a stopped answer has the passages of its finished tokens") {
   const Session session = reader_with("full");
   kv_generate_options o;
   kv_init(&o, sizeof o);
@@ -257,7 +257,7 @@ TEST_CASE("an answer that is stopped has the passages of what was made of it") {
   CHECK(!trace(session.get()).empty());
 }
 
-TEST_CASE("a capacity that is too small gets what fits and how many there are") {
+TEST_CASE("a small capacity returns the passages that fit, and their full number") {
   const Session session = tiny_session(300);
   REQUIRE(ask_traced(session.get(), "a", KV_TRACE_PASSAGES, 2).status == KV_OK);
   const std::vector<kv_passage> all = trace(session.get());

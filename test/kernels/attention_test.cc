@@ -431,7 +431,7 @@ TEST_CASE("two parts merged are the whole, in either order; empty parts change n
   }
 }
 
-TEST_CASE("finish divides, keeps to head_dim and gives zeros for a row that saw nothing") {
+TEST_CASE("finish divides, keeps to head_dim and returns zeros for a row without tokens") {
   for (const Kernels* k : test::all_kernels()) {
     for (uint32_t head_dim : {1u, 7u, 48u, 64u}) {
       const uint32_t rows = 3, dim = 64, stride = 70;

@@ -370,7 +370,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a device finds the first layer with a number that is none, in whatever it looks at") {
+TEST_CASE("a device finds the first layer with NaN or infinity, in every array that it checks") {
   if (!stream()) return;
   constexpr uint32_t n = 3, heads = 4, kv_heads = 2, dim = 64, cols = (heads + 2 * kv_heads) * dim,
                      size = n * cols, half = 10;
@@ -442,7 +442,7 @@ TEST_CASE("a device is opened twice and closed once") {
   check_works();  // the first one is as it was
 }
 
-TEST_CASE("a device that has no memory left says so and goes on") {
+TEST_CASE("a device without free memory returns an error and goes on") {
   if (!stream()) return;
   void* memory = nullptr;
   const int error = ops().allocate(gpu()->context, std::size_t{1} << 50, &memory);

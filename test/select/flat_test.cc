@@ -87,7 +87,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("what scans nothing chooses nothing, whatever the scratch holds") {
+TEST_CASE("a scan of nothing chooses nothing, whatever the scratch memory holds") {
   const PageStore store = random_store(64, 37, 1, 4);
   const Asked asked(store, 0, 40, 6);
   SelectorScratch scratch;

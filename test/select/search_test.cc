@@ -391,7 +391,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("an index that names what is not there is refused") {
+TEST_CASE("an index with invalid items is refused") {
   const PageStore store = random_store(64, 4, 1, 1);
   TokenIndex::Lists level;
   level.lists.assign(96, {0, 1, 2});
@@ -421,7 +421,7 @@ TEST_CASE("an index that names what is not there is refused") {
   }
 }
 
-TEST_CASE("what an index takes is known before it is made, rather too little than too much") {
+TEST_CASE("the size of an index is estimated before it is built, rather too low than too high") {
   const PageStore store = random_store(64, 80, 2, 23);
   const IndexQueries queries = some_queries(store, 2, 64, 3);
   for (IndexKind kind : {IndexKind::hnsw, IndexKind::ood, IndexKind::ivf}) {

@@ -101,7 +101,7 @@ TEST_CASE("filter layers: with a budget of everything it is full attention") {
   CHECK(continue_with(a.get(), 20) == continue_with(b.get(), 20));
 }
 
-TEST_CASE("filter layers: the layers after one read what it chose, for all of their heads") {
+TEST_CASE("filter layers: the layers after one read its choice, for all of their heads") {
   const auto tokens = book_tokens(1510);
   // neither question nor answer seals a page
   auto session = open_session(mini_model(), filtering(FilterWindow::last, {1, 6}, 60));

@@ -73,7 +73,7 @@ Course course(Session* session) {
 
 }  // namespace
 
-TEST_CASE("what follows a prefix has no influence on it, bit for bit") {
+TEST_CASE("tokens after a prefix do not change its bits") {
   for (const char* strategy :
        {"full", "window", "quest", "flat", "dipr", "filter-layers", "snapkv"}) {
     CAPTURE(strategy);

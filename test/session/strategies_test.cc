@@ -179,7 +179,7 @@ TEST_CASE(
   CHECK(continue_with(session.get(), 20) == continue_with(larger.get(), 20));
 }
 
-TEST_CASE("snapkv reads so many tokens of each head as were chosen, and what was sealed since") {
+TEST_CASE("snapkv reads the chosen tokens of each head, and the tokens sealed since") {
   const auto session = reader("snapkv", 2);
   continue_with(session.get(), 3);
   const auto read_by_a_step = [&] {
@@ -268,7 +268,7 @@ TEST_CASE("bounded chooses by a file's sketch, and makes one of another version 
   }
 }
 
-TEST_CASE("what scans all keys says so") {
+TEST_CASE("strategies that scan all keys say so") {
   for (const char* strategy : {"flat", "dipr"}) {
     auto session = reader(strategy, 2);
     Token token = 0;

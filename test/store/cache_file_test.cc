@@ -30,7 +30,7 @@ Status open_code(const std::string& path) {
 
 }  // namespace
 
-TEST_CASE("sections of every size around a block come back byte for byte") {
+TEST_CASE("sections of every size around a block are read as written, byte for byte") {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   for (std::size_t size :
@@ -57,7 +57,7 @@ TEST_CASE("a file without sections, and one of empty sections, are whole") {
   CHECK(samples::holds(folder.file("empty.kv"), empty, 2));
 }
 
-TEST_CASE("the identity comes back, also with a name that fills its field") {
+TEST_CASE("the identity is read as written, also with a name that fills its field") {
   TempFolder folder;
   format::Identity id = samples::identity(1u << 20);
   std::fill(std::begin(id.model_name), std::end(id.model_name), 'x');
@@ -257,7 +257,7 @@ TEST_CASE("more sections than the table holds are refused") {
   CHECK(writer->add_section(samples::SectionKind::index, 1, 5).code() == Code::limit);
 }
 
-TEST_CASE("what is no cache file is refused by what it is") {
+TEST_CASE("a file that is no cache file is refused by a code of its kind") {
   TempFolder folder;
   const auto refused = [&](const std::string& name, const std::vector<uint8_t>& bytes, Code code) {
     write_file(folder.file(name), bytes);

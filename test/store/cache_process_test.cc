@@ -113,7 +113,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "a file is replaced where it was when it was begun, whatever the current folder is then") {
+    "a file is replaced in the folder where it was begun, whatever the current folder is later") {
   TempFolder folder;
   const auto before = std::filesystem::current_path();
   std::filesystem::current_path(folder.path());

@@ -81,7 +81,7 @@ TEST_CASE("tokens leave the window as pages and the window never shrinks below i
   }
 }
 
-TEST_CASE("what is stored is what was written, centred by one vector a head") {
+TEST_CASE("stored keys and values are those written, centred by one vector a head") {
   KvStore store(shape, 64);
   append(&store, 300, 5);
   append(&store, 10, 6);
@@ -250,7 +250,7 @@ TEST_CASE("going back keeps what pages and window held, for every length") {
   }
 }
 
-TEST_CASE("what was taken back is in no array that is saved") {
+TEST_CASE("tokens that were taken back are in no saved array") {
   for (uint32_t dim : {20u, 40u, 128u, 200u}) {  // of each padded size
     CAPTURE(dim);
     const StoreShape one{1, 2, PageShape::of(dim)};

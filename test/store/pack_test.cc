@@ -86,7 +86,7 @@ void repair_chunk(Bytes& file, uint64_t at) {
 
 }  // namespace
 
-TEST_CASE("pages in the order that is packed come back whatever is in them") {
+TEST_CASE("packing restores pages with any content") {
   for (uint32_t page_tokens : {8u, 16u, 32u, 64u}) {
     const Bytes plain = samples::noise(65536, page_tokens);
     Bytes split(65536), joined(65536);
@@ -103,7 +103,7 @@ TEST_CASE("pages in the order that is packed come back whatever is in them") {
   CHECK(std::count(split.begin(), split.begin() + 32768, 0) == 32768 - 64);
 }
 
-TEST_CASE("a packed document comes back bit for bit") {
+TEST_CASE("a packed document unpacks to the same bits") {
   for (std::size_t extents : {0u, 1u, 3u, 4u, 5u, 40u}) {
     CAPTURE(extents);
     Specimen specimen(document(extents), 1, 512 * extents);
@@ -332,7 +332,7 @@ TEST_CASE("a packed file of a newer or a too old version is distinguished from a
   }
 }
 
-TEST_CASE("packing and unpacking that are stopped anywhere leave what was there") {
+TEST_CASE("packing and unpacking that are stopped anywhere leave the existing file") {
   Specimen specimen(document(9));
   for (const bool packing : {true, false}) {
     const std::string& target = packing ? specimen.packed_path : specimen.back;
@@ -362,7 +362,7 @@ TEST_CASE("packing and unpacking that are stopped anywhere leave what was there"
   }
 }
 
-TEST_CASE("packing and unpacking whose Nth file operation fails leave what was there") {
+TEST_CASE("packing and unpacking whose Nth file operation fails leave the existing file") {
   Specimen specimen(document(5));
   const std::size_t descriptors = open_descriptors();
   WithFault fault(planned);
@@ -411,7 +411,7 @@ TEST_CASE("packing goes on after interruptions and short transfers") {
   }
 }
 
-TEST_CASE("packing and unpacking without memory leave what was there") {
+TEST_CASE("packing and unpacking without memory leave the existing file") {
   Specimen specimen(document(2));
   for (const bool packing : {true, false}) {
     for (bool once : {true, false}) {

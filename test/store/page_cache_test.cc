@@ -240,7 +240,7 @@ TEST_CASE("a step's pages are found again by the next one, however large the bud
 }
 
 // Windows does not say which pages of a mapping are in memory as /proc does.
-TEST_CASE("choosing leaves nothing of the file's mapping in memory but what is asked for there" *
+TEST_CASE("a choice leaves no page of the file's mapping in memory" *
           doctest::skip(on_windows)) {
   Saved saved;
   const PageStore store = saved.map();
@@ -335,7 +335,7 @@ TEST_CASE("where a layer's scales have been read, pages come with these, kept or
 }
 
 // Windows lets nobody cut a file that is mapped.
-TEST_CASE("a file that is cut while it is mapped is an error for what is gone, and no signal" *
+TEST_CASE("a file that is cut while it is mapped is an error for lost pages, and no signal" *
           doctest::skip(on_windows)) {
   Saved saved;
   const PageStore store = saved.map();
