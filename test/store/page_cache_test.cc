@@ -240,8 +240,7 @@ TEST_CASE("a step's pages are found again by the next one, however large the bud
 }
 
 // Windows does not say which pages of a mapping are in memory as /proc does.
-TEST_CASE("a choice leaves no page of the file's mapping in memory" *
-          doctest::skip(on_windows)) {
+TEST_CASE("a choice leaves no page of the file's mapping in memory" * doctest::skip(on_windows)) {
   Saved saved;
   const PageStore store = saved.map();
   CHECK(read_randomly(store, 1000, 1, 4) > 0);  // every page, a few at a time
