@@ -216,13 +216,13 @@ TEST_CASE(
     bool failed = false;
     for (std::size_t at = 0; at < long_text;) {
       const auto n = static_cast<uint32_t>(std::min<std::size_t>(max_step, long_text - at));
-      kv_error told{};
+      kv_error reply{};
       kvasir::os::fault = full_disk;
-      const kv_status status = update(at, n, &told);
+      const kv_status status = update(at, n, &reply);
       kvasir::os::fault = nullptr;
       CHECK((status == KV_OK || status == KV_NO_SPACE));
       if (status == KV_NO_SPACE) {
-        CHECK(std::string(told.message).find(folder.path()) != std::string::npos);
+        CHECK(std::string(reply.message).find(folder.path()) != std::string::npos);
         CHECK(stats_of(cache.get()).tokens == at);
         CHECK(stats_of(cache.get()).step_tokens == 0);
         failed = true;

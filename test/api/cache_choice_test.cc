@@ -107,11 +107,11 @@ TEST_CASE(
                               &control, nullptr);
   };
   const auto refused = [&](uint32_t layer, std::size_t token, const char* names) {
-    kv_error told{};
+    kv_error reply{};
     out = untouched;
     CHECK(kv_cache_attention(c, layer, KV_F32, text.query(layer, token), out.data(), 1, nullptr,
-                             nullptr, &told) == KV_BAD_STATE);
-    CHECK_MESSAGE(std::strstr(told.message, names) != nullptr, told.message);
+                             nullptr, &reply) == KV_BAD_STATE);
+    CHECK_MESSAGE(std::strstr(reply.message, names) != nullptr, reply.message);
     CHECK(out == untouched);
   };
   update_all(c, text, 500);

@@ -59,13 +59,13 @@ TEST_CASE("a complete step is attended until a call ends it, and refused calls d
                            nullptr);
   };
   Floats out(100 * text.row());
-  kv_error told{};
+  kv_error reply{};
   const auto attend = [&](uint32_t n) {
     return kv_cache_attention(c, 1, KV_F32, text.query(1, 0), out.data(), n, nullptr, nullptr,
-                              &told);
+                              &reply);
   };
   REQUIRE(attend(1) == KV_BAD_STATE);
-  CHECK(std::strstr(told.message, "update it") != nullptr);
+  CHECK(std::strstr(reply.message, "update it") != nullptr);
   step(c, text, 0, 60);
   CHECK(update(0, 11) == KV_CONTEXT_FULL);
   CHECK(attend(60) == KV_OK);
@@ -82,12 +82,12 @@ TEST_CASE("a complete step is attended until a call ends it, and refused calls d
     step(c, text, 0, 60);
     REQUIRE(end() == KV_OK);
     REQUIRE(attend(60) == KV_BAD_STATE);
-    CHECK_MESSAGE(std::strstr(told.message, "not to be updated again") != nullptr, told.message);
+    CHECK_MESSAGE(std::strstr(reply.message, "not to be updated again") != nullptr, reply.message);
   }
   kv_cache_close(copy);
   REQUIRE_OK(kv_cache_truncate(c, 0, error));
   REQUIRE(attend(60) == KV_BAD_STATE);
-  CHECK(std::strstr(told.message, "update it") != nullptr);
+  CHECK(std::strstr(reply.message, "update it") != nullptr);
 }
 
 TEST_CASE("a strategy that cannot choose is refused before the step before is over") {
@@ -186,10 +186,10 @@ TEST_CASE(
       session_path, [](auto* s) { s->layers = 2, s->heads = s->kv_heads = 2, s->head_dim = 64; },
       KV_MODEL_MISMATCH);
   kv_session* session = nullptr;
-  kv_error told{};
-  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) ==
+  kv_error reply{};
+  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &reply) ==
         KV_MODEL_MISMATCH);
-  CHECK(std::strstr(told.message, "kv_cache_load") != nullptr);
+  CHECK(std::strstr(reply.message, "kv_cache_load") != nullptr);
   kv_file_info info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
@@ -216,10 +216,10 @@ TEST_CASE("a cache's file is of no model, also where its identity is a model's f
   read(cache.get(), text, 0, 200);
   REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
   kv_session* session = nullptr;
-  kv_error told{};
-  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &told) ==
+  kv_error reply{};
+  CHECK(kv_load(tiny_model(), path.c_str(), nullptr, nullptr, &session, &reply) ==
         KV_MODEL_MISMATCH);
-  CHECK_MESSAGE(std::strstr(told.message, "kv_cache_load") != nullptr, told.message);
+  CHECK_MESSAGE(std::strstr(reply.message, "kv_cache_load") != nullptr, reply.message);
 }
 
 TEST_CASE("a cache that is saved lets no other call in, and its save can be stopped") {

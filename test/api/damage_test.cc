@@ -165,15 +165,15 @@ TEST_CASE(
         REQUIRE(try_load(saved.path(), 0, &out) == KV_OK);
         const Session session(out);
         REQUIRE_OK(kv_session_set_strategy(session.get(), budgeted(strategy, 64), error));
-        const Told told = ask(session.get(), "a question", 4);
-        if (told.status == KV_OK) {
+        const Reply reply = ask(session.get(), "a question", 4);
+        if (reply.status == KV_OK) {
           ++unmet;
-          CHECK(told.text == expected);
+          CHECK(reply.text == expected);
         } else {
           ++corrupt;
-          CHECK(told.status == KV_CORRUPT);
-          CHECK(told.error.offset <= place.offset + at);
-          CHECK(told.error.offset + 4096 > place.offset + at);
+          CHECK(reply.status == KV_CORRUPT);
+          CHECK(reply.error.offset <= place.offset + at);
+          CHECK(reply.error.offset + 4096 > place.offset + at);
         }
         CHECK(sequence(session.get()) == tokens);
         REQUIRE_OK(kv_session_set_strategy(session.get(), strategies::strategy("window"), error));

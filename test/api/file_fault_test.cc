@@ -29,12 +29,12 @@ void sweep(const std::function<kv_status(kv_error*)>& call,
         CAPTURE(once);
         CAPTURE(n);
         plan = {n, once, error};
-        kv_error told{};
-        const kv_status status = call(&told);
+        kv_error reply{};
+        const kv_status status = call(&reply);
         const bool reached = plan.reached();
         plan = {};
-        CHECK_MESSAGE(status == (reached ? code_for(error) : KV_OK), told.message);
-        if (reached) CHECK(told.sys_errno == error);
+        CHECK_MESSAGE(status == (reached ? code_for(error) : KV_OK), reply.message);
+        if (reached) CHECK(reply.sys_errno == error);
         after(reached);
         if (!reached) break;
       }

@@ -82,12 +82,12 @@ Session tiny_session(std::size_t n, const kv_session_options& options) {
   return session;
 }
 
-Told ask(kv_session* session, const char* question, uint32_t max_tokens, uint32_t flags) {
+Reply ask(kv_session* session, const char* question, uint32_t max_tokens, uint32_t flags) {
   kv_generate_options o;
   kv_init(&o, sizeof o);
   o.max_tokens = max_tokens;
   o.flags = flags;
-  Told out{};
+  Reply out{};
   const auto on_text = [](const char* text, size_t size, void* user) -> int32_t {
     static_cast<std::string*>(user)->append(text, size);
     return 0;

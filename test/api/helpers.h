@@ -59,13 +59,13 @@ void read_text(kv_session* session, const std::string& text);
 // A session of the tiny model that has read some_tokens(n).
 Session tiny_session(std::size_t n, const kv_session_options& options = small_options());
 
-struct Told {
+struct Reply {
   kv_status status;
   std::string text;
   kv_error error;
 };
 // Asks greedily for at most max_tokens tokens; flags are those of kv_generate_options.
-Told ask(kv_session* session, const char* question, uint32_t max_tokens = 16, uint32_t flags = 0);
+Reply ask(kv_session* session, const char* question, uint32_t max_tokens = 16, uint32_t flags = 0);
 kv_session_stats stats_of(kv_session* session);
 std::vector<int32_t> sequence(const kv_session* session);
 // The next n tokens, greedily, taken back afterwards by forking first: the session stays as it is.

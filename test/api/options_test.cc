@@ -310,8 +310,8 @@ TEST_CASE("text is any bytes") {
   std::string bytes;
   for (int i = 0; i < 256; ++i) bytes += static_cast<char>(i);
   read_text(session.get(), bytes + std::string("\xff\xc0\xed\xa0\x80\0\0", 7));
-  const Told told = ask(session.get(), "\xf0\x9f");
-  CHECK(told.status == KV_OK);
+  const Reply reply = ask(session.get(), "\xf0\x9f");
+  CHECK(reply.status == KV_OK);
   read_text(session.get(), "");
   kv_error error{};
   CHECK(kv_prefill(session.get(), nullptr, 0, nullptr, nullptr, nullptr, &error) == KV_OK);

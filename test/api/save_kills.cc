@@ -34,7 +34,7 @@ void require_ok(kv_status status, const kv_error& error) {
 }
 
 // What a child is about to write and what it has written: number n is version n % versions.
-struct Told {
+struct Reply {
   std::atomic<uint64_t> started, finished;
 };
 
@@ -85,42 +85,42 @@ class Documents {
 };
 
 [[noreturn]] void write_for_ever(const Documents& documents, Work work, const std::string& path,
-                                 Told* told) {
-  for (uint64_t n = told->finished + 1;; ++n) {
-    told->started = n;
+                                 Reply* reply) {
+  for (uint64_t n = reply->finished + 1;; ++n) {
+    reply->started = n;
     if (documents.write(work, n % versions, path, nullptr) != KV_OK) _exit(1);
-    told->finished = n;
+    reply->finished = n;
   }
 }
 
 // Lets a child write for so long. True when it was killed inside a call.
-bool kill_one(const Documents& documents, Work work, const std::string& path, Told* told,
+bool kill_one(const Documents& documents, Work work, const std::string& path, Reply* reply,
               useconds_t time) {
-  const uint64_t before = told->finished;
+  const uint64_t before = reply->finished;
   const pid_t child = fork();
   require(child >= 0, "a process");
-  if (child == 0) write_for_ever(documents, work, path, told);
-  while (told->started == before && waitpid(child, nullptr, WNOHANG) == 0) usleep(50);
+  if (child == 0) write_for_ever(documents, work, path, reply);
+  while (reply->started == before && waitpid(child, nullptr, WNOHANG) == 0) usleep(50);
   usleep(time);
   kill(child, SIGKILL);
   count_faults("process killed");
   int status = 0;
   require(waitpid(child, &status, 0) == child && WIFSIGNALED(status),
           "a child writes until it is killed");
-  const uint64_t started = told->started, finished = told->finished,
+  const uint64_t started = reply->started, finished = reply->finished,
                  version = documents.version_of(work, path);
   require(version == finished % versions || version == started % versions,
           "the path has the document before or the one that was being written, whole");
-  told->started = told->finished = version == started % versions ? started : finished;
+  reply->started = reply->finished = version == started % versions ? started : finished;
   return started != finished;
 }
 
-std::size_t kill_many(const Documents& documents, Work work, int kills, Told* told,
+std::size_t kill_many(const Documents& documents, Work work, int kills, Reply* reply,
                       std::mt19937* random) {
   TempFolder folder;
   const std::string path = folder.file("a.kv");
   kv_error error{};
-  told->started = told->finished = 0;
+  reply->started = reply->finished = 0;
   const auto begin = std::chrono::steady_clock::now();
   require_ok(documents.write(work, 0, path, &error), error);
   const auto whole = std::chrono::duration_cast<std::chrono::microseconds>(
@@ -128,7 +128,7 @@ std::size_t kill_many(const Documents& documents, Work work, int kills, Told* to
                          .count();
   std::size_t inside = 0;
   for (int i = 0; i < kills; ++i)
-    inside += kill_one(documents, work, path, told,
+    inside += kill_one(documents, work, path, reply,
                        static_cast<useconds_t>((*random)() % static_cast<uint64_t>(3 * whole + 1)));
   kv_library* library = nullptr;
   require_ok(kv_library_open(folder.path().c_str(), nullptr, &library, &error), error);
@@ -146,7 +146,7 @@ int main(int argc, char** argv) {
   kv_error error{};
   require_ok(kv_open(FIXTURES "/models/llama-q8_0.gguf", nullptr, nullptr, &model, &error), error);
   void* const shared =
-      mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+      mmap(nullptr, sizeof(Reply), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   require(shared != MAP_FAILED, "memory that children share");
   std::size_t inside = 0;
   {
@@ -155,7 +155,7 @@ int main(int argc, char** argv) {
     for (int work = save; work < works; ++work)
       inside +=
           kill_many(documents, static_cast<Work>(work), work == save ? kills : (kills + 3) / 4,
-                    static_cast<Told*>(shared), &random);
+                    static_cast<Reply*>(shared), &random);
   }
   kv_close(model);
   std::printf("%zu kills inside a call\n", inside);

@@ -331,10 +331,10 @@ TEST_CASE(
     "stays out" *
     doctest::test_suite("slow")) {
   TempFolder folder;
-  std::vector<std::string> told;
+  std::vector<std::string> warnings;
   SessionOptions o = asked("ood", tight_budget(), &folder);
   o.log = [&](int level, const char* message) {
-    if (level == 1) told.push_back(message);
+    if (level == 1) warnings.push_back(message);
   };
   auto session = open_session(mini_model(), o);
   read(session.get(), {document().data(), long_text});
@@ -343,8 +343,8 @@ TEST_CASE(
   CHECK(session->prepare(nullptr, count).code() == Code::limit);
   CHECK(steps == 0);  // known before the work
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
-  REQUIRE(told.size() == 1);
-  CHECK(told[0].find("memory_limit") != std::string::npos);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings[0].find("memory_limit") != std::string::npos);
   REQUIRE(unbounded()->save(folder.file("b.kv"), nullptr, {}).ok());
   CHECK(read_file(folder.file("a.kv")) == read_file(folder.file("b.kv")));
 
@@ -363,9 +363,9 @@ TEST_CASE(
   REQUIRE(session->prepare(nullptr, {}).ok());
   CHECK(session->store().private_bytes() <= o.memory.bytes);
   read(session.get(), {document().data() + first, all - first});
-  told.clear();
+  warnings.clear();
   CHECK(session->prepare(nullptr, {}).ok());
-  CHECK(told.size() == 1);
+  CHECK(warnings.size() == 1);
   CHECK(session->store().indexes().private_bytes() == index);
   CHECK(session->store().indexes().of(IndexKind::ood).valid < first);
   o.memory.bytes += index / 5;  // the old one's room is the new one's

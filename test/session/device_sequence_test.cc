@@ -62,9 +62,9 @@ TEST_CASE("forks share the sketch of their text on the device, and each has its 
   const auto [of_first, answer] = allocated_size(a.get(), 3);
   // the same file, of which nothing is known
   auto other = load(model, read_file(), bounded_options(200));
-  std::unique_ptr<Session> fork, beside;
+  std::unique_ptr<Session> fork, second_fork;
   REQUIRE(other->fork(&fork).ok());
-  REQUIRE(other->fork(&beside).ok());
+  REQUIRE(other->fork(&second_fork).ok());
   const auto [of_other, again] = allocated_size(other.get(), 3);
   const auto [of_fork, of_forks] = allocated_size(fork.get(), 3);
   CHECK((again == answer && of_forks == answer));
@@ -76,17 +76,17 @@ TEST_CASE("forks share the sketch of their text on the device, and each has its 
   read(fork.get(), text);
   const std::vector<float> longer = score(fork.get(), std::span<const Token>(text).first(40));
   CHECK(attends(*fork));
-  CHECK(continue_with(beside.get(), 3) == answer);
-  CHECK(attends(*beside));
+  CHECK(continue_with(second_fork.get(), 3) == answer);
+  CHECK(attends(*second_fork));
   auto cold = load(model, read_file(), bounded_options(200));
   CHECK(continue_with(cold.get(), 3) == answer);
   read(cold.get(), text);
   CHECK(score(cold.get(), std::span<const Token>(text).first(40)) == longer);
   // The first one's end is nothing to the others.
   other.reset();
-  REQUIRE(beside->rewind(2990).ok());
+  REQUIRE(second_fork->rewind(2990).ok());
   REQUIRE(a->rewind(2990).ok());
-  CHECK(continue_with(beside.get(), 3) == continue_with(a.get(), 3));
+  CHECK(continue_with(second_fork.get(), 3) == continue_with(a.get(), 3));
 }
 
 TEST_CASE(
@@ -265,7 +265,7 @@ TEST_CASE("hot quads use no memory that a fork needs") {
     }
     return attends(*of);
   };
-  int alone = 0, beside = 0;
+  int alone = 0, second_fork = 0;
   bool stays = false;
   for (uint64_t room = step; !stays; room += step) {
     REQUIRE(room < spare);
@@ -278,10 +278,10 @@ TEST_CASE("hot quads use no memory that a fork needs") {
     REQUIRE(session->fork(&fork).ok());
     const bool too = attended(fork.get());
     if (stays) CHECK(too);
-    ++(too ? beside : alone);
+    ++(too ? second_fork : alone);
   }
   CHECK(alone > 0);
-  CHECK(beside > 1);
+  CHECK(second_fork > 1);
 }
 
 TEST_CASE("a sequence without room on a device is attended by the CPU, and the statistics say so") {

@@ -52,21 +52,22 @@ TEST_CASE(
          {std::pair{1.0, 0.0}, {1.0, 1e-3}, {1.0, 1.0}, {1e-3, 1.0}}) {
       CAPTURE(device / processor);
       set_rates(*device_model(), processor, device);
-      auto beside = load(device_model(), read_file(), o);
-      REQUIRE(beside->prepare_devices(nullptr, {}).ok());
-      const std::vector<float> scores = score(beside.get(), next);
+      auto coexecution = load(device_model(), read_file(), o);
+      REQUIRE(coexecution->prepare_devices(nullptr, {}).ok());
+      const std::vector<float> scores = score(coexecution.get(), next);
       CHECK(mean_difference(scores, expected) < 0.2);
-      CHECK(co_execution(*beside));
-      CHECK_FALSE(attends(*beside));
-      CHECK(static_cast<double>(stat_of(*beside, "last_tokens_read")) ==
+      CHECK(co_execution(*coexecution));
+      CHECK_FALSE(attends(*coexecution));
+      CHECK(static_cast<double>(stat_of(*coexecution, "last_tokens_read")) ==
             doctest::Approx(tokens_read).epsilon(0.1));
-      CHECK(reads_pages(*beside) == (device == 1.0 || (name == "filter-layers" && device > 0)));
-      CHECK(says(*beside, device == 1.0 ? (processor == 1.0 ? "8 sixteenths" : "16 sixteenths")
-                          : device > 0  ? "0 sixteenths"
-                                        : "not measured"));
-      CHECK(score(beside.get(), next) == scores);  // the same bits again, after going back
+      CHECK(reads_pages(*coexecution) ==
+            (device == 1.0 || (name == "filter-layers" && device > 0)));
+      CHECK(says(*coexecution, device == 1.0 ? (processor == 1.0 ? "8 sixteenths" : "16 sixteenths")
+                               : device > 0  ? "0 sixteenths"
+                                             : "not measured"));
+      CHECK(score(coexecution.get(), next) == scores);  // the same bits again, after going back
       // a question; which words come next is often nearly a tie in so small a model
-      CHECK(ask(beside.get(), "Where did he go?", brief).size() > 0);
+      CHECK(ask(coexecution.get(), "Where did he go?", brief).size() > 0);
     }
     set_rates(*device_model(), 0, 0);
   }
@@ -81,27 +82,27 @@ TEST_CASE(
   set_rates(*device_model(), 1, 1);
   const SessionOptions o = options_of("filter-layers");
   const auto alone = load(mini_model(), read_file(), o),
-             beside = load(device_model(), read_file(), o);
-  REQUIRE(beside->prepare_devices(nullptr, {}).ok());
-  const std::vector<float> scores = score(beside.get(), next);
+             coexecution = load(device_model(), read_file(), o);
+  REQUIRE(coexecution->prepare_devices(nullptr, {}).ok());
+  const std::vector<float> scores = score(coexecution.get(), next);
   CHECK(mean_difference(scores, score(alone.get(), next)) < 0.2);
-  CHECK(says(*beside, "in one go"));
-  CHECK(stat_of(*beside, "last_tokens_on_gpu") > 0);
-  CHECK(stat_of(*beside, "last_tokens_on_gpu") < stat_of(*beside, "last_tokens_read"));
+  CHECK(says(*coexecution, "in one go"));
+  CHECK(stat_of(*coexecution, "last_tokens_on_gpu") > 0);
+  CHECK(stat_of(*coexecution, "last_tokens_on_gpu") < stat_of(*coexecution, "last_tokens_read"));
   // Again, when some of it is there from other texts, and when nothing is.
-  continue_with(beside.get(), 60);
+  continue_with(coexecution.get(), 60);
   std::unique_ptr<Session> fork;
-  REQUIRE(beside->fork(&fork).ok());
+  REQUIRE(coexecution->fork(&fork).ok());
   const std::vector<float> of_fork = score(fork.get(), other);
-  CHECK(score(beside.get(), other) == of_fork);
+  CHECK(score(coexecution.get(), other) == of_fork);
   const TempFolder folder;
-  REQUIRE(beside->save(folder.file("beside.kv"), nullptr, {}).ok());
-  const auto loaded = load(device_model(), folder.file("beside.kv"), o);
+  REQUIRE(coexecution->save(folder.file("coexecution.kv"), nullptr, {}).ok());
+  const auto loaded = load(device_model(), folder.file("coexecution.kv"), o);
   REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
   CHECK(score(loaded.get(), other) == of_fork);
-  REQUIRE(beside->rewind(3000).ok());
+  REQUIRE(coexecution->rewind(3000).ok());
   // rows that come back from pages are rounded
-  CHECK(mean_difference(score(beside.get(), next), scores) < 0.15);
+  CHECK(mean_difference(score(coexecution.get(), next), scores) < 0.15);
   CHECK(score(fork.get(), other) == of_fork);
   set_rates(*device_model(), 0, 0);
 }

@@ -212,8 +212,8 @@ TEST_CASE(
   TempFolder folder;
   SessionOptions o = searching("ood");
   o.select.head_graphs = true;
-  int told = 0;
-  o.log = [&](int level, const char*) { told += level == 1; };
+  int warnings = 0;
+  o.log = [&](int level, const char*) { warnings += level == 1; };
   auto session = load(saved(IndexKind::ood), o);
   const double group = mini_model()->config().heads / mini_model()->config().kv_heads;
   REQUIRE(group > 1);
@@ -221,7 +221,7 @@ TEST_CASE(
   std::unique_ptr<Session> fork;
   REQUIRE(session->fork(&fork).ok());
   continue_with(fork.get(), 3);
-  CHECK(told == 1);
+  CHECK(warnings == 1);
   REQUIRE(session->prepare(nullptr, {}).ok());
   CHECK(number(*session, "index_graphs") == group);
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());

@@ -202,15 +202,15 @@ TEST_CASE("a prefix ends in the turn that it ended in, and is stopped like any p
   cancel.fire();
   CHECK(Session::load(mini_model(), folder.file("a.kv"), {}, false, &cancel, {}, &none, document)
             .code() == Code::cancelled);
-  uint64_t told = 0;
+  uint64_t reported = 0;
   const auto count = [&](uint64_t n, uint64_t total) {
-    return told = std::max(told, std::max(n, total)), 0;
+    return reported = std::max(reported, std::max(n, total)), 0;
   };
   REQUIRE(Session::load(mini_model(), folder.file("a.kv"), {}, false, nullptr, {}, &none, document,
                         count)
               .ok());
-  CHECK(told >= 64);
-  CHECK(told < 96);
+  CHECK(reported >= 64);
+  CHECK(reported < 96);
   SessionOptions small;
   small.context = document;
   CHECK(Session::load(mini_model(), folder.file("a.kv"), small, false, nullptr, {}, &none,

@@ -211,7 +211,7 @@ TEST_CASE(
   auto session = open_session(mini_model(), with("bounded", 64));
   const auto tokens = book_tokens(3);
   read(session.get(), tokens);
-  const auto told = continue_with(session.get(), 400);
+  const auto reply = continue_with(session.get(), 400);
   CHECK(session->stats_json().find("\"sketch_pages\":0,") == std::string::npos);
   auto again = open_session(mini_model(), with("bounded", 64));
   read(again.get(), tokens);
@@ -219,7 +219,7 @@ TEST_CASE(
   // the sketch is found again when it would have been
   auto loaded = save_and_load(again.get(), with("bounded", 64));
   for (Token t : continue_with(loaded.get(), 250)) some.push_back(t);
-  CHECK(some == told);
+  CHECK(some == reply);
 }
 
 TEST_CASE("query heads that choose alone and together both find the fact, and read what they may" *
