@@ -37,7 +37,7 @@ void add_add(Grammar& grammar) {
   add_document_options(command, arguments.get(), new_folder)->required();
 }
 
-void add_ask(Grammar& grammar) {
+void add_library_ask(Grammar& grammar) {
   const auto [command, arguments] =
       grammar.add("ask", "Answer questions about a document of the library", run_library_ask);
   add_document_options(command, &arguments->add, new_folder);
@@ -55,7 +55,7 @@ void add_ask(Grammar& grammar) {
          "      asks the library's document book.txt; the text is not needed any more");
 }
 
-void add_chat(Grammar& grammar) {
+void add_library_chat(Grammar& grammar) {
   const auto [command, arguments] =
       grammar.add("chat", "Hold a conversation about a document of the library", run_library_chat);
   add_document_options(command, &arguments->add, new_folder);
@@ -85,8 +85,8 @@ void add_library(Grammar& grammar) {
       inner.add("list", "List the documents, the most recently used first", run_library_list);
   add_folder(listing, &listed->library, old_folder);
   add_add(inner);
-  add_ask(inner);
-  add_chat(inner);
+  add_library_ask(inner);
+  add_library_chat(inner);
   const auto [renaming, renamed] = inner.add("rename", "Rename a document", run_library_rename);
   add_folder(renaming, &renamed->library, old_folder);
   text(renaming, "from", &renamed->from, "NAME", "Present name")->required();

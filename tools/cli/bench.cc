@@ -142,14 +142,15 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
           {"tokens", arguments.text.empty() ? "random" : arguments.text}};
 }
 
-constexpr uint64_t question_room = 64;  // tokens of the question about a mapped file
+constexpr uint64_t mapped_question_tokens = 64;  // tokens of the question about a mapped file
 
 // Refuses impossible measurements before minutes are spent.
 void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
   const uint64_t max_context = arguments.session.context_tokens ? arguments.session.context_tokens
                                                                 : model.info.context_tokens;
   // a question, its answer, and the decode after it
-  const uint64_t after_file = arguments.mapped ? question_room + 2 * arguments.generate + 1 : 0;
+  const uint64_t after_file =
+      arguments.mapped ? mapped_question_tokens + 2 * arguments.generate + 1 : 0;
   const uint64_t deepest = arguments.depths.back(),
                  more = std::max({arguments.prompt, arguments.generate + 1, after_file});
   if (deepest > max_context || more > max_context - deepest)

@@ -20,9 +20,9 @@
 namespace tool {
 namespace {
 
-constexpr uint32_t answer_tokens = 48;
-constexpr size_t scored_tokens = 96;      // of the text that follows
-constexpr uint64_t question_room = 1024;  // tokens after the document
+constexpr uint32_t calibration_tokens = 48;
+constexpr size_t scored_tokens = 96;         // of the text that follows
+constexpr uint64_t calibration_room = 1024;  // tokens after the document
 
 // More than `tokens` tokens of generated sentences, in place of a given text.
 std::string made_text(uint64_t tokens, uint64_t seed, const CountTokens& count) {
@@ -62,7 +62,7 @@ class Calibration {
       : console_(console), arguments_(arguments), model_(open_model(console, arguments.model)),
         progress_(console.terminal, &estimate_) {
     info = info_of(model_.get());
-    if (arguments.length + question_room > info.context_tokens)
+    if (arguments.length + calibration_room > info.context_tokens)
       throw Failure(exit_usage, "--length: the model's context has " +
                                     grouped(info.context_tokens) +
                                     " tokens, of which questions need 1,024");
@@ -71,7 +71,7 @@ class Calibration {
     };
     const Haystack haystack(
         arguments.texts.empty()
-            ? made_text(std::max(arguments.length, question_room), arguments.seed, count)
+            ? made_text(std::max(arguments.length, calibration_room), arguments.seed, count)
             : joined_texts(arguments.texts),
         count);
     document_ = make_story(haystack, {arguments.length, 0, arguments.questions, 1, arguments.seed});
@@ -143,7 +143,7 @@ class Calibration {
 
   void ask(kv_session* session, const Turn& turn) {
     kv_generate_options options = initialised<kv_generate_options>();
-    options.max_tokens = answer_tokens;
+    options.max_tokens = calibration_tokens;
     const kv_control control = control_of(console_);
     kv_error error{};
     std::string text;

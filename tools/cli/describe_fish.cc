@@ -14,7 +14,7 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
-std::string words(const std::vector<std::string>& all) {
+std::string fish_words(const std::vector<std::string>& all) {
   std::string text;
   for (const std::string& word : all) text.append(text.empty() ? "" : " ").append(word);
   return text;
@@ -28,9 +28,10 @@ std::string value_options(const ArgumentForm& form) {
     case ValueKind::folder:
       return " -x -a '(__fish_complete_directories)'";
     case ValueKind::choice:
-      return " -x -a " + quoted(words(form.choices));
+      return " -x -a " + quoted(fish_words(form.choices));
     case ValueKind::choices:
-      return " -x -a \"(__fish_complete_list , 'printf %s\\\\n " + words(form.choices) + "')\"";
+      return " -x -a \"(__fish_complete_list , 'printf %s\\\\n " + fish_words(form.choices) +
+             "')\"";
     case ValueKind::free:
       return " -x";
     case ValueKind::none:

@@ -10,7 +10,7 @@ namespace {
 // the day of the last change of this page
 constexpr char changed_on[] = "2026-11-25";
 
-std::string escaped(const std::string& text) {
+std::string man_escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
     if (c == '-') {
@@ -33,17 +33,17 @@ std::string filled(const std::string& text) {
   for (size_t from = 0; from < text.size();) {
     const size_t end = std::min(text.find(' ', from), text.size());
     if (!line.empty() && line.size() + 1 + (end - from) > columns) {
-      lines += escaped(line) + "\n";
+      lines += man_escaped(line) + "\n";
       line.clear();
     }
     line.append(line.empty() ? "" : " ").append(text, from, end - from);
     from = end + 1;
   }
-  return lines + escaped(line) + "\n";
+  return lines + man_escaped(line) + "\n";
 }
 
-std::string bold(const std::string& text) { return "\\fB" + escaped(text) + "\\fR"; }
-std::string italic(const std::string& text) { return "\\fI" + escaped(text) + "\\fR"; }
+std::string bold(const std::string& text) { return "\\fB" + man_escaped(text) + "\\fR"; }
+std::string italic(const std::string& text) { return "\\fI" + man_escaped(text) + "\\fR"; }
 
 std::string option_item(const ArgumentForm& form) {
   std::string names;
@@ -82,7 +82,7 @@ std::string footer_text(const std::string& footer) {
     if (literal && !indented) text += ".EE\n";
     if (!literal && indented) text += ".PP\n.EX\n";
     if (!line.empty() && !indented && !paragraph) text += ".PP\n";
-    if (!line.empty()) text += indented ? escaped(line) + "\n" : filled(line);
+    if (!line.empty()) text += indented ? man_escaped(line) + "\n" : filled(line);
     literal = indented;
     paragraph = !line.empty() && !indented;
   }
@@ -106,7 +106,7 @@ std::string manual_page(const CommandForm& grammar) {
   std::string help = grammar.help;
   if (help.ends_with('.')) help.pop_back();
   std::string text = ".TH KVASIR 1 " + std::string(changed_on) + " \"kvasir " + number +
-                     "\"\n.SH NAME\n" + escaped(grammar.name) + " \\- " + escaped(help) +
+                     "\"\n.SH NAME\n" + man_escaped(grammar.name) + " \\- " + man_escaped(help) +
                      "\n.SH SYNOPSIS\n";
   for (const CommandForm* command : flat(grammar))
     if (command->commands.empty())
@@ -116,7 +116,7 @@ std::string manual_page(const CommandForm& grammar) {
   text += ".SH COMMANDS\n";
   for (const CommandForm* command : flat(grammar)) {
     if (command == &grammar) continue;
-    text += ".SS " + escaped(command->name) + "\n" + filled(command->help + ".") + ".PP\n" +
+    text += ".SS " + man_escaped(command->name) + "\n" + filled(command->help + ".") + ".PP\n" +
             synopsis(*command);
     text += items(*command) + footer_text(command->footer);
   }

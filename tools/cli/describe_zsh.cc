@@ -7,7 +7,7 @@ namespace tool {
 namespace {
 
 // For an explanation within single quotes.
-std::string escaped(const std::string& text) {
+std::string zsh_escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
     if (c == '[' || c == ']' || c == ':' || c == '\\') out += '\\';
@@ -22,7 +22,7 @@ std::string function_of(const std::string& command) {
   return name;
 }
 
-std::string words(const std::vector<std::string>& all) {
+std::string zsh_words(const std::vector<std::string>& all) {
   std::string text;
   for (const std::string& word : all) text.append(text.empty() ? "" : " ").append(word);
   return text;
@@ -34,15 +34,15 @@ std::string action(const ArgumentForm& form, const std::string& message, const c
   if (form.kind == ValueKind::none) return "";
   if (form.kind == ValueKind::file) action = "_files";
   if (form.kind == ValueKind::folder) action = "_files -/";
-  if (form.kind == ValueKind::choice) action = "(" + words(form.choices) + ")";
+  if (form.kind == ValueKind::choice) action = "(" + zsh_words(form.choices) + ")";
   if (form.kind == ValueKind::choices)
-    action = "_values -s , " + message + " " + words(form.choices);
-  return ":" + escaped(message) + ":" + action;
+    action = "_values -s , " + message + " " + zsh_words(form.choices);
+  return ":" + zsh_escaped(message) + ":" + action;
 }
 
 std::string option_spec(const ArgumentForm& form) {
   const bool flag = form.kind == ValueKind::none;
-  std::string spec = form.repeated ? "'*'" : "'(" + words(form.names) + ")'";
+  std::string spec = form.repeated ? "'*'" : "'(" + zsh_words(form.names) + ")'";
   std::string names;
   for (const std::string& name : form.names) {
     names.append(names.empty() ? "" : ",").append(name);
@@ -50,7 +50,7 @@ std::string option_spec(const ArgumentForm& form) {
   }
   spec += form.names.size() > 1 ? "{" + names + "}" : names;
   const std::string& name = form.names.back();
-  return spec + "'[" + escaped(form.help) + "]" +
+  return spec + "'[" + zsh_escaped(form.help) + "]" +
          action(form, name.substr(name.find_first_not_of('-')), " ") + "'";
 }
 
@@ -71,7 +71,7 @@ std::string function_text(const CommandForm& command) {
       " \\\n    '(-)1:command:->command' \\\n    '(-)*::argument:->argument'\n  case $state in\n   "
       " command)\n      local -a commands=(";
   for (const CommandForm& inner : command.commands)
-    text += "\n        '" + last_word(inner.name) + ":" + escaped(inner.help) + "'";
+    text += "\n        '" + last_word(inner.name) + ":" + zsh_escaped(inner.help) + "'";
   text += "\n      )\n      _describe command commands ;;\n    argument)\n      case $line[1] in";
   for (const CommandForm& inner : command.commands)
     text += "\n        " + last_word(inner.name) + ") " + function_of(inner.name) + " ;;";

@@ -16,7 +16,7 @@ namespace tool {
 namespace {
 
 // tokens of the context for a conversation, or for the text after the document
-constexpr uint64_t question_room = 1024;
+constexpr uint64_t eval_question_room = 1024;
 // the longest expected answers, two UUIDs and ten words, have 100 and 30
 constexpr uint32_t answer_tokens = 160, quote_tokens = 48;
 constexpr uint64_t usual_steps = 60;  // of a question and its answer
@@ -121,7 +121,7 @@ void Evaluation::make_jobs(const Haystack& haystack) {
       for (uint32_t number = 0; number < arguments_.documents; ++number) {
         DocumentPlan plan{length, number, arguments_.questions, arguments_.depths, arguments_.seed};
         plan.tokens = std::min(
-            length, info_.context_tokens - std::min(question_room, info_.context_tokens / 2));
+            length, info_.context_tokens - std::min(eval_question_room, info_.context_tokens / 2));
         Job job{kind, length, plan.tokens, {}, {}};
         job.document =
             kind == Kind::story ? make_story(haystack, plan) : make_table(haystack, plan);

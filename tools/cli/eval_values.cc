@@ -23,7 +23,7 @@ constexpr std::array entity_nouns = {"gate",       "office",  "kettle",    "libr
                                      "museum",     "balloon", "lantern",   "depot",      "fountain",
                                      "workshop",   "quarry",  "hall",      "observatory"};
 
-constexpr std::array words = {
+constexpr std::array fact_words = {
     "amber",   "anchor", "apron",   "arrow",   "aspen",   "badger",  "bamboo",  "banner",
     "barrel",  "basil",  "basket",  "beacon",  "beaver",  "birch",   "bishop",  "bonnet",
     "bramble", "bronze", "bucket",  "butter",  "cactus",  "candle",  "canyon",  "carpet",
@@ -40,7 +40,7 @@ constexpr std::array words = {
     "sandal",  "saucer", "shovel",  "silver",  "sparrow", "spruce",  "table",   "thistle",
     "thunder", "timber", "topaz",   "tulip",   "tunnel",  "turnip",  "velvet",  "walnut",
     "willow",  "window", "zephyr"};
-static_assert(words.size() * (words.size() - 1) > two_word_pairs);
+static_assert(fact_words.size() * (fact_words.size() - 1) > two_word_pairs);
 
 constexpr std::array months = {"January",   "February", "March",    "April",
                                "May",       "June",     "July",     "August",
@@ -67,8 +67,8 @@ std::string any_date(Random* random) {
 }
 
 std::string any_two_words(Random* random) {
-  const std::vector<size_t> two = random->sample(words.size(), 2);
-  return std::string(words[two[0]]) + " " + words[two[1]];
+  const std::vector<size_t> two = random->sample(fact_words.size(), 2);
+  return std::string(fact_words[two[0]]) + " " + fact_words[two[1]];
 }
 
 std::string any_uuid(Random* random) {
@@ -102,6 +102,6 @@ std::string value_for(const std::string& attribute, Random* random) {
   }
 }
 
-std::string any_word(Random* random) { return random->pick(words); }
+std::string any_word(Random* random) { return random->pick(fact_words); }
 
 }  // namespace tool

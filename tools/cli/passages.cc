@@ -26,11 +26,11 @@ std::vector<kv_passage> places_of(kv_session* session) {
   return places;
 }
 
-bool is_space(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+bool is_blank_char(char c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
 
 // Whether a sentence ends right before this place: with a mark and a space, or an empty line.
 bool begins_sentence(std::string_view text, size_t at) {
-  if (at < 2 || !is_space(text[at - 1])) return false;
+  if (at < 2 || !is_blank_char(text[at - 1])) return false;
   const char before = text[at - 2];
   return before == '.' || before == '!' || before == '?' ||
          (before == '\n' && text[at - 1] == '\n');
@@ -60,23 +60,23 @@ std::string cut(std::string text) {
 }  // namespace
 
 std::string quoted(std::string_view text, size_t begin, size_t end) {
-  while (begin < end && is_space(text[begin])) ++begin;
+  while (begin < end && is_blank_char(text[begin])) ++begin;
   size_t from = begin, to = end;
   while (from > 0 && !begins_sentence(text, from)) --from;
   if (from == 0) {  // no beginning of a sentence: take whole words
     from = begin;
-    while (from > 0 && !is_space(text[from - 1])) --from;
+    while (from > 0 && !is_blank_char(text[from - 1])) --from;
   }
   while (to < text.size() && !begins_sentence(text, to)) ++to;
   if (to == text.size()) {
     to = end;
-    while (to < text.size() && !is_space(text[to])) ++to;
+    while (to < text.size() && !is_blank_char(text[to])) ++to;
   }
   while (from < to && continues_character(text[from])) ++from;
   while (to > from && !ends_character(text, to)) --to;
   std::string line;
   for (const char c : text.substr(from, to - from))
-    if (!is_space(c)) line += c;
+    if (!is_blank_char(c)) line += c;
     else if (!line.empty() && line.back() != ' ') line += ' ';
   if (!line.empty() && line.back() == ' ') line.pop_back();
   return line;

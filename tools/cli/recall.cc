@@ -19,8 +19,8 @@
 namespace tool {
 namespace {
 
-constexpr uint32_t answer_tokens = 64;
-constexpr uint64_t usual_steps = 60;  // of a question and its answer
+constexpr uint32_t recall_tokens = 64;
+constexpr uint64_t recall_steps = 60;  // of a question and its answer
 
 struct Measured {
   Method method;
@@ -51,7 +51,7 @@ class Recall {
   std::vector<Measured> run() {
     const double cost =
         decode_cost(arguments_.steps, tokens) +
-        static_cast<double>(arguments_.questions.size()) * decode_cost(usual_steps, tokens);
+        static_cast<double>(arguments_.questions.size()) * decode_cost(recall_steps, tokens);
     estimate_.expect(Work::decode, cost * static_cast<double>(methods_.size()));
     std::vector<Measured> all;
     for (const Method& method : methods_) all.push_back(measure(method));
@@ -126,7 +126,7 @@ class Recall {
   void ask(kv_session* session, const std::string& question, Measured* measured) {
     progress_.begin(label_ + ": questions");
     kv_generate_options options = initialised<kv_generate_options>();
-    options.max_tokens = answer_tokens;
+    options.max_tokens = recall_tokens;
     const kv_control control = control_of(console_);
     kv_error error{};
     std::string text;
@@ -136,7 +136,7 @@ class Recall {
     check(status, error);
     measured->stats = stats_json(session);
     measured->sums.add(measured->stats);
-    progress_.step(Work::decode, decode_cost(usual_steps, tokens));
+    progress_.step(Work::decode, decode_cost(recall_steps, tokens));
   }
 
   Console& console_;
