@@ -186,7 +186,7 @@ TEST_CASE(
     const Status s = full->prepare(nullptr, {});
     REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
   }
-  CHECK_MESSAGE(says(*full, "\"index_nearest_by\":\"processor\""), full->stats_json());
+  CHECK_MESSAGE(says(*full, "\"index_nearest_by\":\"cpu\""), full->stats_json());
   CHECK(says(*full, "\"index_nearest_because\":\"cuda:0 has no memory for "));
   TempFolder folder;
   REQUIRE(session->save(folder.file("indexed.kv"), nullptr, {}).ok());
