@@ -59,25 +59,23 @@ def ask(folder):
 
 
 def stream(folder):
-    """Shows how far it is; an interrupt ends the reading, and what was read is kept and answered
-    from.
-    """
+    """Shows progress. An interrupt ends the prefill; the answer comes from the part that is kept."""
     whole = run(MODEL, document(folder), QUESTION)
     expect(
         FACT in whole.stdout and "cancelled" not in whole.stderr,
         f"a wrong answer: {whole.stdout}{whole.stderr}",
     )
-    done, total = re.findall(r"reading: (\d+) of (\d+) tokens", whole.stderr)[-1]
+    done, total = re.findall(r"prefill: (\d+) of (\d+) tokens", whole.stderr)[-1]
     expect(done == total, f"the last progress is {done} of {total}")
 
     long = document(
         folder, "long.txt", FACT + " " + BOOK[:400000]
-    )  # reading all of it would take minutes
+    )  # the whole prefill would take minutes
     process = subprocess.Popen(
         [PROGRAMS[NAME], MODEL, long, QUESTION], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     seen = b""
-    while not re.search(rb"reading: [1-9]\d* of", seen):
+    while not re.search(rb"prefill: [1-9]\d* of", seen):
         part = process.stderr.read1()
         expect(part, f"no progress: {seen}")
         seen += part
@@ -94,8 +92,7 @@ def stream(folder):
 
 
 def resume(folder):
-    """A reading that was stopped goes on from a file where it was, and answers as one that was not.
-    """
+    """A stopped prefill continues from a file, with the answer of one that was not stopped."""
     text = SHORT + BOOK[5000:15000]
     result = run(MODEL, document(folder, text=text), folder / "document.kv", QUESTION)
     expect(result.stdout == FACT + "\n", f"a wrong answer: {result.stdout}")
@@ -105,13 +102,13 @@ def resume(folder):
     expect(0 < tokens < done < total == len(text.encode()), f"stopped at {stopped.group()}")
     cache = (folder / "document.kv").read_bytes()
     expect(
-        "there already"
+        "exists"
         in run(MODEL, folder / "document.txt", folder / "document.kv", QUESTION, code=1).stderr,
         "a file was to be replaced",
     )
     expect((folder / "document.kv").read_bytes() == cache, "a file was replaced")
-    went_on = int(re.search(r"went on: (\d+) tokens", result.stderr).group(1))
-    expect(went_on > 0, "nothing was left to read")
+    continued = int(re.search(r"continued: (\d+) tokens", result.stderr).group(1))
+    expect(continued > 0, "nothing was left to prefill")
 
 
 def forks(folder):
@@ -137,7 +134,7 @@ def forks(folder):
 
 
 def library(folder):
-    """A text is read once, a longer one from where it goes on; both are listed, and removed."""
+    """A text is prefilled once, a longer one from where it differs; both are listed and removed."""
     books, short = folder / "books", document(folder)
     longer = document(folder, "longer.txt", SHORT + BOOK[5000:6000])
 
@@ -145,13 +142,13 @@ def library(folder):
         result = run(books, "ask", MODEL, path, QUESTION)
         expect(result.stdout == FACT + "\n", f"a wrong answer: {result.stdout}")
         there, tokens, name = re.search(
-            r"(\d+) of (\d+) tokens were there, in (.+)", result.stderr
+            r"(\d+) of (\d+) tokens found, in (.+)", result.stderr
         ).groups()
         return int(there), int(tokens), name
 
     there, tokens, name = found(short)
     expect(there == 0 < tokens, f"{there} tokens of a new text")
-    expect(found(short) == (tokens, tokens, name), "a known text is read again")
+    expect(found(short) == (tokens, tokens, name), "a known text is prefilled again")
     there, all_tokens, longer_name = found(longer)
     expect(0 < there <= tokens < all_tokens, f"{there} of {all_tokens} tokens of a longer text")
 

@@ -25,9 +25,10 @@
  *     return failed;
  *   }
  *
- * The next run replaces kv_session_open, kv_prefill and kv_save, which take minutes for a book, by
+ * The next run maps the saved file instead. One call replaces kv_session_open, kv_prefill and
+ * kv_save, and milliseconds replace the minutes that prefill of a book takes:
  *
- *     kv_load(model, "book.kv", NULL, NULL, &session, &e)         (milliseconds: it maps the file)
+ *     kv_load(model, "book.kv", NULL, NULL, &session, &e)
  *
  * Contents: 1 Status  2 Simple API  3 Options  4 Models and sessions  5 Files  6 Library  7 GPU
  *           8 Strategies  9 External engines.  Terms: docs/glossary.md
@@ -70,7 +71,7 @@ enum {
   KV_CANCELLED = 1,    /* a cancel token fired or a callback returned non-zero */
   KV_BAD_ARGUMENT = 2, /* NULL, a wrong struct_size, or a value out of range */
   KV_BUSY = 3,         /* another call on this handle is running */
-  KV_BAD_STATE = 4,    /* not possible after the earlier calls; message names what is */
+  KV_BAD_STATE = 4,    /* an earlier call rules this one out; message names a valid one */
   KV_NO_MEMORY = 5,
   KV_LIMIT = 6,    /* a limit of the system or the options: open files, threads, sizes */
   KV_IO = 7,       /* a read or write failed; sys_errno has the cause */
@@ -124,8 +125,8 @@ typedef int32_t (*kv_text_fn)(const char* text, size_t size, void* user);
 KV_API kv_status kv_open(const char* path, const kv_model_options* options,
                          const kv_control* control, kv_model** out, kv_error* error);
 
-/* Decrements the reference count; each session holds a reference too. The last one unmaps the
- * file. */
+/* Decrements the reference count. Each session holds a reference too. The file is unmapped when the
+ * count is 0. */
 KV_API void kv_close(kv_model* model);
 
 /* Creates a session with an empty sequence. The caller closes *out with kv_session_close.
@@ -137,15 +138,15 @@ KV_API kv_status kv_session_open(kv_model* model, const kv_session_options* opti
 /* Destroys the session. Forks keep the pages that they share with it. */
 KV_API void kv_session_close(kv_session* session);
 
-/* Appends document text to the sequence, in the turn of the chat format. Several calls continue
+/* Appends document text to the sequence, inside a turn of the chat format. Several calls continue
  * one document. Attention is exact unless the session has a prefill strategy.
- * After a failure the complete chunks stay; a turn without any text does not. *tokens_done receives
- * the number of appended tokens, *bytes_done the byte of `text` where they end. Both are written in
- * every case and may be NULL. A later call with the rest of the text continues there. Its tokens
- * are the same where a word begins at that byte. Inside a word the rest may be split differently,
- * but the tokens spell the same text. After the last token the call builds the sketch of
- * "bounded". A cancel during that returns KV_OK: the whole text was appended, and the next call
- * that needs the sketch builds the same one.
+ * After a failure the complete chunks stay. A turn that has no text yet is removed. *tokens_done
+ * receives the number of appended tokens, *bytes_done the byte of `text` where they end. Both are
+ * written in every case and may be NULL. A later call with the rest of the text continues there. If
+ * a word begins at that byte, the tokens equal those of one call. Otherwise the tokens may differ,
+ * but they spell the same text. After the last token the call builds the sketch of "bounded". A
+ * cancel during this build returns KV_OK, because the whole text was appended. The next call that
+ * needs the sketch builds the same one.
  * control->flags: KV_TOKENIZE_SPECIAL. Progress: KV_PHASE_PREFILL.
  * KV_CANCELLED, KV_CONTEXT_FULL (nothing was appended), KV_BAD_STATE (a conversation has begun),
  * KV_NO_MEMORY, KV_BUSY; KV_CORRUPT (a damaged page of a mapped file, or weights that yield NaN or
@@ -156,8 +157,9 @@ KV_API kv_status kv_prefill(kv_session* session, const char* text, size_t size,
 
 /* Appends the question as a turn of the chat format and decodes the answer into on_text, which may
  * be NULL. Afterwards the sequence is exactly as before, unless options->flags has KV_KEEP_TURN.
- * With that flag a stopped or failed call keeps the tokens decoded so far, perhaps without the last
- * one, although on_text had it. `answer` may be NULL; the call fills it on KV_OK and KV_CANCELLED.
+ * With that flag a stopped or failed call keeps the tokens decoded so far. The last token may be
+ * missing even if on_text received it. `answer` may be NULL. The call fills it on KV_OK and
+ * KV_CANCELLED.
  * Progress: KV_PHASE_PREPARE, then KV_PHASE_PREFILL of the question.
  * KV_CANCELLED, KV_CONTEXT_FULL (the question does not fit), KV_BAD_STATE (sequence and question
  * are both empty), KV_NO_MEMORY, KV_BUSY; KV_LIMIT (the memory_limit has no room for the question
@@ -167,15 +169,16 @@ KV_API kv_status kv_generate(kv_session* session, const char* question, size_t s
                              const kv_generate_options* options, const kv_control* control,
                              kv_text_fn on_text, void* user, kv_answer* answer, kv_error* error);
 
-/* Writes the sequence to a cache file, atomically and durably. After any failure, also a power
- * cut, `path` holds either the old file or the complete new one.
+/* Writes the sequence to a cache file, atomically and durably. After any failure, also of power,
+ * `path` holds either the old file or the complete new one.
  * The call first builds or updates the strategy's sketch and index, as kv_session_prepare does.
  * Where the memory_limit has no room for an index, it saves the one that exists, or none, and logs
  * a warning. The last part, which syncs and renames the file, cannot be cancelled.
- * A new file is for its owner alone (mode 0600, less the umask). A replaced file keeps its mode and
- * access list, and its owner and group where the process may set them. A symbolic link is followed.
- * A link to no file is KV_BAD_ARGUMENT. A link of another user is KV_PERMISSION, unless root or the
- * folder's owner made it. docs/memory-and-files.md has the rules of groups and of Windows.
+ * Only its owner can access a new file (mode 0600, less the umask). A replaced file keeps its mode
+ * and access list, and its owner and group where the process may set them. The call follows a
+ * symbolic link. A dangling link is KV_BAD_ARGUMENT. A link of another user is KV_PERMISSION,
+ * unless root or the folder's owner made it. docs/memory-and-files.md has the rules for groups and
+ * for Windows.
  * Progress: KV_PHASE_PREPARE, then KV_PHASE_SAVE.
  * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED, KV_BAD_ARGUMENT, KV_NO_MEMORY, KV_BUSY;
  * KV_CORRUPT (damaged pages of a loaded file, or NaN or infinity made from them: the new file could
@@ -186,14 +189,14 @@ KV_API kv_status kv_save(kv_session* session, const char* path, const kv_control
 /* Creates a session from a cache file by mapping it. Header and tables are verified now, each page
  * at its first use. control->flags KV_VERIFY verifies everything now (progress: KV_PHASE_VERIFY).
  * The file may be replaced or unlinked afterwards. It must not be truncated or written in place.
- * Precision, window_tokens and chat format come from the file, whatever options and model have. A
- * file of an older library has no chat format: the model's is used. The caller closes *out with
- * kv_session_close.
+ * Precision, window_tokens and chat format of the file override those of options and model. For an
+ * older library's file without a chat format, the call uses the model's. The caller closes *out
+ * with kv_session_close.
  * KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION (stale), KV_CORRUPT, KV_CONTEXT_FULL, KV_LIMIT
  * (memory_limit), KV_CANCELLED, KV_IO, KV_PERMISSION, KV_NO_MEMORY, and the codes of
  * kv_session_open; KV_MODEL_MISMATCH (stale: other weights, other instructions, another
- * kv_model_options.chat_format, or one that this library does not know); KV_BAD_ARGUMENT (a
- * full-precision file with a memory_limit). */
+ * kv_model_options.chat_format, or an unknown one); KV_BAD_ARGUMENT (a full-precision file with a
+ * memory_limit). */
 KV_API kv_status kv_load(kv_model* model, const char* path, const kv_session_options* options,
                          const kv_control* control, kv_session** out, kv_error* error);
 
@@ -206,30 +209,30 @@ KV_API kv_status kv_load(kv_model* model, const char* path, const kv_session_opt
  *     o.memory_limit = (uint64_t)4 << 30;
  *
  * A library accepts a shorter struct of an older header: the absent fields have their defaults. It
- * accepts a longer struct of a newer header if all bytes that it does not know are 0, and otherwise
- * returns KV_BAD_ARGUMENT. It fills a result struct up to its struct_size. Structs of version 0.1
- * have other fields: KV_BAD_ARGUMENT.
+ * accepts a longer struct of a newer header if all additional bytes are 0. Otherwise it returns
+ * KV_BAD_ARGUMENT. It fills a result struct up to its struct_size. Structs of version 0.1 have
+ * other fields: KV_BAD_ARGUMENT.
  * `reserved` fields and unknown bits of `flags` must be 0: KV_BAD_ARGUMENT.
  *
- * Callbacks run on the calling thread and never after the call has returned. Return 0 to continue,
- * anything else to stop: the call returns KV_CANCELLED. A call on the callback's own handle gets
- * KV_BUSY. A C++ exception stops the call too, and message names the callback and has the text of
- * the exception. A callback must not longjmp out of the call. kv_log_fn has rules of its own.
+ * Callbacks run on the calling thread and never after the call has returned. 0 continues the call.
+ * Non-zero stops it with KV_CANCELLED. A call on the callback's own handle returns KV_BUSY. A C++
+ * exception stops the call too; message has the callback's name and the exception's text. A
+ * callback must not longjmp out of the call. kv_log_fn has its own rules.
  *
  * Handles. Children retain their parents, so handles may be closed in any order. Closing NULL does
  * nothing. A handle must not be closed during a call on it. A session or kv_cache and its forks
  * share one team of threads, and may be called at the same time.
  *
- * Process. The library never ends the process, throws, prints or installs a signal handler, and
+ * Process. The library never ends the process, throws, prints or installs a signal handler. It
  * needs no global initialisation. After the last handle is closed it holds no thread and no memory.
  *  - Stack: a call uses less than 32 KiB of the caller's stack, without callbacks and GPUs.
- *  - Floating point: rounding, traps and flush-to-zero of the host change no result. Callbacks run
- *    in the host's environment, which a call restores.
+ *  - Floating point: rounding, traps and flush-to-zero of the host change no result. A call
+ *    restores the host's environment before each callback and before it returns.
  *  - Locale: not used. JSON and messages have a decimal point.
  *  - Signals: the library's threads block all but faults and SIGPROF. A handler may call
  *    kv_cancel_fire and nothing else.
- *  - pthread_cancel takes effect after the call, or in a callback, where pthread_exit is allowed
- *    too. The handle is then as after a stop in that callback, and usable from another thread.
+ *  - pthread_cancel takes effect in a callback or after the call. A callback may call pthread_exit.
+ *    Both leave the handle as a stop in that callback does, usable from another thread.
  *  - fork: a child must neither use nor close its parent's handles; it may exec. exec closes all
  *    descriptors of the library.
  *  - dlclose: close all handles first. The library stays mapped until the process ends.
@@ -243,22 +246,21 @@ KV_API void kv_init(void* s, size_t size);
 /* Flags. A bit has one meaning everywhere. A function accepts only the flags that its entry names,
  * and reports progress only if its entry says so. */
 #define KV_TOKENIZE_SPECIAL 0x01u  /* text that spells a control token becomes that token */
-#define KV_TOKENIZE_BOS 0x02u      /* begin with the begin-of-text token if the model wants one */
+#define KV_TOKENIZE_BOS 0x02u      /* begin with the begin-of-text token if the model uses one */
 #define KV_TOKENIZE_DOCUMENT 0x04u /* begin as kv_prefill begins a document without instructions */
 #define KV_VERIFY 0x10u            /* verify the whole file now, not each page at its first use */
 #define KV_REPLACE 0x40u           /* kv_library_session: replace a document of the same name */
 #define KV_KEEP_TURN 0x100u        /* kv_generate: question and answer stay in the sequence */
-#define KV_TRACE_PASSAGES \
-  0x200u /* kv_generate: record kv_session_passages. The answer is the
-                                    * same, but slower: attended tokens are scored a second time,
-                                    * and a GPU leaves attention to the CPU */
+/* kv_generate: record the passages of kv_session_passages. The answer is the same but slower: the
+ * call scores attended tokens a second time, and the CPU attends all layers. */
+#define KV_TRACE_PASSAGES 0x200u
 
 /* -- Cancel and progress -- */
 
 /* Cancel token. A call that has a fired token returns KV_CANCELLED within 100 ms of CPU time,
- * summed over its threads. It returns KV_OK if nothing that was asked for is left to do. It
- * cannot interrupt waiting for a disk (fsync, a page), for a GPU driver that opens a device, or for
- * another process (kv_library_open, kv_library_rename, kv_library_remove).
+ * summed over its threads. If its work is complete by then, it returns KV_OK. A token cannot
+ * interrupt a wait for a disk (fsync, a page), for a GPU driver that opens a device, or for another
+ * process (kv_library_open, kv_library_rename, kv_library_remove).
  * Every call that can take longer than 100 ms accepts a token, except where its entry says
  * otherwise. */
 typedef struct kv_cancel kv_cancel;
@@ -267,18 +269,18 @@ typedef struct kv_cancel kv_cancel;
 KV_API kv_status kv_cancel_create(kv_cancel** out, kv_error* error);
 /* Fires the token. Any thread or a signal handler, any number of times. NULL does nothing. */
 KV_API void kv_cancel_fire(kv_cancel* cancel);
-/* Makes a fired token usable again. A call that has seen it fired stays cancelled. */
+/* Makes a fired token usable again. A call that has already met the fired token stays cancelled. */
 KV_API void kv_cancel_reset(kv_cancel* cancel);
 /* Destroys the token. NULL does nothing. */
 KV_API void kv_cancel_release(kv_cancel* cancel);
 
-/* Work that a progress report is about, and the unit of done and total. */
+/* Phase of a call, and the unit of done and total. */
 typedef enum kv_phase {
   KV_PHASE_OPEN = 1,    /* never reported by this version */
   KV_PHASE_PREFILL = 2, /* tokens */
   KV_PHASE_SAVE = 3,    /* bytes written */
   KV_PHASE_VERIFY = 4,  /* bytes verified */
-  KV_PHASE_PREPARE = 5, /* steps of building what the strategy needs besides the KV cache */
+  KV_PHASE_PREPARE = 5, /* steps of building the strategy's sketch, index or representatives */
   KV_PHASE_PACK = 6,    /* bytes of the document packed */
   KV_PHASE_UNPACK = 7   /* bytes of the document restored */
 } kv_phase;
@@ -302,8 +304,8 @@ struct kv_control {
 typedef enum kv_log_level { KV_LOG_WARNING = 1, KV_LOG_INFO = 2 } kv_log_level;
 
 /* Receives one line without a newline, valid during the call. Any thread that calls the library may
- * call it, several at once. It stays in use until the handle opened with it is closed, and every
- * handle made from that one: forks, sessions of a library. What it throws is dropped. */
+ * call it, several at once. It must stay valid until all handles are closed that use it: the one
+ * opened with it, its forks, and sessions of its library. Its exceptions are dropped. */
 typedef void (*kv_log_fn)(int32_t level, const char* message, void* user);
 
 /* -- Option structs -- */
@@ -321,11 +323,11 @@ struct kv_model_options {
   const char* device;      /* NULL, "cpu", "auto", "cuda", "cuda:1", "cuda:0,cuda:1" or "cuda:all":
                             * section 7 */
   uint64_t device_memory;  /* bytes of GPU memory per entry in `device`; 0: all free memory */
-  /* Directory for hashes of whole model files, created where it does not exist, but not its
-   * parents. NULL: no hash. A background thread of low priority reads the file once, uses at most a
+  /* Directory for hashes of whole model files. NULL: no hash. The call creates a missing directory,
+   * but not its parents. A background thread of low priority reads the file once, uses at most a
    * quarter of a CPU core, and ends with the model. Later calls of kv_open find the hash of the
-   * unchanged file there. A directory without write permission is no error: the hash is then
-   * computed each time. Models and processes may share one directory. */
+   * unchanged file there. A directory without write permission is no error: each call then computes
+   * the hash again. Models and processes may share one directory. */
   const char* hash_directory;
 };
 
@@ -341,31 +343,32 @@ typedef struct kv_strategy kv_strategy; /* which pages attention reads: section 
 struct kv_session_options {
   uint32_t struct_size;
   uint32_t threads;           /* including the caller's; 0: one per CPU of the process */
-  uint64_t context_tokens;    /* maximum length; 0: the model's, which is also the largest value */
+  uint64_t context_tokens;    /* maximum length, up to the model's; 0: the model's */
   uint32_t window_tokens;     /* newest tokens in full precision, always attended; 0: 64 */
-  uint32_t prefill_chunk;     /* tokens per prefill step, 1 to 4096; 0: 512, on a GPU 1024, or less
-                                * where that would take much memory */
+  uint32_t prefill_chunk;     /* tokens per prefill step, 1 to 4096; 0: 512, on a GPU 1024, or fewer
+                               * to bound memory */
   uint32_t precision;         /* kv_precision */
   uint32_t flags;             /* 0 */
-  const kv_strategy* decode;  /* NULL: "auto". KV_PRECISION_F32 attends everything regardless */
+  const kv_strategy* decode;  /* NULL: "auto". Has no effect with KV_PRECISION_F32 */
   const kv_strategy* prefill; /* NULL: "full", exact attention */
   /* Bytes of host memory for the KV cache and everything stored with it; 0: no limit. Pages beyond
    * the limit go to an unnamed file, or stay in the loaded file, and are read on demand. Answers
    * are the same, bit for bit. The limit must hold the window, the page summaries (about a fifth
-   * of the KV cache) and the pages of one step. KV_LIMIT gives the minimum before any work.
-   * Weights and workspace do not count. Not with KV_PRECISION_F32: KV_BAD_ARGUMENT. */
+   * of the KV cache) and the pages of one step. A smaller limit is KV_LIMIT before any work, and
+   * message has the minimum. Weights and workspace do not count. With KV_PRECISION_F32 a limit is
+   * KV_BAD_ARGUMENT. */
   uint64_t memory_limit;
-  /* Directory of that file, on a local disk; a directory in memory saves nothing. NULL:
+  /* Directory of that file. It should be on a local disk: a file in tmpfs saves no memory. NULL:
    * /var/tmp, on Windows the temporary directory. The call that opens the session resolves a
-   * relative path and tries the directory. No other user can open the file. It disappears with
+   * relative path and tests the directory. No other user can open the file. It disappears with
    * the last session that uses it, also when the process is killed. */
   const char* spill_directory;
-  /* System text before the document, NUL-terminated; NULL: none. The first kv_prefill or
-   * kv_generate of an empty sequence places it at the start of the chat format's first turn, and a
-   * blank line before the document. It never becomes control tokens. At most 1,000,000 bytes.
+  /* System text before the document, NUL-terminated; NULL: none. At most 1,000,000 bytes. The first
+   * kv_prefill or kv_generate of an empty sequence places it at the start of the chat format's
+   * first turn. A blank line separates it from the document. It never becomes control tokens.
    * kv_prefill_tokens with instructions and an empty sequence is KV_BAD_STATE.
-   * kv_session_from_cache with instructions is KV_BAD_ARGUMENT. For kv_load, NULL means the file's;
-   * a different text is KV_MODEL_MISMATCH. */
+   * kv_session_from_cache with instructions is KV_BAD_ARGUMENT. kv_load with NULL uses the file's
+   * text; a different text is KV_MODEL_MISMATCH. */
   const char* instructions;
   kv_log_fn log;  /* NULL: silent */
   void* log_user; /* passed to log */
@@ -411,7 +414,7 @@ struct kv_answer {
 
 /* -- Status texts and version -- */
 
-/* Returns a short English text, "unknown status" for others. Static storage. Any thread. */
+/* Returns a short English text, or "unknown status". Static storage. Any thread. */
 KV_API const char* kv_status_text(kv_status status);
 
 /* Returns 1 for KV_VERSION and KV_MODEL_MISMATCH: delete the file and prefill again. Any thread. */
@@ -464,23 +467,22 @@ KV_API kv_status kv_model_get_info(const kv_model* model, kv_model_info* info, k
 
 /* Hashes the whole model file on the calling thread, unless the hash is known; kv_model_get_info
  * then has it. The call stores it in hash_directory if there is one, unless the file was written in
- * the last two seconds. A second call waits for the
- * first. Any thread. Progress: KV_PHASE_VERIFY. KV_CANCELLED, KV_IO, KV_CORRUPT (the file changed
- * while it was open), KV_NO_MEMORY. */
+ * the last two seconds. A second call waits for the first. Any thread. Progress: KV_PHASE_VERIFY.
+ * KV_CANCELLED, KV_IO, KV_CORRUPT (the file changed while it was open), KV_NO_MEMORY. */
 KV_API kv_status kv_model_hash(kv_model* model, const kv_control* control, kv_error* error);
 
 /* Describes a model file. Reads metadata, no weights, in about 50 ms for 128,000 tokens of
  * vocabulary. Any thread. Codes of kv_open. */
 KV_API kv_status kv_model_inspect(const char* path, kv_model_info* info, kv_error* error);
 
-/* Tokenizes text in linear time. Writes up to `capacity` ids to `tokens` (NULL if 0), and the full
- * number to *count whatever the capacity. flags: KV_TOKENIZE_SPECIAL, _BOS, _DOCUMENT. Any thread.
+/* Tokenizes text in linear time. Writes up to `capacity` ids to `tokens` (NULL if 0), and the total
+ * number to *count. flags: KV_TOKENIZE_SPECIAL, _BOS, _DOCUMENT. Any thread.
  * KV_LIMIT (capacity too small: what fits was written), KV_CANCELLED, KV_NO_MEMORY. */
 KV_API kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags,
                              const kv_control* control, int32_t* tokens, size_t capacity,
                              size_t* count, kv_error* error);
 
-/* Writes up to `capacity` bytes of the tokens' text, unterminated, and the full number to *size.
+/* Writes up to `capacity` bytes of the tokens' text, unterminated, and the total number to *size.
  * Omits control tokens unless flags has KV_TOKENIZE_SPECIAL. Omits the first token's leading space
  * where the tokenizer adds one (SentencePiece). Any thread. KV_LIMIT as kv_tokenize;
  * KV_BAD_ARGUMENT (an id outside the vocabulary), KV_NO_MEMORY. */
@@ -491,21 +493,21 @@ KV_API kv_status kv_detokenize(const kv_model* model, const int32_t* tokens, siz
 /* -- Sequences -- */
 
 /* Appends the caller's own tokens, without a turn or special tokens. After a failure the complete
- * chunks stay; *tokens_done (may be NULL) is written in every case. Progress and
- * codes of kv_prefill; KV_BAD_ARGUMENT (an id outside the vocabulary). */
+ * chunks stay; *tokens_done (may be NULL) is written in every case. Progress and codes of
+ * kv_prefill; KV_BAD_ARGUMENT (an id outside the vocabulary). */
 KV_API kv_status kv_prefill_tokens(kv_session* session, const int32_t* tokens, size_t count,
                                    const kv_control* control, uint64_t* tokens_done,
                                    kv_error* error);
 
-/* Copies up to `capacity` tokens of the sequence (NULL if 0), and their number to *count
- * whatever the capacity. KV_LIMIT (capacity too small: what fits was written), KV_BUSY. */
+/* Copies up to `capacity` tokens of the sequence to `tokens` (NULL if 0), and writes the total
+ * number to *count. KV_LIMIT (capacity too small: what fits was written), KV_BUSY. */
 KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, size_t capacity,
                                    size_t* count, kv_error* error);
 
 /* Truncates the sequence to its first `tokens` tokens. Tokens that had left the window return with
- * the precision of their pages. The next step recomputes the last token, which rounds differently
- * than a prefill chunk: a near tie may end the other way. Not cancellable: about 10 ms for an 8B
- * model with the default window, in proportion more with a larger one.
+ * the precision of their pages. The next step recomputes the last token. Its rounding differs from
+ * that of a prefill chunk, so the order of nearly equal logits may change. Not cancellable: about
+ * 10 ms for an 8B model with the default window, and proportional to window_tokens.
  * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page of a mapped file),
  * KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_rewind(kv_session* session, uint64_t tokens, kv_error* error);
@@ -515,11 +517,11 @@ KV_API kv_status kv_session_rewind(kv_session* session, uint64_t tokens, kv_erro
  * KV_NO_MEMORY, KV_LIMIT, KV_BUSY. */
 KV_API kv_status kv_session_fork(kv_session* session, kv_session** out, kv_error* error);
 
-/* Builds now what the decode strategy needs besides the KV cache: an index, a sketch,
- * representatives. Otherwise kv_generate, kv_session_score or kv_save builds it. kv_session_next
- * builds no index and scores every token instead. With a GPU, also uploads what it reads.
- * kv_save saves an index and forks share it, so a fork in another thread may build it.
- * docs/strategies.md: when an index is extended or built anew. Progress: KV_PHASE_PREPARE.
+/* Builds the decode strategy's index, sketch or representatives now. Otherwise kv_generate,
+ * kv_session_score or kv_save builds them. kv_session_next builds no index and scores every token
+ * instead. With a GPU, the call also uploads the data that the GPU reads. kv_save saves an index
+ * and forks share it, so a fork in another thread may build it. docs/strategies.md says when an
+ * index is extended and when it is rebuilt. Progress: KV_PHASE_PREPARE.
  * KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT (memory_limit), KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_session_prepare(kv_session* session, const kv_control* control,
                                     kv_error* error);
@@ -532,8 +534,8 @@ KV_API kv_status kv_session_set_strategy(kv_session* session, const kv_strategy*
 /* -- Answers -- */
 
 /* Samples one token after the end of the sequence and appends it: a raw continuation without turns.
- * It uses seed, temperature, top_k, top_p, min_p and repetition_penalty of the options, not the
- * rest. *token receives the id. *end (may be NULL) receives 1 if the token ends the turn.
+ * Of the options it uses only seed, temperature, top_k, top_p, min_p and repetition_penalty. *token
+ * receives the id. *end (may be NULL) receives 1 if the token ends the turn, otherwise 0.
  * KV_BAD_STATE (the sequence is empty), KV_CONTEXT_FULL, KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT,
  * KV_CORRUPT, KV_BUSY. */
 KV_API kv_status kv_session_next(kv_session* session, const kv_generate_options* options,
@@ -554,23 +556,24 @@ KV_API kv_status kv_session_score(kv_session* session, const int32_t* tokens, si
 typedef struct kv_passage {
   uint64_t first_token; /* index in kv_session_tokens */
   uint64_t tokens;      /* 1 or more */
-  uint64_t first_byte;  /* in the document: all texts of kv_prefill, in order. UINT64_MAX: unknown,
-                         * where the tokens came from kv_prefill_tokens or do not spell it */
+  uint64_t first_byte;  /* in the document, all texts of kv_prefill in order. UINT64_MAX: unknown,
+                         * after kv_prefill_tokens or if the tokens do not spell the document */
   uint64_t bytes;       /* widened to whole UTF-8 characters; 0 where first_byte is unknown */
   float share;          /* of all recorded attention, 0 to 1 */
   uint32_t reserved;    /* 0 */
 } kv_passage;
 
-/* Lists the passages that the last answer attended, the largest share first. They show where the
- * model looked and prove nothing about the answer. kv_generate must have had KV_TRACE_PASSAGES; a
+/* Lists the passages that the last answer attended, the largest share first. Attention does not
+ * prove that the answer is based on a passage. The kv_generate call needs KV_TRACE_PASSAGES; a
  * stopped answer has passages too.
- * Only attention that the strategy read counts, and only in the document: not the first 4 tokens,
- * instructions, marks or the conversation. A passage consists of blocks of 16 tokens (8 where
- * head_dim is over 128), so it may begin or end within a word. Blocks with less than a twentieth of
- * the largest block's share are left out. docs/strategies.md says how attention is weighed.
- * Writes up to `capacity` passages (NULL if 0), and their number, at most 64, to *count whatever
- * the capacity. The session keeps them until a call begins to change the sequence. Forks and files
- * do not have them.
+ * Shares count attention that the strategy computed, and only in the document: not the first 4
+ * tokens, instructions, marks or the conversation. A passage consists of blocks of 16 tokens (8
+ * where head_dim is over 128), so it may begin or end within a word. Blocks with less than a
+ * twentieth of the largest block's share are omitted. docs/strategies.md says how attention is
+ * weighted.
+ * Writes up to `capacity` passages (NULL if 0), and the total number, at most 64, to *count. The
+ * session keeps the passages until a call begins to change the sequence. Forks and files do not
+ * have them.
  * KV_BAD_STATE (the last answer was not traced, or the sequence has changed since), KV_LIMIT
  * (capacity too small: what fits was written), KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_passages(kv_session* session, kv_passage* passages, size_t capacity,
@@ -578,8 +581,7 @@ KV_API kv_status kv_session_passages(kv_session* session, kv_passage* passages, 
 
 /* -- Statistics -- */
 
-/* What a GPU does in a session: bits of kv_session_stats.gpu_flags. With several GPUs a bit is set
- * only if it holds for all. */
+/* Bits of kv_session_stats.gpu_flags. With several GPUs a bit is set only if it holds for all. */
 #define KV_GPU_OUTPUT 1u      /* it computes the output layer */
 #define KV_GPU_ATTENDS 2u     /* it attends alone in its layers */
 #define KV_GPU_COEXECUTES 4u  /* CPU and GPU attend each layer together */
@@ -587,35 +589,35 @@ KV_API kv_status kv_session_passages(kv_session* session, kv_passage* passages, 
 
 /* State of a session and its last decode (kv_generate, kv_session_next or kv_session_score). */
 typedef struct kv_session_stats {
-  uint32_t struct_size;        /* in */
-  uint32_t threads;            /* including the caller's */
-  uint64_t tokens;             /* of the sequence */
-  uint64_t context_tokens;     /* maximum */
-  uint64_t sealed_tokens;      /* in pages */
-  uint32_t page_tokens;        /* tokens per page */
-  uint32_t sink_tokens;        /* first tokens, always attended */
-  uint32_t window_tokens;      /* newest tokens, not sealed */
-  uint32_t prefill_chunk;      /* tokens per prefill step */
-  uint64_t kv_bytes_per_token; /* with scales and page summaries */
-  uint64_t private_bytes;      /* of the KV cache and what is stored with it, in host memory */
-  uint64_t mapped_bytes;       /* in the loaded file */
-  uint64_t spilled_bytes;      /* in the spill file */
-  uint64_t memory_limit;       /* 0: none */
-  uint64_t prefill_tokens;     /* appended by kv_prefill in this session */
-  uint64_t prefill_ns;         /* time of these prefills */
-  uint64_t sparse_tokens;      /* tokens up to the last one of a sparse prefill; 0: all are exact */
-  uint64_t load_ns;            /* of kv_load; 0: not loaded */
-  uint64_t budget_tokens;      /* mean per layer and head */
-  uint64_t index_tokens;       /* in the strategy's index; 0: none */
-  uint64_t index_bytes;        /* size of that index */
-  uint64_t index_ns;           /* of the last build in this session */
-  uint64_t last_steps;         /* tokens decoded by the last decode */
-  uint64_t last_decode_ns;     /* without prefill and first token */
-  uint64_t last_tokens_read;   /* as kv_answer.tokens_read */
+  uint32_t struct_size;         /* in */
+  uint32_t threads;             /* including the caller's */
+  uint64_t tokens;              /* of the sequence */
+  uint64_t context_tokens;      /* maximum */
+  uint64_t sealed_tokens;       /* in pages */
+  uint32_t page_tokens;         /* tokens per page */
+  uint32_t sink_tokens;         /* first tokens, always attended */
+  uint32_t window_tokens;       /* newest tokens, not sealed */
+  uint32_t prefill_chunk;       /* tokens per prefill step */
+  uint64_t kv_bytes_per_token;  /* with scales and page summaries */
+  uint64_t private_bytes;       /* of the KV cache and what is stored with it, in host memory */
+  uint64_t mapped_bytes;        /* in the loaded file */
+  uint64_t spilled_bytes;       /* in the spill file */
+  uint64_t memory_limit;        /* 0: none */
+  uint64_t prefill_tokens;      /* appended by kv_prefill in this session */
+  uint64_t prefill_ns;          /* time of these prefills */
+  uint64_t sparse_tokens;       /* length up to the last sparse token; 0: all are exact */
+  uint64_t load_ns;             /* of kv_load; 0: not loaded */
+  uint64_t budget_tokens;       /* mean per layer and head */
+  uint64_t index_tokens;        /* in the strategy's index; 0: none */
+  uint64_t index_bytes;         /* size of that index */
+  uint64_t index_ns;            /* of the last build in this session */
+  uint64_t last_steps;          /* tokens decoded by the last decode */
+  uint64_t last_decode_ns;      /* without prefill and first token */
+  uint64_t last_tokens_read;    /* as kv_answer.tokens_read */
   uint64_t last_tokens_present; /* as kv_answer.tokens_present */
   uint64_t last_pages_touched;  /* pages read, sum over steps, layers, KV heads */
   double last_mass_read;     /* estimated share of attention that was read and not sampled, 0 to 1;
-                               * -1: the strategy does not estimate it */
+                              * -1: the strategy does not estimate it */
   uint32_t gpu_layers;       /* layers on GPUs */
   uint32_t gpu_flags;        /* KV_GPU_* */
   uint64_t gpu_weight_bytes; /* weights on GPUs */
@@ -630,20 +632,21 @@ typedef struct kv_session_stats {
 KV_API kv_status kv_session_get_stats(kv_session* session, kv_session_stats* stats,
                                       kv_error* error);
 
-/* Writes JSON for people: the fields above, and why a strategy or a device was chosen. docs/cli.md
- * lists the keys; new ones may be added. Writes up to `capacity` bytes with a final NUL (NULL if
- * 0), and the needed size to *size. KV_LIMIT (capacity too small), KV_NO_MEMORY, KV_BUSY. */
+/* Writes JSON for people: the fields above, and the reasons for the choice of strategy and device.
+ * docs/cli.md lists the keys; new ones may be added. Writes up to `capacity` bytes with a final NUL
+ * (NULL if 0), and the needed size to *size. KV_LIMIT (capacity too small), KV_NO_MEMORY, KV_BUSY.
+ */
 KV_API kv_status kv_session_stats_json(kv_session* session, char* json, size_t capacity,
                                        size_t* size, kv_error* error);
 
 /* ==== 5 Files ================================================================================= */
 
-/* Creates a session from the first `tokens` tokens of a file (0: all), as if no more had been
- * prefilled. It shares the pages with the file, and the strategy reads nothing beyond.
+/* Creates a session from the first `tokens` tokens of a file (0: all), as if only those had been
+ * prefilled. It shares the pages with the file. The strategy reads nothing after them.
  * The call prefills the newest tokens again, at most window_tokens and a page, because the file has
- * them as int8 pages only. kv_load and kv_session_rewind accept that precision instead. The session
- * is bit for bit as after a prefill if the file's own window holds these tokens, or if the file has
- * full precision. Progress: KV_PHASE_VERIFY, KV_PHASE_PREFILL. control->flags: KV_VERIFY.
+ * them as int8 pages only. kv_load with kv_session_rewind keeps the int8 precision instead. The
+ * session is bit for bit as after a prefill if the file's own window holds these tokens, or if the
+ * file has full precision. Progress: KV_PHASE_VERIFY, KV_PHASE_PREFILL. control->flags: KV_VERIFY.
  * KV_BAD_ARGUMENT (the file has fewer tokens), and the codes of kv_load. */
 KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
                                 const kv_session_options* options, const kv_control* control,
@@ -676,19 +679,18 @@ KV_API kv_status kv_file_verify(const char* path, const kv_control* control, kv_
 
 /* Writes a packed copy of a cache file, about 85% of its size, to send or archive. kv_unpack
  * restores it bit for bit; a packed file cannot be loaded. Takes less than 10 MiB of memory for any
- * file. `level` is 1 to 19, slower and slightly smaller; 0: 1. packed_path is replaced atomically,
- * as by kv_save; after a failure it is as before. Sections are packed unverified: kv_file_verify
- * checks them. Any
- * thread. Progress: KV_PHASE_PACK.
+ * file. `level` is 1 to 19; a higher level is slower and packs slightly smaller; 0: 1. packed_path
+ * is replaced atomically, as by kv_save; after a failure it is as before. The call does not verify
+ * sections: kv_file_verify does. Any thread. Progress: KV_PHASE_PACK.
  * KV_BAD_ARGUMENT (level; both paths are one file), KV_NOT_FOUND, KV_NOT_A_CACHE, KV_VERSION,
  * KV_CORRUPT (header or tables), KV_CANCELLED, KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_NO_MEMORY. */
 KV_API kv_status kv_pack(const char* path, const char* packed_path, uint32_t level,
                          const kv_control* control, kv_error* error);
 
 /* Restores at `path` the cache file that kv_pack packed. Any thread. Progress: KV_PHASE_UNPACK.
- * Never writes more than the file's verified header says, nor more than 4 MiB and 64 times the
- * packed file, and reserves no space. KV_CORRUPT (any byte differs from what
- * was written), and the codes of kv_pack. */
+ * Never writes more than the file's verified header says, nor more than 4 MiB plus 64 times the
+ * packed file. Reserves no space. KV_CORRUPT (any byte differs from what was written), and the
+ * codes of kv_pack. */
 KV_API kv_status kv_unpack(const char* packed_path, const char* path, const kv_control* control,
                            kv_error* error);
 
@@ -714,17 +716,17 @@ KV_API kv_status kv_packed_inspect(const char* path, kv_packed_info* info, kv_er
 
 /* ==== 6 Library ===============================================================================
  *
- * A library is a folder of cache files that finds earlier prefills by itself. A text is prefilled
- * once; of a text that begins like another only the rest is prefilled.
- * Documents are the plain files NAME.kv in the folder that begin as a cache file does: ordinary
- * files of kv_save, which the user may copy in. NAME has 1 to 200 bytes of UTF-8 that the system
+ * A library is a folder of cache files with automatic reuse of prefixes. Each text is prefilled
+ * once. A text that shares a prefix with a document is prefilled after that prefix only.
+ * Documents are the regular files NAME.kv in the folder that begin as a cache file does. The user
+ * may copy files of kv_save into the folder. NAME has 1 to 200 bytes of UTF-8 that the system
  * allows, with no slash, backslash or control character, and no dot at its beginning. Other files,
  * symbolic links and packed files are ignored: not listed, counted, evicted, removed or replaced.
- * Each document is complete by itself: what two have in common is on the disk twice.
- * Folder and files are for their owner alone (modes 0700 and 0600). Processes and threads may use
+ * Each document is a complete file: two documents store a common prefix twice.
+ * Only the owner can access folder and files (modes 0700 and 0600). Processes and threads may use
  * one folder at once. A document that a session maps, in any process, is neither evicted nor
  * removed. A killed process leaves at most a temporary file and documents over max_bytes. The next
- * kv_library_open removes the file; it or the next save evicts documents.
+ * kv_library_open removes the file. The next kv_library_open or save evicts the documents.
  */
 typedef struct kv_library kv_library;
 
@@ -733,17 +735,17 @@ typedef struct kv_library_options {
   uint32_t struct_size;
   uint32_t flags;     /* 0 */
   uint64_t max_bytes; /* of all documents; 0: no limit. A save and kv_library_open evict the least
-                       * recently used documents. A save evicts after the new file is durable in
-                       * place, so a failed save evicts none. A process killed in between leaves
-                       * more until the next save or kv_library_open */
-  kv_log_fn log;      /* evictions; documents that cannot be used, of another version once per
-                       * handle. NULL: silent */
+                       * recently used documents. A save evicts after the new file is durable, so a
+                       * failed save evicts none. If the process is killed in between, the excess
+                       * stays until the next save or kv_library_open */
+  kv_log_fn log;      /* receives evictions and unusable documents; documents of another version
+                       * once per handle. NULL: silent */
   void* log_user;     /* passed to log */
 } kv_library_options;
 
-/* Opens the folder, resolves a relative path, and creates the folder where it does not exist, but
- * not its parents. A folder without write permission is read only: nothing is saved or evicted,
- * which the log says. The caller closes *out with kv_library_close.
+/* Opens the folder and resolves a relative path. Creates a missing folder, but not its parents. A
+ * folder without write permission is read-only: nothing is saved or evicted, and the log has a line
+ * about it. The caller closes *out with kv_library_close.
  * KV_NOT_FOUND, KV_PERMISSION, KV_IO, KV_BUSY (another process has been changing the library for 10
  * seconds), KV_NO_MEMORY. */
 KV_API kv_status kv_library_open(const char* folder, const kv_library_options* options,
@@ -755,8 +757,8 @@ KV_API void kv_library_close(kv_library* library);
 /* A document of a library. */
 typedef struct kv_library_document {
   uint32_t struct_size; /* in */
-  kv_status status;     /* KV_OK, or why the file cannot be used: KV_CORRUPT, KV_VERSION,
-                         * KV_NOT_A_CACHE and others; then tokens is 0, and model_name and
+  kv_status status;     /* KV_OK, or the reason why the file is unusable: KV_CORRUPT, KV_VERSION,
+                         * KV_NOT_A_CACHE and others. Then tokens is 0, and model_name and
                          * fingerprint are empty */
   uint64_t file_bytes;  /* on the disk */
   uint64_t tokens;      /* of the sequence */
@@ -767,13 +769,14 @@ typedef struct kv_library_document {
 } kv_library_document;
 
 /* Fills *document for an index, the most recently used first. KV_NOT_FOUND after the last. Index 0
- * scans the folder; the others continue that listing, so one thread at a time may list. A file that
- * cannot be read is listed with its status; it neither counts towards max_bytes nor is evicted.
+ * scans the folder. Larger indexes continue that listing, so one thread at a time may list. A file
+ * that cannot be read is listed with its status. It does not count towards max_bytes and is never
+ * evicted.
  * KV_IO, KV_PERMISSION, KV_NOT_FOUND with sys_errno (the folder is gone), KV_NO_MEMORY. */
 KV_API kv_status kv_library_list(kv_library* library, uint32_t index, kv_library_document* document,
                                  kv_error* error);
 
-/* How a text is looked up, prefilled and saved. */
+/* Options of kv_library_session. */
 typedef struct kv_library_session_options {
   uint32_t struct_size;
   uint32_t flags;                    /* KV_TOKENIZE_SPECIAL, KV_VERIFY, KV_REPLACE */
@@ -784,7 +787,7 @@ typedef struct kv_library_session_options {
 /* Result of kv_library_session. */
 typedef struct kv_library_result {
   uint32_t struct_size;  /* in */
-  kv_status save_status; /* KV_OK, or why the prefill is not in the library although *out exists */
+  kv_status save_status; /* KV_OK, or the reason why the save failed; *out exists either way */
   uint64_t tokens;       /* of the text */
   uint64_t tokens_found; /* the first of these, found in a document */
   uint32_t saved;        /* 1: saved by this call; 0: found, saved by another call meanwhile, or not
@@ -795,26 +798,26 @@ typedef struct kv_library_result {
 /* Creates a session whose sequence is the text, as after kv_prefill. The call maps the document
  * that shares the longest prefix, as kv_load_prefix does, prefills the rest and saves the result.
  * A document qualifies if model, chat format, window_tokens, precision and prefill strategy with
- * its parameters are the same. If it has the whole text, also with more behind it, nothing is
- * saved. Each call reads the header of every document. `result` may be NULL. The
- * caller closes *out with kv_session_close.
+ * its parameters are the same. If a document begins with the whole text, nothing is saved. Each
+ * call reads the header of every document. `result` may be NULL. The caller closes *out with
+ * kv_session_close.
  *
- * Saving. A failed or cancelled save is no failure of this call: result->save_status. KV_NO_SPACE
- * there: the document cannot fit max_bytes, and none was evicted or replaced for it. If another
- * file has the name, the call makes it unique: it appends a dash and 8 hexadecimal digits of text
- * and model, and result->name has the whole. KV_REPLACE replaces a document of that name instead,
- * whatever it holds.
+ * Saving. A failed or cancelled save does not fail this call; result->save_status has the code.
+ * KV_NO_SPACE there means that the document exceeds max_bytes; nothing was evicted or replaced for
+ * it. If another file has the name, the call appends a dash and 8 hexadecimal digits of text and
+ * model to it; result->name has the new name. KV_REPLACE instead replaces any document of that
+ * name.
  *
- * Damage. A damaged document is skipped. The new one replaces it if its name or none is given and
- * the text has all of it or begins it. If only the save meets the damage, the text is prefilled
- * again without that document, while both sessions are in memory. If the second prefill fails or is
- * cancelled, *out is the first session and save_status is KV_CORRUPT: each later call on the
- * session that meets the damage returns KV_CORRUPT.
+ * Damage. The call skips a damaged document. The new one replaces it under two conditions: `name`
+ * is NULL or the damaged document's, and one of the two texts is a prefix of the other. If only the
+ * save meets the damage, the call prefills the text again without that document, while both
+ * sessions are in memory. If this prefill fails or is cancelled, *out is the first session and
+ * save_status is KV_CORRUPT. Each later call on that session that meets the damage returns
+ * KV_CORRUPT.
  *
  * Progress: KV_PHASE_VERIFY, KV_PHASE_PREFILL, KV_PHASE_PREPARE, KV_PHASE_SAVE.
- * KV_BAD_ARGUMENT (also an empty text), KV_CANCELLED (nothing was
- * saved; the prefill is lost), KV_CONTEXT_FULL, KV_NO_MEMORY, KV_IO, and the codes of
- * kv_session_open. */
+ * KV_BAD_ARGUMENT (also an empty text), KV_CANCELLED (nothing was saved; the prefill is lost),
+ * KV_CONTEXT_FULL, KV_NO_MEMORY, KV_IO, and the codes of kv_session_open. */
 KV_API kv_status kv_library_session(kv_library* library, kv_model* model, const char* text,
                                     size_t size, const kv_library_session_options* options,
                                     const kv_control* control, kv_session** out,
@@ -826,26 +829,27 @@ KV_API kv_status kv_library_session(kv_library* library, kv_model* model, const 
 KV_API kv_status kv_library_rename(kv_library* library, const char* from, const char* to,
                                    kv_error* error);
 
-/* Removes a document, durably. The session that prefilled and saved it has it in memory and
- * continues. KV_NOT_FOUND (as kv_library_rename), KV_BUSY (a session maps it, or as
- * kv_library_open), KV_IO, KV_PERMISSION. */
+/* Removes a document, durably. The session that prefilled and saved it keeps its pages in memory
+ * and stays usable. KV_NOT_FOUND (as kv_library_rename), KV_BUSY (a session maps the document, or
+ * as kv_library_open), KV_IO, KV_PERMISSION. */
 KV_API kv_status kv_library_remove(kv_library* library, const char* name, kv_error* error);
 
 /* ==== 7 GPU ===================================================================================
  *
- * kv_model_options.device chooses where weights are multiplied:
+ * kv_model_options.device chooses the device that computes the layers:
  *
- *   NULL, "cpu"        the CPU, from the mapped file
- *   "cuda", "cuda:1"   one NVIDIA GPU: it copies as many of the first layers as fit, and the output
- *   "cuda:0,cuda:1"    a list, in which an entry may be repeated: the layers are split over the
+ *   NULL, "cpu"        the CPU, with weights in the mapped file
+ *   "cuda", "cuda:1"   one NVIDIA GPU. Its memory receives as many of the first layers as fit, and
+ *                      the output layer
+ *   "cuda:0,cuda:1"    a list, in which an entry may be repeated. The layers are split over the
  *                      GPUs in this order, by memory; the GPUs work in turn
  *   "cuda:all"         all usable GPUs, as a list
- *   "auto"             the GPU with the most room that fits the whole model; otherwise all; the CPU
- *                      where no GPU has room for a layer
+ *   "auto"             the GPU with the most free memory, if the whole model fits; otherwise all
+ *                      GPUs; the CPU if not one layer fits a GPU
  *
- * The KV cache stays in host memory or in the mapped file. A GPU attends in its layers where it
- * can; elsewhere the CPU attends, or both do. kv_session_stats says which, kv_session_stats_json
- * why.
+ * The KV cache stays in host memory or in the mapped file. In each of its layers a GPU computes
+ * attention if it can; otherwise the CPU does, or both do. kv_session_stats has the result,
+ * kv_session_stats_json the reason.
  * Decode on a GPU pins host memory while the session is open; call kv_session_prepare first where
  * several forks will answer.
  * A failed GPU is KV_DEVICE, from any call on its model: close the sessions and the model, then
@@ -866,30 +870,32 @@ KV_API kv_status kv_library_remove(kv_library* library, const char* name, kv_err
  *   "auto"          "full" up to 4096 sealed tokens, then "bounded"   B D H, COVERAGE
  *   "full"          everything                                        none
  *   "window"        sinks and window only                             D
- *   "bounded"       what a sketch of the keys finds, and a sample     B D H, COVERAGE
- *                   that represents the rest
+ *   "bounded"       tokens found by a sketch of the keys, and a       B D H, COVERAGE
+ *                   sample that represents the rest
  *   "quest"         blocks with the largest upper bounds (Quest)      B D H, SELECT_TOKENS
  *   "flat"          tokens with the largest scores, by an int8 scan   B D H
- *   "dipr"          tokens above a share of the largest, by a scan    B D H, ALPHA
+ *   "dipr"          tokens whose attention is at least ALPHA of the   B D H, ALPHA
+ *                   largest, by a scan
  *   "dipr-graph"    the same, by the graph of "ood"                   B D H, ALPHA
  *   "ood"           tokens found in a graph built from queries        B D H
  *                   (RetrievalAttention)
  *   "hnsw"          tokens found in a graph built from keys           B D H
- *   "filter-layers" what a few layers choose for those after them     B, kv_strategy_set_layers
- *                   (OmniKV)
+ *   "filter-layers" tokens that a few layers choose for the layers    B, kv_strategy_set_layers
+ *                   after them (OmniKV)
  *   B: BUDGET_TOKENS or BUDGET_FRACTION; the one set last counts. D: DENSE_LAYERS. H: SHARE_HEADS.
  *
  * Prefill. kv_session_options.prefill takes "full", "bounded", "quest", "flat", "window" and
  * "filter-layers". All but "full" are sparse: several times faster for long texts, after 4096 exact
- * tokens. About forty neighbouring tokens then attend one selection, sinks, window and the newest
- * 512 tokens. The KV cache differs slightly from the exact one (kv_session_stats.sparse_tokens);
- * "bounded" comes closest. Parameters: EXACT_TOKENS; BUDGET_FRACTION except for "window" (default
- * 0.1, at least 2048 tokens); the layers of "filter-layers", which attend everything.
+ * tokens. About forty neighbouring tokens then share one selection, and also attend sinks, window
+ * and the newest 512 tokens. The KV cache differs slightly from the exact one
+ * (kv_session_stats.sparse_tokens), least with "bounded". Parameters: EXACT_TOKENS; BUDGET_FRACTION
+ * except for "window" (default 0.1, at least 2048 tokens); the layers of "filter-layers", which
+ * attend everything.
  *
- * One rule for all parameters: the library refuses one that does not fit and never ignores it.
- * KV_BAD_ARGUMENT names strategy and parameter. kv_strategy_set refuses what the strategy does not
- * have. The call that receives the strategy refuses what its use (decode, prefill, kv_cache) does
- * not have. */
+ * The library never ignores a parameter that does not apply: KV_BAD_ARGUMENT, and message names
+ * strategy and parameter. kv_strategy_set refuses a parameter that the strategy does not have. The
+ * call that receives the strategy refuses one that its use (decode, prefill, kv_cache) does not
+ * have. */
 
 /* Parameters. Numbers never change. kvasir_experimental.h has those from 1000 on. */
 typedef enum kv_param {
@@ -899,18 +905,18 @@ typedef enum kv_param {
                                  * "filter-layers" 0.067. "dipr" "dipr-graph": 0.1, at least 1024
                                  * tokens, as an upper limit */
   KV_PARAM_DENSE_LAYERS = 3,    /* layers with full attention. Default: "quest" 2, others 0. They
-                                 * are the layers that the strategy serves worst, measured in
-                                 * prefill; the first ones below 2048 sealed tokens and in a
-                                 * kv_cache */
+                                 * are the layers with the largest error of the strategy, measured
+                                 * in prefill. Below 2048 sealed tokens, and in a kv_cache, they are
+                                 * the first layers */
   KV_PARAM_SHARE_HEADS = 4,     /* 1 (default): one selection per group of query heads; 0: one per
                                  * query head */
-  KV_PARAM_ALPHA = 5,           /* smallest attention to read, as a part of the largest token's;
+  KV_PARAM_ALPHA = 5,           /* smallest attention of a token to read, relative to the largest;
                                  * over 0 to 1. Default: 0.012 */
   KV_PARAM_COVERAGE = 6,        /* 1 - the expected standard error of the sampled attention; between
-                                 * 0 and 1. Each step reads what that takes, in each layer a quarter
-                                 * of the budget to four times it; the number is random. Default:
-                                 * 0.96 with the default budget; with another the budget alone
-                                 * decides, for every token alike */
+                                 * 0 and 1. Each layer of a step reads enough tokens for it: a
+                                 * random number, from a quarter of the budget to four times it.
+                                 * Default: 0.96 with the default budget; with another budget none,
+                                 * and each token reads the budget */
   KV_PARAM_SELECT_TOKENS = 7,   /* neighbouring tokens selected together: a multiple of 16 (of 8
                                  * where head_dim is over 128) up to 1024. Default: 16 (8) */
   KV_PARAM_EXACT_TOKENS = 8     /* prefill only: exact tokens at the end of each kv_prefill.
@@ -930,17 +936,17 @@ KV_API void kv_strategy_destroy(kv_strategy* strategy);
 KV_API kv_status kv_strategy_set(kv_strategy* strategy, uint32_t param, double value,
                                  kv_error* error);
 
-/* Reads a parameter, or its default where it is not set. The value is 0 where the default depends
- * on the model or on another parameter, and for that of BUDGET_TOKENS and BUDGET_FRACTION which
- * does not count. KV_BAD_ARGUMENT (no such parameter). */
+/* Writes a parameter, or the default of one that is not set, to *value. It is 0 if the default
+ * depends on the model or on another parameter. Of BUDGET_TOKENS and BUDGET_FRACTION, the one that
+ * does not count is 0. KV_BAD_ARGUMENT (no such parameter). */
 KV_API kv_status kv_strategy_get(const kv_strategy* strategy, uint32_t param, double* value,
                                  kv_error* error);
 
-/* Sets the layers of "filter-layers", from 0, ascending. The layers up to the first, these, and the
- * one after each use full attention. count 0: the default, three layers spread evenly (one in eight
- * if the model has fewer than 24). The library copies `layers`.
- * KV_BAD_ARGUMENT (another strategy; the order; later, from the call that receives the strategy, a
- * layer that the model does not have), KV_NO_MEMORY. */
+/* Sets the filter layers of "filter-layers", from 0, ascending. Full attention remains in the
+ * layers before the first filter layer, in each filter layer, and in the layer after each. count 0:
+ * the default, three layers spread evenly (one in eight if the model has fewer than 24). The
+ * library copies `layers`. KV_BAD_ARGUMENT (another strategy; the order), KV_NO_MEMORY. The call
+ * that receives the strategy returns KV_BAD_ARGUMENT for a layer that the model does not have. */
 KV_API kv_status kv_strategy_set_layers(kv_strategy* strategy, const uint32_t* layers, size_t count,
                                         kv_error* error);
 
@@ -957,8 +963,8 @@ typedef struct kv_strategy_info {
   char name[32];         /* for kv_strategy_create */
 } kv_strategy_info;
 
-/* Fills *info for an index: 0, 1 and so on; KV_NOT_FOUND after the last. "auto", a choice between
- * two, is not listed. Any thread. */
+/* Fills *info for an index: 0, 1 and so on; KV_NOT_FOUND after the last. "auto" is not listed. Any
+ * thread. */
 KV_API kv_status kv_strategy_list(uint32_t index, kv_strategy_info* info, kv_error* error);
 
 /* ==== 9 External engines ======================================================================
@@ -986,8 +992,8 @@ typedef struct kv_cache_shape {
   uint32_t head_dim;    /* 1 to 256 */
   uint32_t reserved;    /* 0 */
   uint64_t max_tokens;  /* 1 to 2^30; memory grows with the sequence */
-  uint8_t identity[32]; /* the caller's name of what makes the keys, such as a hash of its weights;
-                         * kv_cache_load compares it */
+  uint8_t identity[32]; /* of the caller's model, such as a hash of its weights; kv_cache_load
+                         * compares it */
 } kv_cache_shape;
 
 /* Options of a kv_cache. The library copies them. */
@@ -998,12 +1004,11 @@ typedef struct kv_cache_options {
   uint32_t precision;     /* kv_precision */
   /* Strategy of steps of one token; longer steps are exact. NULL: "auto". Or "full", "window",
    * "bounded", "quest", "flat", "dipr", "filter-layers"; others need a model: KV_BAD_ARGUMENT. With
-   * "filter-layers", a filter layer must be attended before the layers up to the next one:
-   * KV_BAD_STATE. */
+   * "filter-layers", a layer cannot be attended before its filter layer: KV_BAD_STATE. */
   const kv_strategy* decode;
   /* As in kv_session_options, for the largest step so far. kv_cache_update refuses a step that does
-   * not fit, before any change. The caller's arrays do not count, nor a workspace of about a step's
-   * q, k and v. */
+   * not fit, before any change. The caller's arrays do not count. Nor does a workspace about as
+   * large as the step's q, k and v. */
   uint64_t memory_limit;
   const char* spill_directory; /* as in kv_session_options */
 } kv_cache_options;
@@ -1021,35 +1026,36 @@ KV_API kv_status kv_cache_open(const kv_cache_shape* shape, const kv_cache_optio
 KV_API void kv_cache_close(kv_cache* cache);
 
 /* Adds one layer's keys (after RoPE) and values of the step's tokens. `type` is a kv_number_type.
- * The first update after a complete step begins a step, and completes the work of the one before. A
- * step is complete when every layer has its update, in any order. `q`, the step's queries after
- * RoPE, is for the strategies that ask for it; others allow NULL. Time is linear in `tokens`: a
- * step of 512 takes less than 100 ms, so the call accepts no cancel token.
+ * A step is complete when every layer has its update, in any order. The next update commits it and
+ * begins a new step. `q` has the step's queries after RoPE. Strategies that do not need q allow
+ * NULL. Time is linear in `tokens`: a step of 512 takes less than 100 ms, so the call accepts no
+ * cancel token.
  * KV_BAD_ARGUMENT (layer, tokens; NaN, infinity, or a magnitude over 1e30), KV_BAD_STATE (the layer
  * has its update; the step has another number of tokens), KV_CONTEXT_FULL, KV_LIMIT (memory_limit;
  * message has the minimum), KV_BUSY. KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file),
- * KV_NO_SPACE, KV_IO (spill file): the cache is as before, but an update that begins a step may
- * have ended the attention of the complete one. */
+ * KV_NO_SPACE, KV_IO (spill file): the cache is as before, except that the complete step can
+ * perhaps no longer be attended, if the update begins a new step. */
 KV_API kv_status kv_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const void* k,
                                  const void* v, const void* q, uint32_t tokens, kv_error* error);
 
-/* How a step is attended. */
+/* Options of kv_cache_attention. */
 typedef struct kv_cache_attention_options {
   uint32_t struct_size;
   uint32_t flags; /* 0 */
   float scale;    /* of q . k; 0: 1 / sqrt(head_dim) */
   float softcap;  /* scores become softcap * tanh(score / softcap), in slower code; strategies
-                   * select by the scores before; 0: off */
+                   * select by the uncapped scores; 0: off */
 } kv_cache_attention_options;
 
-/* Computes the attention of the step's queries in one layer. Query i sees the tokens before the
- * step and those of the step up to its own. The layer must have its update, and `tokens` is the
- * step's. A complete step can be attended until the next one begins, or until kv_cache_truncate,
- * kv_cache_fork or kv_cache_save. The window is exact but for rounding; pages are int8.
+/* Computes the attention of the step's queries in one layer. Attention is causal: query i attends
+ * the tokens before the step and those of the step up to its own. The layer must have its update,
+ * and `tokens` is the step's. A complete step can be attended until the next one begins, or until
+ * kv_cache_truncate, kv_cache_fork or kv_cache_save. The window is exact but for rounding; pages
+ * are int8.
  * "bounded", and "auto" from 4096 sealed tokens on, select by a sketch of the keys. The first
- * attention of a step of one token builds it where it is missing or the sealed tokens have doubled,
- * which reads all pages. kv_cache_save and kv_cache_fork build it too. After a cancel the next call
- * builds it.
+ * attention of a step of one token builds the sketch if it is missing or the sealed tokens have
+ * doubled; this reads all pages. kv_cache_save and kv_cache_fork build it too. After a cancel the
+ * next call builds it.
  * KV_BAD_ARGUMENT, KV_BAD_STATE (no update of this layer in the step; the step is over; its filter
  * layer has not been attended), KV_CANCELLED, KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped
  * file), KV_IO (a page could not be read), KV_BUSY: cache and `out` are unchanged. */
@@ -1058,9 +1064,10 @@ KV_API kv_status kv_cache_attention(kv_cache* cache, uint32_t layer, uint32_t ty
                                     const kv_cache_attention_options* options,
                                     const kv_control* control, kv_error* error);
 
-/* Truncates the cache to its first `tokens` tokens and drops an incomplete step. With the number of
- * complete tokens it only does the latter. Tokens that had left the window return with the
- * precision of their pages; none has left it for a step that can still be attended.
+/* Truncates the cache to its first `tokens` tokens and drops an incomplete step. If `tokens` is the
+ * number of tokens in complete steps, it only drops the incomplete step. Tokens that had left the
+ * window return with the precision of their pages. A step that can still be attended has moved none
+ * out of the window.
  * KV_BAD_ARGUMENT (there are fewer), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY,
  * KV_BUSY. */
 KV_API kv_status kv_cache_truncate(kv_cache* cache, uint64_t tokens, kv_error* error);
@@ -1073,7 +1080,7 @@ KV_API kv_status kv_cache_fork(kv_cache* cache, const kv_control* control, kv_ca
                                kv_error* error);
 
 /* Writes the cache to a file, as kv_save does. The kv_file_*, kv_pack and kv_unpack functions
- * take the file. Progress: KV_PHASE_SAVE. KV_BAD_STATE (the step is incomplete), and the codes
+ * accept the file. Progress: KV_PHASE_SAVE. KV_BAD_STATE (the step is incomplete), and the codes
  * of kv_save. */
 KV_API kv_status kv_cache_save(kv_cache* cache, const char* path, const kv_control* control,
                                kv_error* error);
@@ -1081,26 +1088,26 @@ KV_API kv_status kv_cache_save(kv_cache* cache, const char* path, const kv_contr
 /* Creates a cache from a file by mapping it. window_tokens and precision come from the file.
  * control->flags: KV_VERIFY (progress: KV_PHASE_VERIFY). The caller closes *out with
  * kv_cache_close.
- * KV_MODEL_MISMATCH: another shape or identity; query heads are not compared, because a file does
- * not have them. A session's file is refused likewise, and kv_load refuses a cache's: nothing shows
- * that the keys come from the same weights. KV_BAD_ARGUMENT (a full-precision file with a
- * memory_limit), and the codes of kv_load and kv_cache_open. */
+ * KV_MODEL_MISMATCH: another shape or identity. The number of query heads is not compared, because
+ * a file does not have it. The call also refuses a session's file, and kv_load refuses a cache's:
+ * nothing proves that the keys come from the same weights. KV_BAD_ARGUMENT (a full-precision file
+ * with a memory_limit), and the codes of kv_load and kv_cache_open. */
 KV_API kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
                                const kv_cache_options* options, const kv_control* control,
                                kv_cache** out, kv_error* error);
 
 /* Creates a session over a cache that another engine has filled, also on another machine
- * (kv_cache_save, kv_cache_load). `tokens` are all of the cache's, from the first on; `count` is
- * their number. The session shares the pages and may be saved with kv_save; the cache stays as it
- * is. Precision and window_tokens are the cache's. The caller closes *out with kv_session_close.
+ * (kv_cache_save, kv_cache_load). `tokens` are all tokens of the cache in order; `count` is their
+ * number. The session shares the pages and may be saved with kv_save. The cache is unchanged.
+ * Precision and window_tokens are the cache's. The caller closes *out with kv_session_close.
  * control->flags: KV_TOKENIZE_DOCUMENT if kv_tokenize made the tokens with it; questions then get
  * the turns of the chat format. Otherwise the session is as after kv_prefill_tokens.
- * Keys must be as the model's file makes them: after RoPE, with the file's channel order. GGUF
- * files of the architecture "llama" interleave the halves that other formats rotate: channel i of
- * half h is channel 2 i + h.
- * The model prefills the unsealed tokens again, at most window_tokens and a page, because
- * strategies learn from that. It compares the keys: weights of another precision pass; another
- * model, other positions or another order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
+ * Keys must equal those that the model file would produce: after RoPE, in the file's channel order.
+ * GGUF files of the architecture "llama" interleave the halves that other formats rotate: channel i
+ * of half h is channel 2 i + h.
+ * The call prefills the unsealed tokens again, at most window_tokens and a page, because strategies
+ * need their queries. It compares the keys. Weights of another precision pass. Another model, other
+ * positions or another channel order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
  * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_CONTEXT_FULL, KV_CANCELLED,
  * KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,

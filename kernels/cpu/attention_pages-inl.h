@@ -1,11 +1,10 @@
 // Attention over int8 pages: scores, weights and values by integer dot products.
 //
-// Works on 128 tokens at a time (a tile, whose K and V fit the first-level cache for dim <= 128)
-// and four rows at a time. A tile is assembled from the quads with at least one selected token, so
-// other quads of a page cost nothing.
+// A tile has 128 tokens (K and V fit L1 for dim <= 128) and is computed four rows at a time. It is
+// assembled from the quads with at least one selected token, so other quads of a page cost nothing.
 //   scores   s[t] = (K[t] . q) * k_scale[t] * q_scale + bias of its page. A vector of keys has the
-//            four tokens of one quad (a token per lane), and as many dimensions of each as fit; the
-//            sums of several quads are then folded into a vector of scores
+//            four tokens of one quad (a token per lane), with as many dimensions of each as fit.
+//            The sums of several quads are folded into a vector of scores
 //   weights  p[t] = exp(s[t] - m),  w[t] = p[t] * v_scale[t],  W[t] = round(w[t] * 16383 / max w):
 //            14 bits in two parts of 7
 //   output   o = o * exp(m_old - m) + (sum_t W[t] * V[t]) * max w / 16383
@@ -20,7 +19,7 @@ namespace {
 
 constexpr uint32_t tile_tokens = 128;
 constexpr float weight_steps = 16383.0f;  // 127 * 128 + 127
-// A tile with only smaller weights adds nothing to a sum that is at least 1.
+// A tile with only smaller weights is skipped: it does not change a sum of at least 1.
 constexpr float smallest_weight = 1e-30f;
 
 struct alignas(64) PageTile {
@@ -33,7 +32,7 @@ struct alignas(64) PageTile {
   float s[max_rows][tile_tokens];       // the scores as floats, then the weights
   float m[max_rows];                    // the new maximum
   float keep[block_floats];             // exp(m_old - m), the factor of the output so far
-  float gain[max_rows];                 // one step of the integer weights
+  float gain[max_rows];                 // weight per integer step
 };
 
 // Four tokens of a page.
@@ -48,11 +47,11 @@ struct Quad {
 constexpr uint32_t all_tokens = 15;  // of a quad
 constexpr uint32_t tile_quads = tile_tokens / quad_tokens;
 constexpr uint32_t line_bytes = 64;
-// Unrolled steps of the products with values. With one per step, its variables and the sums compete
-// for registers.
+// Quads per prefetch step of the products with values. With one quad per step, the variables of the
+// step and the sums compete for registers.
 constexpr uint32_t quads_a_step = 4;
 
-// The quads of a list of pages, tile by tile.
+// Iterates over the quads of a list of pages, tile by tile.
 struct Quads {
   Quads(const PageRef* list, uint32_t n, uint32_t head_size)
       : pages(list), end(list + n), dim(head_size), page_tokens(page_bytes / 2 / head_size),
@@ -60,7 +59,7 @@ struct Quads {
     begin_page();
   }
 
-  // Up to a tile of quads, whose scales are prefetched. Returns their number.
+  // Writes up to a tile of quads and prefetches their scales. Returns their number.
   uint32_t next(Quad* quads) {
     uint32_t n = 0;
     for (taken = 0; pages != end; ++pages, begin_page()) {
@@ -94,19 +93,21 @@ struct Quads {
   const PageRef *pages, *end;
   uint32_t dim, page_tokens;
   uint32_t taken = 0;        // pages in the last tile
-  uint64_t whole, left = 0;  // tokens of a page; tokens left of the first page
+  uint64_t whole, left = 0;  // masks: all tokens of a page; tokens left in the current page
 };
 
-// Prefetches the quads of the next tile, a few lines at each step of this tile's products: selected
-// pages are scattered over memory, where the CPU does not prefetch. A step goes round the tile's
-// pages, so that address translations and memory banks work in parallel, and takes the lines of
-// each in order: stretches of as many quads as a page has on average, which are the page's own when
-// all pages have the same number. For whole pages the lines per step are rounded down. Measured on
-// Zen 5 over random pages of 256 MB: prefetching faster fills the queue of misses and is slower;
-// leaving the last lines to the CPU's prefetcher is not. For parts of pages the CPU cannot prefetch
-// the last lines either.
+// Prefetches the quads of the next tile, a few cache lines at each step of this tile's products.
+// The CPU does not prefetch selected pages, because they are scattered over memory.
+//
+// Successive lines come from different pages, so that address translations and memory banks work in
+// parallel. The lines of one page are taken in order. A stretch stands for a page: it has the mean
+// number of quads per page, so it is a page if all pages have the same number.
+//
+// For whole pages the lines per step are rounded down. Measured on Zen 5 over random pages of
+// 256 MB: a faster rate fills the queue of misses and is slower. The CPU prefetches the last lines
+// at no cost. For parts of pages it cannot, so the lines per step are rounded up.
 struct QuadsAhead {
-  // n quads of some pages, in `steps` steps.
+  // Prefetches n quads of `pages` pages in `steps` steps.
   QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, uint32_t dim, uint32_t steps)
       : quads(next_quads), count(n), half(dim * quad_tokens), end(half) {
     if (n == 0) return;
@@ -135,21 +136,22 @@ struct QuadsAhead {
 
   const Quad* quads;
   uint32_t count;
-  uint32_t lines_a_step = 0, stretch = 0;  // stretch: its quads
-  // Bytes of a quad's keys, and of its values; the end of the prefetched lines.
+  uint32_t lines_a_step = 0, stretch = 0;  // stretch: quads of a stretch
+  // half: bytes of a quad's keys, as of its values. end: offset at which the current keys or values
+  // of a quad end.
   uint32_t half, end;
-  // Quad of the first stretch, at whose line `at` a round begins.
+  // The round over the stretches takes quad `first` of each, at byte `at` of the quad.
   uint32_t first = 0;
-  uint32_t next = 0, at = 0;
+  uint32_t next = 0, at = 0;  // next: quad whose line is next
 };
 
-// Queries in the layout of the products with quads: every four dimensions once for each token of a
-// quad in a vector of keys.
+// Queries in the layout of the products with quads: every four dimensions are repeated for each
+// token of a vector of keys.
 template <class Isa>
 struct QuadQueries {
-  // Tokens of a quad in a vector of keys.
+  // Tokens per vector of keys.
   static constexpr uint32_t tokens = smaller(Isa::lanes, quad_tokens);
-  // Vectors folded into one of scores.
+  // Vectors of sums that fold into one vector of scores.
   static constexpr uint32_t vectors = Isa::lanes / tokens;
   // Dimensions of each token in a vector of keys.
   static constexpr uint32_t dims = 4 * vectors;
@@ -161,7 +163,7 @@ struct QuadQueries {
     q = to;
     starts = sums;
     key_offsets<Isa>(from.q, from.rows, from.dim, sums);
-    // Each of the vectors starts with it; key_offset is a multiple.
+    // Each of the vectors starts with a part of the offset; key_offset is a multiple of `vectors`.
     for (uint32_t r = 0; r < from.rows; ++r) sums[r] /= static_cast<int32_t>(vectors);
     for (std::size_t i = 0; i < from.rows * std::size_t{from.dim}; i += 4)
       for (uint32_t t = 0; t < tokens; ++t, to += 4) std::memcpy(to, from.q + i, 4);
@@ -175,8 +177,8 @@ struct QuadQueries {
   const int32_t* starts;  // [rows]
 };
 
-// The scales and masks of n quads, padded with unselected tokens to a multiple of the kernels'
-// step; the padding reads the last quad's keys again. Returns the padded number of tokens.
+// Loads the scales and masks of n quads. Pads them with unselected tokens to a multiple of the
+// kernels' step; the padding repeats the last quad. Returns the padded number of tokens.
 template <class Isa>
 uint32_t load_tile(Quad* quads, uint32_t n, uint32_t page_tokens, PageTile& tile) {
   for (uint32_t p = 0; p < n; ++p) {
@@ -199,7 +201,7 @@ uint32_t load_tile(Quad* quads, uint32_t n, uint32_t page_tokens, PageTile& tile
   return padded;
 }
 
-// tile.scores[r][t] = K[t] . q[r] for R rows from `first` on.
+// Computes tile.scores[r][t] = K[t] . q[r] for R rows from `first` on.
 template <class Isa, uint32_t R>
 void score_tile(const QuadQueries<Isa>& queries, uint32_t first, uint32_t dim, const Quad* quads,
                 uint32_t tokens, PageTile& tile, QuadsAhead& ahead) {
@@ -240,7 +242,7 @@ void score_tile(const QuadQueries<Isa>& queries, uint32_t first, uint32_t dim, c
   }
 }
 
-// tile.s[r] and tile.m[r] from the integer scores of row r; tile.keep[r] becomes m_old - m.
+// Computes tile.s[r] and tile.m[r] from the integer scores of row r. Sets tile.keep[r] = m_old - m.
 template <class Isa>
 void scale_scores(uint32_t r, float q_scale, float m, uint32_t tokens, PageTile& tile) {
   auto best = Isa::set(m);
@@ -256,8 +258,8 @@ void scale_scores(uint32_t r, float q_scale, float m, uint32_t tokens, PageTile&
   tile.keep[r] = tile.m[r] > m ? m - tile.m[r] : 0;
 }
 
-// The weights of row r, in tile.s[r], from its scores there; tile.gain[r] becomes the largest.
-// Updates m and l.
+// Replaces the scores of row r in tile.s[r] by its weights. Sets tile.gain[r] to the largest
+// weight. Updates m and l.
 template <class Isa>
 void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* l) {
   const auto new_m = Isa::set(tile.m[r]);
@@ -274,7 +276,7 @@ void weigh_scores(uint32_t r, uint32_t tokens, PageTile& tile, float* m, float* 
   tile.gain[r] = Isa::largest(largest);
 }
 
-// The integer weights of row r, and the value of a step.
+// Rounds the weights of row r to integers. Sets tile.gain[r] to the weight of an integer step.
 template <class Isa>
 void round_weights(uint32_t r, uint32_t tokens, PageTile& tile) {
   const float largest_weight = tile.gain[r];
@@ -291,7 +293,7 @@ void round_weights(uint32_t r, uint32_t tokens, PageTile& tile) {
   }
 }
 
-// Converts the scores of the row block to weights; updates m and l, whose first row is the block's.
+// Converts the scores of a row block to weights. Updates m and l, [rows] of the block.
 template <class Isa>
 void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& tile, float* m,
                 float* l) {
@@ -301,8 +303,8 @@ void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& 
   for (uint32_t r = 0; r < rows; ++r) round_weights<Isa>(r, tokens, tile);
 }
 
-// o[r] = o[r] * keep[r] + gain[r] * sum over the tile of W * V, for R rows from `first` on, D
-// vectors of dimensions at a time. o: of the first row.
+// Computes o[r] = o[r] * keep[r] + gain[r] * (sum over the tile of W * V) for R rows from `first`
+// on, D vectors of dimensions at a time. o: the output of row `first`.
 template <class Isa, uint32_t R, uint32_t D>
 void add_values(const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, const PageTile& tile,
                 QuadsAhead& ahead, float* o) {
@@ -352,7 +354,7 @@ void add_values(uint32_t rows, const Quad* quads, uint32_t n, uint32_t dim, uint
   add_values<Isa, value_rows, wide>(quads, n, dim, first, tile, ahead, o);
 }
 
-// Steps of a tile's products, at each of which a part of the next tile is prefetched.
+// Number of steps of a tile's products. Each step prefetches a part of the next tile.
 template <class Isa>
 uint32_t steps_a_tile(uint32_t rows, uint32_t dim) {
   using Q = QuadQueries<Isa>;
@@ -404,7 +406,7 @@ void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, fl
   QuadsAhead none(quads, 0, 0, dim, 1);
   for (uint32_t first = 0; first < n_pages * page_tokens; first += tile_tokens) {
     const uint32_t given = smaller(tile_tokens, n_pages * page_tokens - first);
-    // Quads without selected tokens too: every score has its place.
+    // Includes quads without selected tokens: the position of a score is that of its token.
     for (uint32_t t = 0; t < given; t += quad_tokens) {
       const PageRef& p = pages[(first + t) / page_tokens];
       const uint32_t token = (first + t) % page_tokens;

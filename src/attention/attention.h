@@ -1,14 +1,15 @@
-// Attention of a step's queries over the store: sinks + pages + window, as partials that are
-// merged.
+// Attention of a step's queries over the store. Computes sinks, pages and window as partials and
+// merges them.
 //
-//   exact:      every query sees every token before it (prefill; decode of dense layers; `full`)
-//   selective:  each query sees sinks, window and the pages that the selector chose for it
-//   by blocks:  neighbouring queries share the selector's choice (sparse prefill)
-//   batch:      the few queries of a question share it
+//   exact:      each query attends every token before it (prefill; decode of dense layers; `full`)
+//   selective:  each query attends sinks, window and the pages that the selector chose for it
+//   by blocks:  neighbouring queries share one selection (sparse prefill)
+//   batch:      the few queries of a question share one selection
 //
-// Tasks are cut by head, block of queries and part of the pages. The cuts of the pages depend on
-// sizes alone, never on the number of threads. Blocks of queries may depend on it, as a query's
-// sums do not depend on its neighbours. Results are the same bits for any number of threads.
+// A task is a head, a block of queries and a part of the pages. The parts of pages depend on sizes
+// alone, never on the number of threads. Blocks of queries may depend on that number, because a
+// query's sums do not depend on the other queries. So results are bit-identical for any number of
+// threads.
 #pragma once
 
 #include <algorithm>
@@ -31,20 +32,20 @@
 
 namespace kvasir {
 
-// What attention read, summed over queries, layers and KV heads since the last reset.
+// Reads of attention, summed over queries, layers and KV heads since the last reset.
 struct ReadCounts {
-  // tokens of the store whose K and V were read, behind the sinks and before the window
+  // tokens between sinks and window whose K and V were read
   uint64_t tokens_read = 0;
-  uint64_t tokens_present = 0;  // tokens that there were
+  uint64_t tokens_present = 0;  // the same sum for full attention
   uint64_t pages_touched = 0;   // pages of which at least one token was read
-  uint64_t tokens_hot = 0;      // tokens read that a GPU had kept from earlier steps
-  uint64_t summary_bytes = 0;   // read to choose
-  uint64_t keys_scanned = 0;    // keys whose scores were computed to choose
-  uint64_t queries = 0;         // query heads whose pages were sampled
-  // sum over those: the share of attention that was read; samples estimate the rest
+  uint64_t tokens_hot = 0;      // tokens read from hot quads in GPU memory
+  uint64_t summary_bytes = 0;   // of summaries that selection read
+  uint64_t keys_scanned = 0;    // keys that selection scored
+  uint64_t queries = 0;         // query heads with sampled pages
+  // sum over `queries`: share of attention that was read; samples estimate the rest
   double mass = 0;
   uint64_t certified = 0;  // query heads with a certificate
-  // lower bounds of the attention that those read: the sum, and the smallest
+  // over `certified`, lower bounds of the attention that was read: sum and minimum
   double certificate = 0, min_certificate = 1;
 
   ReadCounts& operator+=(const ReadCounts& o) {
@@ -69,43 +70,43 @@ class Attention {
             ThreadPool* pool);
   ~Attention();
 
-  // From now on scores are cap * tanh(score / cap), in run() exact or selective; 0: no cap.
-  // Strategies choose by the scores without the cap, which have the same order, and by their lse.
+  // Makes later scores of exact and selective run() cap * tanh(score / cap); 0: no cap. Strategies
+  // select by the uncapped scores, which have the same order, and by their lse.
   void set_softcap(float cap) { softcap_ = cap; }
 
-  // From now on the trace receives what the last token of a step attends, by run() exact or
-  // selective, with lse and without a cap. Null: no trace.
+  // Records in `trace` the attention of the last token of each later step. Applies to exact and
+  // selective run() with lse and without a cap. Null: no trace.
   void set_trace(Trace* trace) { trace_ = trace; }
 
-  // out: [tokens][heads][head_dim]. lse: [tokens][heads] ln of the sum of e^score that each query
-  // attended, or null. Exact ones ignore the cap, which takes a second pass. Tokens before
-  // req.first are neither attended nor written. After a cancel both are meaningless. Code::corrupt
-  // (a damaged page of a mapped file).
+  // out: [tokens][heads][head_dim]. lse: [tokens][heads] natural logarithm of the sum of e^score
+  // that each query attended, or null. The lse of exact attention ignores the cap; this takes a
+  // second pass. Tokens before req.first are neither attended nor written. After a cancel both
+  // arrays are undefined. Code::corrupt (a damaged page of a mapped file).
   Status run(const AttentionRequest& req, float* out, float* lse);
 
-  // The CPU's part of co-execution (hybrid_gpu.h). Each token has its own choice. Without cap,
-  // trace, comparison and certificate.
+  // Computes the CPU's part of co-execution (hybrid_gpu.h). Each token has its own selection. Does
+  // not support cap, trace, comparison and certificate.
   Status run_with_gpu(const AttentionRequest& req, HybridGpu* gpu);
 
-  // Measures how many bytes of pages run_with_gpu() attends a second, over the first pages of these
+  // Measures the rate of run_with_gpu() in bytes of pages per second, over the first pages of these
   // layers; 0: there are too few pages. Code::corrupt.
   Status page_rate(uint32_t first_layer, uint32_t end_layer, AttentionRequest req, double* rate);
 
-  // After run() of a filter layer: the selector chooses for the layers after it.
+  // After run() of a filter layer: selects for the layers after it.
   void filter(const AttentionRequest& req, const float* lse, const RecentQueries* recent,
               StepMemory* memory) const;
 
-  // After run() of a filter layer of a step that chooses by blocks: chooses for the step's blocks
-  // in the layers up to the next filter layer.
+  // After run() of a filter layer in a step by blocks: selects for the step's blocks in the layers
+  // up to the next filter layer.
   Status filter_blocks(const AttentionRequest& req);
 
-  // Compares the selector's choice with the exact output of run(), for `count` tokens evenly spread
-  // over the step. Adds the squared norms of the difference and of the exact output. Reads are not
-  // counted. A step's first tokens see fewer of the step's own and separate retrieving layers from
-  // others less well.
+  // Compares selective attention with the exact output of run(), for `count` tokens evenly spread
+  // over the step. Adds the squared norms of the difference and of the exact output. Does not count
+  // reads. The first tokens of a step alone would separate retrieval layers from others less well,
+  // because they attend fewer of the step's own tokens.
   Status probe(const AttentionRequest& req, uint32_t count, const float* exact, double* difference,
                double* norm);
-  // The step's tokens from which `count` are taken.
+  // Number of first tokens of the step over which the `count` tokens are spread.
   static uint32_t probe_span(uint32_t n, uint32_t count) {
     count = std::min(n, count);
     return count * (n / count);
@@ -113,17 +114,17 @@ class Attention {
 
   const ReadCounts& counts() const { return counts_; }
   const Comparison& comparison() const { return comparison_; }      // of steps whose plan compares
-  void add_counts(const ReadCounts& counts) { counts_ += counts; }  // of what a GPU attended
+  void add_counts(const ReadCounts& counts) { counts_ += counts; }  // of a GPU's attention
   void reset_counts() { counts_ = {}, comparison_.reset(); }
 
  private:
   struct Worker;  // scratch of one thread
-  // Tokens of the step that attend sinks and window: `count` from `first` on in strides.
+  // Tokens of the step that attend sinks and window: first + i * stride for i < count.
   struct NearRows {
     uint32_t head, first, count, stride = 1;
   };
-  // Full-precision keys and values, [count][dim]. limits: [rows] of the first ones that each query
-  // row sees, or null.
+  // Full-precision keys and values, [count][dim]. limits: [rows] number of first keys that each
+  // query row attends, or null: all.
   struct RowsOfKeys {
     const float *k, *v;
     uint32_t count;
@@ -132,9 +133,9 @@ class Attention {
   SelectorQuery query_of(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                          uint64_t budget) const;
 
-  // cap: as set_softcap() has it, here and below.
+  // cap, here and below: of set_softcap().
   Status exact(const AttentionRequest& req, float cap, float* out, float* lse);
-  // For `count` tokens from req.first on in strides; out: [count][heads][head_dim].
+  // For the `count` tokens req.first + i * stride; out: [count][heads][head_dim].
   Status selective(const AttentionRequest& req, uint32_t count, uint32_t stride, float* out,
                    float* lse);
   Status by_blocks(const AttentionRequest& req, float* out, float* lse);
@@ -154,7 +155,7 @@ class Attention {
                        const AttentionState& state, bool traced, Worker* w) const;
   bool certify(const AttentionRequest& req, uint32_t head, const QueryRows& rows, std::size_t list,
                const AttentionState& state, Worker* w) const;
-  // After exact(): its result against itself, as Comparison has it.
+  // After exact(): adds to the comparison that exact attention equals itself.
   Status compare_exact(const AttentionRequest& req, const float* out);
 
   void choose_for_block(const AttentionRequest& req, const NearRows& block, uint64_t budget,
@@ -163,12 +164,13 @@ class Attention {
   struct Question;
   Status choose_for_batch(const Question& batch);
   Status attend_for_batch(const Question& batch, float* out, float* lse);
-  AttentionState question_state(std::size_t i, uint32_t rows);  // [kv_heads] near, then the parts
+  // State i: [kv_heads] near parts, then the parts of pages.
+  AttentionState question_state(std::size_t i, uint32_t rows);
 
-  // A part of co-execution: `rows` query rows of a head, from a row of token `first` on.
+  // A part of co-execution: `rows` query rows of a head, from row `row` of token `first` on.
   struct HybridPart {
     uint32_t head, first, row, rows;
-    uint32_t choice, list, begin, end;  // of block_choices_: pages by number; or of all
+    uint32_t choice, list, begin, end;  // page numbers in a list of block_choices_, or in all pages
     bool is_of_rows(const HybridPart& o) const {
       return head == o.head && first == o.first && row == o.row;
     }
@@ -203,22 +205,21 @@ class Attention {
   const PageShape shape_;
   const Kernels& kernels_;
   ThreadPool* pool_;
-  // query rows of a block: tokens of the block times heads of the group
-  const uint32_t block_rows_;
+  const uint32_t block_rows_;  // query rows of a block: its tokens times the heads of a group
   std::vector<Worker> workers_;
-  std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but the sinks'
+  std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but that of the sinks
   Array<float> partials_;                   // states of a block's parts
-  // [blocks of the step] what the last filter layer chose, one list each; or [kv_heads] what a
-  // query batch chose; or [kv_heads][tokens] in co-execution.
+  // Selections: [blocks of the step] of the last filter layer, one list each; or [kv_heads] of a
+  // query batch; or [kv_heads][tokens] of co-execution.
   std::vector<Selection> block_choices_;
   std::vector<Array<float>>
       question_sums_;  // [parts of the batch][kv_heads] summed shares of quads
   struct QuestionPart {
-    uint32_t head, begin, end;  // pages of the head's choice
+    uint32_t head, begin, end;  // page numbers in the head's selection
   };
   std::vector<QuestionPart> question_parts_;
   LayerScales question_scales_;
-  std::vector<HybridPart> hybrid_parts_;  // those of the same rows one after another
+  std::vector<HybridPart> hybrid_parts_;  // parts of the same rows are adjacent
   Array<float> probed_;                   // [count][heads * head_dim] output of a probe
   ReadCounts counts_;
   Comparison comparison_;

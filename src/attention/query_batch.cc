@@ -1,17 +1,19 @@
-// The tokens of a question choose together: what one of twenty looks for is a part of what is read
-// for all of them, and is read once.
+// Attention of a question's tokens with one shared selection. All tokens attend all selected quads,
+// and each quad is read once.
 //
-//   near    each token's sinks and window
-//   choose  the queries of every fourth token, as if they were the heads of one group (as
-//           attention_blocks.cc has it): quads by the sum of their shares. Threads that have no
-//           head to choose for read the scales of a mapped file
-//   read    what is chosen, a part of it a task, by the rows of all tokens
-//   merge   near and the parts, in order
+//   near    attends sinks and window of each token
+//   choose  selects quads by the sum of their shares, for the queries of every fourth token, as if
+//           these were the heads of one group (as in block_attention.cc). Threads without a head to
+//           select for read the scales of a mapped file
+//   attend  attends the selected quads with the rows of all tokens; each task has a part of them
+//   merge   merges near and the parts, in order
 //
-// Measured over ten questions to each of two documents of 32,768 tokens and seven tasks, with
-// budgets of 0.5%, 1% and 2%: 75.4%, 77.2% and 78.0% are answered right where each token chooses
-// for itself, 75.6%, 77.7% and 77.3% where they choose together by every fourth one, and 75.8%,
-// 78.2% and 77.4% by every second one, which scans twice as much.
+// Accuracy over ten questions to each of two documents of 32,768 tokens and seven tasks:
+//
+//   budget                                   0.5%    1%      2%
+//   each token selects for itself            75.4%   77.2%   78.0%
+//   shared, by every fourth token            75.6%   77.7%   77.3%
+//   shared, by every second token            75.8%   78.2%   77.4%   scans twice as much
 #include <algorithm>
 
 #include "attention/worker.h"
@@ -20,10 +22,10 @@
 
 namespace kvasir {
 
-constexpr uint32_t task_rows = 12;     // of queries that a task scans the summaries for, about
-constexpr uint32_t part_entries = 64;  // pages or samples that a task reads
+constexpr uint32_t task_rows = 12;     // query rows for which a task scans the summaries, about
+constexpr uint32_t part_entries = 64;  // pages or samples that a task attends
 
-// One block of a step's tokens.
+// A block of a step's tokens that share one selection.
 struct Attention::Question {
   const AttentionRequest& req;
   uint32_t first, count;
@@ -35,7 +37,7 @@ AttentionState Attention::question_state(std::size_t i, uint32_t rows) {
           at + std::size_t{rows} * shape_.dim + round_up(rows, 16)};
 }
 
-// By blocks of tokens, whatever the threads are.
+// The blocks of tokens do not depend on the number of threads.
 Status Attention::attend_query_batch(const AttentionRequest& req, float* out, float* lse) {
   const uint32_t blocks = query_groups(req.tokens - req.first, config_.group());
   for (uint32_t b = 0; b < blocks && !req.cancel.fired(); ++b) {
@@ -47,13 +49,13 @@ Status Attention::attend_query_batch(const AttentionRequest& req, float* out, fl
   return {};
 }
 
-// The states of near, [kv_heads], and block_choices_, [kv_heads].
+// Computes the near states, [kv_heads], and block_choices_, [kv_heads].
 Status Attention::choose_for_batch(const Question& batch) {
   const uint32_t heads = config_.kv_heads, group = config_.group(), dim = shape_.dim,
                  count = batch.count;
   const uint32_t task_tokens = query_group_stride * std::max(1u, task_rows / group),
                  tasks = static_cast<uint32_t>(ceil_div(count, task_tokens));
-  const uint32_t parity = (count - 1) % query_group_stride;  // of those that choose
+  const uint32_t parity = (count - 1) % query_group_stride;  // first token that selects
   partials_.resize(
       std::max(partials_.size(), heads * round_up(state_floats(block_rows_, dim), 16)));
   question_sums_.resize(std::max(question_sums_.size(), std::size_t{heads} * tasks));
@@ -91,7 +93,7 @@ Status Attention::choose_for_batch(const Question& batch) {
     const QueryRows rows =
         gather(&w, batch.req.q, batch.first + begin + parity, asking, query_group_stride, h, true);
     w.read_m.resize(rows.rows), w.read_l.resize(rows.rows);
-    if (softcap_ != 0) {  // the scores as they are
+    if (softcap_ != 0) {  // selection uses the uncapped scores
       const AttentionState near = empty_state(w.state.data(), rows.rows, dim);
       attend_sinks_and_window(batch.req,
                               {h, batch.first + begin + parity, asking, query_group_stride}, rows,
@@ -113,7 +115,7 @@ Status Attention::choose_for_batch(const Question& batch) {
     w.counts.summary_bytes += scanned.summary_bytes, w.counts.keys_scanned += scanned.keys_scanned;
   });
   if (Status s = std::move(failure).take(); !s.ok() || batch.req.cancel.fired()) return s;
-  // about as many pages
+  // quads, about as many as pages
   const uint64_t chosen = batch.req.plan.budget(batch.req.layer) / quad_tokens * heads;
   pool_->run(heads + question_scales_.begin(batch.req.store.pages(), batch.req.layer, chosen),
              [&](uint32_t h, uint32_t worker) {
@@ -128,7 +130,7 @@ Status Attention::choose_for_batch(const Question& batch) {
                    if (sums.empty()) sums.assign(more.size(), 0.0f);
                    kernels_.add(sums.data(), more.data(), more.size());
                  }
-               QueryRows rows{};  // how many they were
+               QueryRows rows{};  // only their number is used
                rows.rows = (count - parity + query_group_stride - 1) / query_group_stride * group;
                batch.req.selector->choose_by_sums(query_of(h, rows, nullptr, nullptr), sums,
                                                   &w.selector, &block_choices_[h]);

@@ -1,15 +1,15 @@
 // Computes a run of consecutive layers on the CPU or on a GPU. The forward pass calls the same
 // steps in the same order on every executor. The plan decides where attention runs.
 //
-//   plan                           what the step does where; allocates memory for it
-//   begin                          the residual stream comes in
+//   plan                           plans the step and allocates its memory
+//   begin                          loads the residual stream
 //     mixer(l), feed_forward(l)    for each layer of the run, in order
-//   end                            the residual stream goes out
-//   logits                         of the last executor
-//   committed                      the store has the step's keys and values
+//   end                            stores the residual stream
+//   logits                         on the last executor only
+//   committed                      after the store has committed the step's keys and values
 //
-// An executor belongs to one session. Everything may throw std::bad_alloc. A step that ends early,
-// by an error, a cancel or an exception, ends with abandon().
+// An executor belongs to one session. Any function but abandon() may throw std::bad_alloc. After an
+// error, a cancel or an exception the caller calls abandon() instead of the other steps.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ class LayerExecutor {
   uint32_t first_layer() const { return first_layer_; }
   uint32_t end_layer() const { return end_layer_; }
 
-  // What a GPU may attend in the step, where `why` says why it is nothing.
+  // The attention that a GPU may compute in the step; `why`: the reason if it is none.
   struct Request {
     HostAttention::GpuWork gpu = HostAttention::GpuWork::none;
     Fallback why = Fallback::none;
@@ -46,26 +46,28 @@ class LayerExecutor {
   virtual Status feed_forward(uint32_t layer) = 0;  // x += ffn(norm(x))
   virtual Status end() = 0;
   virtual void abandon() noexcept {}
-  // Of tokens [first, n) of the step that has ended; out: [n - first][vocabulary].
+  // Computes the logits of tokens [first, n) after end(). out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
   virtual void committed(const KvStore&) {}
 
  protected:
-  // Magnitudes below it keep sums and differences finite. A larger one would lie in a saved
-  // sequence for good, or be lost where a product rounds its inputs: Code::corrupt.
+  // Magnitudes below this keep sums and differences finite. A larger one is Code::corrupt: it would
+  // persist in a saved sequence, or be lost where a product rounds its inputs.
   static constexpr float too_large = 1e30f;
 
  private:
   const uint32_t first_layer_, end_layer_;
 };
 
-// Code::corrupt.
+// Returns Code::corrupt: NaN, infinity or a magnitude above too_large at `where`.
 Status not_a_number(const std::string& where);
 
-// Of layers from first_layer to the model's last. All arguments outlive it.
+// Creates an executor of the layers from first_layer to the model's last. All arguments must
+// outlive it.
 std::unique_ptr<LayerExecutor> make_cpu_executor(const Model& model, uint32_t first_layer,
                                                  HostAttention* attention, ThreadPool* pool);
-// Of GPU `number`'s layers: weights is that one of Model::device_weights(). Code::device.
+// Creates an executor of GPU `number`'s layers; `number` is an index of Model::device_weights().
+// Code::device.
 Status make_gpu_executor(const Model& model, int number, HostAttention* attention,
                          std::unique_ptr<LayerExecutor>* out);
 

@@ -1,5 +1,6 @@
-// Exact attention of prefill on a GPU. The GPU keeps a copy of the sealed pages, which grows with
-// the text. Window and sinks are copied with every step. The store's stamps identify the copy.
+// Exact attention of prefill on a GPU. GPU memory has a copy of the sealed pages, which grows with
+// the text. Each step copies the window, and the sinks when they change. The store's stamps
+// identify the copied data.
 #pragma once
 
 #include <cstdint>
@@ -17,28 +18,28 @@ namespace kvasir {
 
 class GpuPrefillAttention {
  public:
-  // As GpuSelectiveAttention.
+  // Arguments as for GpuSelectiveAttention.
   GpuPrefillAttention(const std::shared_ptr<Device>& device, const HeadShape& heads,
                       const StoreShape& shape, uint32_t first, uint32_t layers);
 
-  // Why the CPU attends a step of n tokens.
+  // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
-  // Updates the copy; waits for the stream. Code::no_memory: there is no room for the text, and
-  // release() comes next. Code::corrupt (a damaged page of a mapped file);
-  // Code::device; Code::cancelled: what has come stays.
+  // Updates the copy and waits for the stream. Code::no_memory: the text exceeds GPU memory, and
+  // the caller must release(). Code::corrupt (a damaged page of a mapped file). Code::device.
+  // Code::cancelled: pages copied so far stay.
   Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream,
                  const CancelLatch& cancel);
-  // Enqueues a layer. All device; as in GpuSelectiveAttention. lse: [n][heads]. An error of the
-  // table.
+  // Enqueues the attention of a layer. All arrays are in GPU memory, with shapes as in
+  // GpuSelectiveAttention; lse: [n][heads]. Returns an error code of DeviceKernels.
   int enqueue(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v,
               float* out, float* lse) const;
-  // Copies pages of a layer that the store sealed ahead of its commit(), once the stream has
-  // computed that layer: the next prepare() then has less to copy. Does not wait; before the next
-  // layer's call the caller waits for the stream. committed(): it was the whole step. An error of
-  // the table.
+  // Copies pages of a layer that the store sealed ahead of its commit(), after the stream has
+  // computed that layer. The next prepare() then copies less. Does not wait. The caller waits for
+  // the stream before the call for the next layer. Returns an error code of DeviceKernels.
+  // Call committed() after the store has committed the whole step.
   int put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool, DeviceStream* stream);
   void committed(const KvStore& store);
-  // While no work is under way: frees everything.
+  // Frees all GPU memory. No work may be enqueued.
   void release();
   bool holds_memory() const { return !blocks_.empty() || window_.get(); }
 
@@ -59,18 +60,18 @@ class GpuPrefillAttention {
   const uint32_t first_, layers_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
   bool centred_ = false;
-  // some extents' pages, then their scales, of all the layers' heads
+  // each: pages of some extents, then their scales, of all heads of the layers
   std::vector<DeviceBuffer<std::byte>> blocks_;
   std::vector<uint64_t> addresses_;  // [extents] of their pages
-  std::vector<uint64_t> stamps_;     // [extents] of what was copied; 0: nothing yet
-  std::size_t placed_ = 0;           // addresses that the GPU has
-  uint32_t ahead_ = 0;               // layers of the step whose pages were put ahead
+  std::vector<uint64_t> stamps_;     // [extents] of the copied data; 0: nothing copied yet
+  std::size_t placed_ = 0;           // addresses copied to the GPU
+  uint32_t ahead_ = 0;               // layers of the step that put_ahead() has copied
   DeviceBuffer<uint64_t> pages_at_, scales_at_;
   uint32_t room_ = 0, q_room_ = 0, window_room_ = 0, extents_room_ = 0;
   uint64_t sinks_stamp_ = 0;
   DeviceBuffer<uint16_t> keys_, values_, q_;
   DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_;
-  PinnedBuffer<std::byte> staging_;  // two halves: one is filled while the other is on its way
+  PinnedBuffer<std::byte> staging_;  // two halves: one is filled while the other is copied
   std::size_t staging_half_ = 0;
 };
 

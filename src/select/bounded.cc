@@ -1,15 +1,15 @@
-// `bounded`: samples quads of tokens by a sketch of their keys. The attention of the others is
-// estimated, not dropped. Kvasir's own method, and the default.
+// `bounded`: samples quads of tokens by a sketch of their keys. The sample estimates the attention
+// of unread quads. Kvasir's own method, and the default.
 //
-//   score   a sketch of every key (store/key_sketch.h) estimates q . k of each token; a quad, four
-//           tokens, counts by its best token
-//   choose  the heads of a group share a list: a quad counts with the sum of the shares of
-//           attention that it would have. Large shares are always read; of the others a sample is
-//           read that stands for all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) and
-//           vAttention (arXiv 2510.05688) sample too, by hashes and uniformly
-//   budget  layers get more of it the larger their measured error is (select/plan.h). With a
-//           coverage, each query and layer reads the fewest quads that keep the expected error of
-//           its sample below 1 - coverage
+//   score   estimates q . k of each token by a sketch of every key (store/key_sketch.h). The score
+//           of a quad is that of its best token
+//   choose  makes one list per group of heads, by the sum of a quad's estimated shares of
+//           attention over the heads. Quads with large shares are always read. A sample of the
+//           others represents all of them (select/sampling.h). MagicPIG (arXiv 2410.16179) samples
+//           by hashes, vAttention (arXiv 2510.05688) uniformly
+//   budget  is larger for layers with a larger measured error (select/plan.h). With a coverage,
+//           each query and layer reads the fewest quads that keep the expected error of its sample
+//           below 1 - coverage
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -20,7 +20,8 @@
 namespace kvasir {
 namespace {
 
-// Tokens that a quad counts for, all like its best one: between a single match and an even quad.
+// A quad's estimated attention is that of so many tokens like its best one: between 1, a single
+// match, and 4, a uniform quad.
 constexpr float like_the_best = 2;
 
 class BoundedSelector final : public Selector {
@@ -73,8 +74,8 @@ class BoundedSelector final : public Selector {
     begin_selection(1, out);
     const BlockRange range = quads_of(query);
     if (range.end <= range.first) return;
-    // A share that is too small for one of many rows makes its sample too heavy for all of them. So
-    // no sample stands for more than ten times what a uniform sample would.
+    // If a share is too small for one of many rows, its sample weighs too much in all of them. So
+    // the weight of a sample is at most ten times that of a uniform sample.
     float* shares = scratch->scores.data() + range.first;
     const uint32_t n = range.end - range.first;
     const auto min_share = static_cast<float>(
@@ -91,7 +92,7 @@ class BoundedSelector final : public Selector {
             query.first_row};
   }
 
-  // By the rows of shares, each the sum over `heads` heads.
+  // Samples each list by its row of shares, each the sum over `heads` heads.
   static void sample(const SelectorQuery& query, const BlockRange& range, uint32_t heads,
                      SelectorScratch* scratch, Selection* out) {
     const SampleSize size = sample_size(query.budget_tokens, query.coverage, heads);
@@ -100,7 +101,7 @@ class BoundedSelector final : public Selector {
       sample_list(query, range, i, size, scratch, out);
   }
 
-  // The queries in the sketch's coordinates, in int8.
+  // Projects the queries to the sketch's coordinates, as int8.
   static void project(const SelectorQuery& query, SelectorScratch* scratch) {
     const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim(),
                    rows = query.rows.rows;
@@ -111,7 +112,7 @@ class BoundedSelector final : public Selector {
     for (uint32_t r = 0; r < rows; ++r) {
       float* x = scratch->query.data() + std::size_t{r} * n;
       for (uint32_t c = 0; c < n; c += 8) {
-        // Left alone, a compiler would vectorise over d.
+        // Explicit vectors, because compilers would vectorise over d.
         typedef float Four __attribute__((vector_size(16)));
         Four low{}, high{};
         for (uint32_t d = 0; d < dim; ++d) {

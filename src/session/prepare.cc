@@ -1,4 +1,4 @@
-// What a strategy needs besides keys and values: the sketch, an index, a choice made once.
+// Builds the data of a strategy besides the KV cache: sketch, index, a selection made once.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -9,13 +9,15 @@
 
 namespace kvasir {
 
-constexpr uint32_t asked_tokens = 32;  // of a passage that an index is made from
+constexpr uint32_t asked_tokens = 32;  // of the text, per passage from which an index is built
 
-// Sealed tokens. A shorter text gets a sketch when a strategy needs it.
+// Sealed tokens from which prefill builds a sketch. In a shorter text a strategy builds it on
+// demand.
 constexpr uint64_t sketch_context = 1024;
-// One in so many of the sealed tokens: fewer are scored sooner than a graph is copied.
+// New tokens are inserted from 1/64 of the sealed tokens on. Scoring fewer tokens is faster than
+// copying the graph.
 constexpr uint64_t min_insertion = 64;
-// Sealed tokens: all of a shorter text are scored.
+// Sealed tokens from which an index is built. In a shorter text all tokens are scored.
 constexpr uint64_t index_context = 2048;
 
 Status Session::build_sketch(const Cancel* cancel) {
@@ -27,9 +29,9 @@ Status Session::build_sketch(const Cancel* cancel) {
   return sequence_.store.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
 }
 
-// At the end of a document, when every token is in the sequence. After a cancel the next use of the
-// sketch builds it, from the same queries. An older sketch is dropped, so that the same one is
-// built as without the cancel.
+// Called at the end of a document, when the sequence has every token. After a cancel the next use
+// of the sketch builds it from the same queries. Drops an older sketch, so that the new one equals
+// that of an uncancelled call.
 Status Session::finish_sketch(const Cancel* cancel) {
   Status s = build_sketch(cancel);
   if (s.code() != Code::cancelled) return s;
@@ -37,7 +39,8 @@ Status Session::finish_sketch(const Cancel* cancel) {
   return {};
 }
 
-// At the end of a prefill: the first time, and when the text has grown by a twentieth since.
+// Called at the end of a prefill: true the first time, and when the text has grown by a twentieth
+// since.
 bool Session::sketch_is_due() const {
   const uint64_t pages = sequence_.store.pages().pages(),
                  built = sequence_.store.sketch().built_pages();
@@ -45,8 +48,8 @@ bool Session::sketch_is_due() const {
          pages > built;
 }
 
-// Makes what the planned strategy needs besides the pages, where prefill has not made it or answers
-// have doubled the sequence. It stays with the sequence.
+// Builds the sketch or the representatives of the planned strategy, if prefill has not built them
+// or answers have doubled the sequence. The sequence keeps them.
 Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
   const bool has_sketch = sequence_.store.sketch().is_current();
   if (sequence_.store.pages().pages() < 2 ||
@@ -58,27 +61,27 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
       !sequence_.store.representatives().known())
     return prefill_again(cancel, progress);
   if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
-  log(2, "the sketch of the keys is made now");
+  log(2, "building the sketch of the keys");
   RETURN_IF_ERROR(build_sketch(cancel));
   if (progress) (void)progress->update(1, 1);
   return {};
 }
 
-// Finds the representatives of a sequence that was prefilled without them: a second prefill, into a
-// store of its own.
+// Finds the representatives of a sequence that was prefilled without them, by a second prefill into
+// a separate store.
 Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
-  log(1, "the text was read without representative tokens: it is read again, once");
+  log(1, "the text has no representative tokens: prefilling it again, once");
   KvStore store(sequence_.store.shape(), sequence_.store.window_tokens());
   MemoryBudget rest = options_.memory;
-  if (rest.bytes) {  // it is for both, and the second one takes as much again
+  if (rest.bytes) {  // both stores share the budget, and the second needs as much as the first
     if (sequence_.store.private_bytes() > rest.bytes / 2)
       RETURN_IF_ERROR(sequence_.store.shrink(cancel));
     rest.bytes -= std::min(rest.bytes - 1, sequence_.store.private_bytes());
   }
   if (Status s = store.set_budget(rest, sequence_.tokens.size(), cancel); s.code() == Code::limit) {
     return Status::error(Code::limit,
-                         "no room to prefill the text a second time, for its representative "
-                         "tokens: what is left of %s",
+                         "no room for the second prefill that finds representative tokens: what is "
+                         "left of %s",
                          s.message());
   } else if (!s.ok()) {
     return s;
@@ -104,8 +107,8 @@ bool Session::chooses_once() const {
   return info && info->has(StrategyInfo::chooses_once) && !options_.full_precision;
 }
 
-// At the first step of an answer, where the strategy chooses once. Chooses again by the same
-// queries where there is no choice, as after loading.
+// Called at the first step of an answer, for strategies that choose once. Selects again by the same
+// queries if there is no selection, as after kv_load.
 Status Session::choose_once(const Cancel* cancel) {
   if (!chooses_once() || decode_.has_chosen()) return {};
   if (sequence_.observed.queries.count() == 0)
@@ -144,9 +147,10 @@ Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
   return forward_->prepare(step, &sequence_.store, &progress);
 }
 
-// The index that the planned strategy searches. make: builds it where there is none, or where the
-// sequence has a quarter more tokens than it was built for. Fewer new tokens are inserted, unless
-// they are next to nothing. Without make the index is only checked; tokens outside it are scored.
+// Prepares the index of the planned strategy. make: builds a missing index, and rebuilds it when
+// the sequence has a quarter more tokens than at the build. Fewer new tokens are inserted, from
+// 1/min_insertion of the sealed tokens on. Without make the index is only checked; the strategy
+// scores tokens outside it.
 Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progress) {
   const uint64_t sealed = sequence_.store.sealed_tokens();
   const ModelConfig& config = model_->config();
@@ -158,10 +162,10 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   if (known.index) RETURN_IF_ERROR(known.index->check(cancel));
   if (!make) {
     if (known.index && known.index->graphs() != graphs && !std::exchange(graphs_logged_, true))
-      log(1, graphs == 1 ? "the index has a graph for each query head: it is searched as it is "
-                           "until one without head_graphs is made"
-                         : "the index has one graph for the query heads of a group: it is searched "
-                           "as it is until one with head_graphs is made");
+      log(1, graphs == 1 ? "the index has a graph per query head, unlike head_graphs: it stays in "
+                           "use until the next build"
+                         : "the index has one graph per group of query heads, unlike head_graphs: "
+                           "it stays in use until the next build");
     return {};
   }
   if (known.index && known.index->graphs() == graphs) {
@@ -183,8 +187,7 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   }
   if (room.code() == Code::limit && known.index) {
     log(1,
-        "memory_limit has no room for more in the index: what is not in it is scored token by "
-        "token");
+        "memory_limit has no room for a larger index: tokens that it lacks are scored one by one");
     return {};
   }
   if (!room.ok()) return room;
@@ -192,7 +195,7 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
   return {};
 }
 
-// For an index of so many bytes, which replaces that of its kind.
+// Makes room for an index of `bytes` bytes, which replaces the index of its kind.
 Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel) {
   const std::shared_ptr<TokenIndex>& old = sequence_.store.indexes().of(kind).index;
   const uint64_t more = bytes - std::min(bytes, old ? old->private_bytes() : 0);
@@ -201,8 +204,8 @@ Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel
 
 Status Session::make_index(const IndexRequest& request, std::shared_ptr<TokenIndex>* out) {
   const auto& [kind, graphs, known, cancel, progress] = request;
-  log(2, known.index ? "tokens are inserted into the index of the keys now"
-                     : "the index of the keys is made now");
+  log(2, known.index ? "inserting new tokens into the index of the keys"
+                     : "building the index of the keys");
   const uint64_t begin = os::now_ns();
   IndexQueries queries;
   if (!known.index)
@@ -217,7 +220,7 @@ Status Session::make_index(const IndexRequest& request, std::shared_ptr<TokenInd
   return {};
 }
 
-// The first half of a passage is the question, and what follows it in the text the answer.
+// The first half of a passage becomes the question, the second half the answer.
 Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
   const ChatMarks& marks = chat_marks(sequence_.chat);
@@ -239,10 +242,10 @@ Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) c
   return {};
 }
 
-// Collects the queries that an index is made from. They must resemble those that will search it
-// (measured in select/graph/ood.cc): each passage is asked in place of the sequence's newest
-// tokens, on a copy. Prefill need not keep queries then, and a loaded sequence gets the same ones.
-// `steps` of progress follow.
+// Collects the queries from which an index is built. They must resemble the queries that will
+// search it (measured in select/graph/ood.cc). So each passage is run as a question on a copy of
+// the sequence, in place of its newest tokens. Prefill then need not keep queries, and a loaded
+// sequence yields the same ones. steps: progress steps that follow.
 Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* cancel,
                                 Progress* progress, IndexQueries* out) {
   if (count == 0) return {};
@@ -254,7 +257,7 @@ Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* ca
   *out = IndexQueries(sequence_.store.shape(), model_->config().heads, n);
   for (uint32_t at = 0; at < n; at += size) {
     if (!progress->update(at, n + steps))
-      return Status::error(Code::cancelled, "stopped by the progress callback; no index was made");
+      return Status::error(Code::cancelled, "stopped by the progress callback; no index was built");
     KvStore copy(sequence_.store);
     RETURN_IF_ERROR(copy.rewind(sequence_.tokens.size() - size, cpu_kernels()));
     for (uint32_t done = 0; done < size; done += options_.prefill_chunk) {

@@ -1,12 +1,12 @@
-// A session: one sequence of tokens, its keys and values, and the operations on it.
+// A session: one sequence of tokens, its KV cache, and the operations on it.
 //
-// Every operation either completes or leaves the sequence as it was, except that a prefill keeps
-// whole chunks. Not thread-safe; src/api serialises calls.
+// An operation completes or leaves the sequence unchanged; only prefill keeps complete chunks. Not
+// thread-safe; src/api serialises calls.
 //
 //   session.cc   open, fork, options             answer.cc   questions and answers
-//   steps.cc     chunks of tokens, their plans   score.cc    likelihood of given tokens
-//   prefill.cc   documents; going back           save.cc, load.cc
-//   prepare.cc   sketch, index, choices          stats.cc
+//   steps.cc     chunks of tokens, their plans   score.cc    log-probabilities of given tokens
+//   prefill.cc   documents, rewind               save.cc, load.cc
+//   prepare.cc   sketch, index, selections       stats.cc
 #pragma once
 
 #include <cstdint>
@@ -97,17 +97,18 @@ class Session {
  public:
   static Status open(std::shared_ptr<const Model> model, const SessionOptions& options,
                      std::unique_ptr<Session>* out);
-  // Verifies the whole file first if verify is set. Loads the first `tokens` tokens; 0: all.
-  // prefill_progress: of tokens that are prefilled again. Codes as kv_load_prefix.
+  // Loads the first `tokens` tokens of a file; 0: all. verify: verifies the whole file first.
+  // prefill_progress: for the tokens that are prefilled again. Codes as kv_load_prefix.
   static Status load(std::shared_ptr<const Model> model, const std::string& path,
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
                      Progress::Report prefill_progress = {});
-  // A session over the pages of a cache that another engine has filled with these tokens, of this
-  // model. The newest tokens are prefilled again. Codes as kv_session_from_cache.
+  // Creates a session that shares the pages of a cache. Another engine has filled the cache with
+  // these tokens of this model. The newest tokens are prefilled again. Codes as
+  // kv_session_from_cache.
   struct Adopted {
     bool document = false;  // the tokens are those of encode_document()
-    bool compared = true;   // tokens that are prefilled again must equal those of the cache
+    bool compared = true;   // keys of tokens prefilled again must equal those of the cache
   };
   static Status adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
                       std::span<const Token> tokens, SessionOptions options, Adopted how,
@@ -117,16 +118,15 @@ class Session {
 
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel,
                  Progress::Report progress, uint64_t* tokens_done, uint64_t* bytes_done);
-  // The tokens that prefill() would append to an empty sequence. lengths: [tokens] bytes of marks
-  // and text of each, or null.
+  // Computes the tokens that prefill() would append to an empty sequence. lengths: [tokens] bytes
+  // of marks and text that each token spells, or null.
   static Status encode_first(const Model& model, ChatFormat chat, std::string_view text,
                              bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths, std::string_view instructions = {});
   // The same for this sequence.
   Status encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                          Array<Token>* out, Array<uint32_t>* lengths) const;
-  // Prefills tokens of encode_document(), all or those from some point on. lengths: [tokens] as
-  // encode_document() has them.
+  // Prefills tokens of encode_document(): all, or a suffix. lengths: [tokens] of the same call.
   Status prefill_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
                           const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
   bool in_document() const { return sequence_.turn == Turn::document; }
@@ -134,8 +134,8 @@ class Session {
   // The system text of the sequence; empty: none.
   std::string_view instructions() const;
   bool prefills_sparsely() const { return options_.read.strategy != "full"; }
-  // A hash of all that keys and values depend on besides the tokens: model, window, precision and
-  // the prefill strategy.
+  // A hash of everything besides the tokens that determines keys and values: model, window,
+  // precision and prefill strategy.
   uint64_t prefill_key(bool sparsely) const;
   // logits: [tokens][vocabulary] or null.
   Status prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel,
@@ -143,28 +143,27 @@ class Session {
   Status generate(std::string_view question, const GenerateOptions& options, const TextFn& on_text,
                   Answer* answer);
   Status next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end);
-  // log_probabilities: [tokens], written when all are known.
+  // log_probabilities: [tokens], written only on success.
   Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
                Progress::Report progress, Progress::Report prepare_progress = {});
   Status rewind(uint64_t tokens);
-  // Goes back to the first `tokens` tokens and to the state that their prefill leaves: pages stay,
-  // and the tokens behind them are prefilled again. After a failure the session must be closed.
+  // Rewinds to the first `tokens` tokens, in the state after their prefill: keeps their complete
+  // pages and prefills the tokens after these again. After a failure the session must be closed.
   Status shorten(uint64_t tokens, const Cancel* cancel, Progress::Report progress);
-  // Makes what the strategy needs besides the pages: a sketch, an index. Afterwards no answer waits
-  // for it.
+  // Builds the strategy's sketch, representatives and index, so that no answer waits for them.
   Status prepare(const Cancel* cancel, Progress::Report progress);
-  // Makes what GPUs need to attend. Otherwise answers make it little by little.
+  // Uploads the data that GPUs attend. Otherwise answers upload it incrementally.
   Status prepare_devices(const Cancel* cancel, Progress::Report report);
-  // Makes the strategy's index first, as prepare() does, if the memory budget has room for it.
+  // First builds the strategy's index, as prepare() does, if the memory budget has room for it.
   Status save(const std::string& path, const Cancel* cancel, Progress::Report progress,
               Progress::Report prepare_progress = {},
               const AtomicFile::BeforeRename& before_rename = {});
   const SelectOptions& select() const { return options_.select; }
   Status set_select(const SelectOptions& select);
 
-  // Passages whose queries make an index of keys. They come evenly from the whole sequence, each as
-  // a question with the beginning of an answer, with marks. All have one size and together at most
-  // `count` tokens; there is at least one. The sequence has 32 tokens or more.
+  // Makes the passages from whose queries an index is built, evenly spread over the sequence. Each
+  // is a question and the beginning of its answer, with marks. There is at least one. All have the
+  // same size, and together at most `count` tokens. The sequence must have at least 32 tokens.
   Status asked_passages(uint32_t count, std::vector<Array<Token>>* out) const;
 
   std::span<const Token> tokens() const { return sequence_.tokens; }
@@ -172,16 +171,16 @@ class Session {
   const KvStore& store() const { return sequence_.store; }
   SessionStats stats() const;
   std::string stats_json() const;
-  // Sets what decode measures from now on.
+  // Sets the measurements of all later decode.
   void set_measure(CompareLevel compare, bool certify);
   // Passages of the last generate(), the largest share first. Code::bad_state: it was not traced,
   // or the sequence has changed since.
   Status passages(std::vector<Passage>* out) const;
 
  private:
-  struct Restore;  // puts the sequence back unless released
-  struct Tracing;  // records what an answer attends
-  class Counting;  // keeps account of prefill, however it ends
+  struct Restore;  // restores the sequence in its destructor unless released
+  struct Tracing;  // records the attention of an answer
+  class Counting;  // counts tokens and time of a prefill, also of a failed one
 
   Session(std::shared_ptr<const Model> model, const SessionOptions& options,
           SequenceState sequence);
@@ -190,8 +189,8 @@ class Session {
   void log(int level, const char* message) const;
 
   // ---- steps (steps.cc) ------------------------------------------------------------------------
-  // A document is attended exactly or as its prefill strategy says, an answer by the decode
-  // strategy. A question is attended as an answer, or exactly where the strategy chooses once.
+  // A document uses the prefill strategy, an answer the decode strategy. A question uses the decode
+  // strategy too, or exact attention if that strategy chooses once.
   enum class TextKind { document, question, answer };
   struct AppendRequest {
     std::span<const Token> tokens;
@@ -200,8 +199,8 @@ class Session {
     Progress* progress = nullptr;
     float* all_logits = nullptr;  // [tokens][vocabulary]
   };
-  // Runs tokens at the end of the sequence, in chunks. Complete chunks stay, whatever stops it;
-  // *done counts their tokens.
+  // Runs tokens at the end of the sequence, in chunks. After an error or a cancel, complete chunks
+  // stay; *done counts their tokens.
   Status append(const AppendRequest& request, uint64_t* done);
   Status append_chunks(const AppendRequest& request, uint64_t* done);
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
@@ -219,18 +218,18 @@ class Session {
   Status check_room(uint64_t more) const;
   Status check_tokens(std::span<const Token> tokens) const;
 
-  // ---- prefill and going back (prefill.cc) -----------------------------------------------------
-  // Takes back the newest `count` tokens and prefills them: whole pages and what is behind them,
-  // or a part of what is not sealed.
+  // ---- prefill and rewind (prefill.cc) ---------------------------------------------------------
+  // Removes the newest `count` tokens and prefills them again. They are some whole pages and all
+  // unsealed tokens, or a part of the unsealed tokens.
   Status prefill_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report);
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
-  // Bytes, and tokens, of marks and instructions before the document's text.
+  // Bytes and tokens of the marks and instructions before the document's text.
   std::size_t opening_bytes() const;
   uint64_t opening_tokens() const;
   bool spells_document() const;
 
-  // ---- what a strategy needs besides keys and values (prepare.cc) ------------------------------
+  // ---- sketch, representatives, index and single selection of a strategy (prepare.cc) ----------
   Status build_sketch(const Cancel* cancel);
   Status finish_sketch(const Cancel* cancel);
   bool sketch_is_due() const;
@@ -267,19 +266,18 @@ class Session {
 
   std::shared_ptr<const Model> model_;
   SessionOptions options_;
-  std::shared_ptr<ThreadPool> pool_;  // of the session and its forks
+  std::shared_ptr<ThreadPool> pool_;  // shared by the session and its forks
   std::unique_ptr<Forward> forward_;
   SequenceState sequence_;
-  Array<float> next_logits_;  // of the step that runs: it may fail
+  Array<float> next_logits_;  // of the running step; kept apart because it may fail
 
   DecodeStrategy decode_;
   LayerProbe probe_;
   std::unique_ptr<const Selector> prefill_selector_;  // of a sparse prefill
-  // the log says that the index has other graphs than the options
-  bool graphs_logged_ = false;
+  bool graphs_logged_ = false;  // logged that the index has other graphs than the options
 
-  std::unique_ptr<Trace> trace_;  // of the last answer, where it was traced
-  bool tracing_ = false;          // while it is made
+  std::unique_ptr<Trace> trace_;  // of the last answer; null if it was not traced
+  bool tracing_ = false;          // the running answer is traced
 
   // For stats.
   struct Decoded {
@@ -288,8 +286,8 @@ class Session {
   } last_;  // of the last generate(), score() or next()
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t load_ns_ = 0;
-  uint64_t index_ns_ = 0;  // that making the last index took,
-  NearestBy nearest_by_;   // and what found its nearest keys
+  uint64_t index_ns_ = 0;  // time of the last index build
+  NearestBy nearest_by_;   // devices that found its nearest keys, and why
 };
 
 }  // namespace kvasir

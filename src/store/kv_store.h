@@ -1,19 +1,18 @@
-// The keys and values of one sequence: sealed int8 pages, and the tokens at both ends in full
-// precision.
+// The KV cache of one sequence: sealed int8 pages, and the tokens at both ends in full precision.
 //
 //   tokens   0 ........ T | T .............. pages * T | ........ n
 //            sinks (copy) | sealed pages               | window
 //
-// New tokens enter the window. When it holds a page more than window_tokens, its oldest page_tokens
-// tokens are sealed. The tokens of the first page (the sinks) are also kept in full precision, and
-// attention reads them there: selection begins at page 1. K is stored centred: when the first page
-// is sealed, the mean key of the window is computed once and then subtracted from every key of the
-// layer and head. That shifts all scores of a query by the same number, so attention is unchanged.
-// With window_tokens == keep_all nothing is ever sealed: the full-precision store.
+// New tokens enter the window. When it holds window_tokens and a page, its oldest page_tokens
+// tokens are sealed. The store keeps the tokens of the first page (the sinks) in full precision
+// too. Attention reads that copy, so selection begins at page 1. K is stored centred: when the
+// first page is sealed, the mean key of the window is computed once for each layer and head. It is
+// subtracted from every key. That shifts all scores of a query by the same number, so attention is
+// unchanged. With window_tokens == keep_all (full precision) nothing is sealed.
 //
 // A step is prepare(n), write(layer, ...) for every layer, commit(n). Nothing is visible before
-// commit(), so a step that fails or is cancelled leaves no trace. Threads: as for PageStore;
-// write() for different layers must not overlap with commit().
+// commit(), so a failed or cancelled step leaves the store unchanged. Threads: as for PageStore;
+// write() must not overlap with commit().
 #pragma once
 
 #include <cstdint>
@@ -31,22 +30,21 @@
 
 namespace kvasir {
 
-// The memory that a sequence may use. Pages beyond it are spilled to a file without a name, or are
-// read from the mapped file again.
-// read from a mapped file, and forgotten.
+// The memory that a sequence may use. Pages beyond it are spilled to a file without a name. Pages
+// of a mapped file are dropped from memory and read again.
 struct MemoryBudget {
-  uint64_t bytes = 0;        // bound of private_bytes() and mapped summaries; 0: none
+  uint64_t bytes = 0;        // limit of private_bytes() plus mapped summaries; 0: none
   std::string spill_folder;  // "": the default of os::File::create_nameless()
-  // The most tokens of a step, which the window holds before they are sealed. A larger step that
-  // fits raises it.
+  // Maximum tokens of a step, which the window holds until they are sealed. A larger step that fits
+  // raises it.
   uint32_t step_tokens = 0;
-  // Closes the spill file and the files of unfinished saves; null: the destructors do.
+  // Closes the spill file and the files of unfinished saves; null: destructors close them.
   std::shared_ptr<os::FileReaper> reaper;
 };
 
-// Checks when a sequence is opened, not in the middle of prefill, that a sequence that seals pages,
-// or does not, can keep the budget at all, and that the folder accepts files. Code::bad_argument,
-// Code::not_found, Code::permission, Code::no_space.
+// Checks a budget when a sequence is opened, before any prefill. A full-precision sequence cannot
+// have one, and the folder must accept files. Code::bad_argument, Code::not_found,
+// Code::permission, Code::no_space.
 Status check_memory_budget(const MemoryBudget& budget, bool full_precision);
 
 class KvStore {
@@ -73,8 +71,8 @@ class KvStore {
   uint64_t sinks_stamp() const { return sinks_stamp_; }  // changes with the sinks and the centre
   uint32_t sink_count() const { return pages_.pages() ? shape().page.page_tokens : 0; }
 
-  // Full-precision rows, [count][dim], centred when the store is. Uncommitted rows follow the
-  // window's.
+  // Full-precision rows, [count][dim], centred if the store has a centre. Uncommitted rows follow
+  // the rows of the window.
   struct Rows {
     const float* k;
     const float* v;
@@ -82,26 +80,25 @@ class KvStore {
   Rows sinks(uint32_t layer, uint32_t head) const;
   Rows window(uint32_t layer, uint32_t head) const;
 
-  // Sets the budget; from then on prepare() keeps it. Code::limit when a sequence of `tokens`
-  // tokens cannot keep it. Code::no_space, Code::io, ... when pages cannot be spilled. Throws
-  // std::bad_alloc. Code::cancelled, here and below, is tested between two slabs; slabs spilled
-  // before stay spilled.
+  // Sets the budget that prepare() enforces. Code::limit: a sequence of `tokens` tokens exceeds it.
+  // Code::no_space, Code::io, ...: pages cannot be spilled. Throws std::bad_alloc. Code::cancelled,
+  // here and below: tested between two slabs; slabs that were spilled stay spilled.
   Status set_budget(const MemoryBudget& budget, uint64_t tokens, const Cancel* cancel = nullptr);
   const MemoryBudget& budget() const { return budget_; }
   // Bytes of a sequence of `tokens` tokens that cannot be spilled, including pages being spilled.
   uint64_t min_bytes(uint64_t tokens) const { return min_bytes(tokens, budget_.step_tokens); }
-  // Checks that the budget suffices for `tokens` tokens and `more` bytes, also with a step of
-  // `step` tokens.
+  // Checks that the budget suffices for `tokens` tokens, `more` bytes and steps of `step` tokens.
   Status check_budget(uint64_t tokens, uint64_t more = 0, uint32_t step = 0) const;
-  // Spills now what growth to `tokens` tokens and `more` bytes would spill. Called before a copy of
-  // the sequence grows and is dropped: pages that the copy spills, this sequence would still have
-  // in memory. Errors as for set_budget().
+  // Spills the pages that growth to `tokens` tokens and `more` bytes would spill. Call before a
+  // temporary copy of the sequence grows: pages that only the copy spills would stay in memory for
+  // this sequence. Errors as for set_budget().
   Status keep_within_budget(uint64_t tokens, uint64_t more = 0, uint32_t step = 0,
                             const Cancel* cancel = nullptr);
-  // With a budget: spills all it can and drops cached pages, until the next step.
+  // With a budget: spills all pages that can be spilled and drops cached pages. Lasts until the
+  // next step.
   Status shrink(const Cancel* cancel);
-  // With a budget that does not fit all pages: drops resident pages of the mapping of this layer,
-  // or of all layers.
+  // If the budget does not fit all pages: drops resident pages of the mapping, of one layer or of
+  // all.
   void drop_resident_pages(uint32_t layer) const {
     if (drop_resident_) pages_.drop_resident_pages(layer);
   }
@@ -109,29 +106,29 @@ class KvStore {
     for (uint32_t l = 0; l < shape().layers; ++l) drop_resident_pages(l);
   }
 
-  // Makes room for n more tokens and for the pages that commit() seals. Throws std::bad_alloc, or
-  // returns Code::corrupt (a damaged page of a mapped file would have to be copied); the store is
-  // unchanged. overlap: the calls of observe() that may overlap; pool: as for
+  // Allocates room for n more tokens and for the pages that commit() seals. Throws std::bad_alloc,
+  // or returns Code::corrupt (it would have to copy a damaged page of a mapped file). Then the
+  // store is unchanged. overlap: calls of observe() that may overlap. pool: as for
   // PageStore::reserve().
   using Overlap = Representatives::Overlap;
   Status prepare(uint32_t n, Overlap overlap = Overlap::nothing, ThreadPool* pool = nullptr);
-  // prepare() in two parts: the needs of write() and observe(), then those of seal() and commit().
+  // prepare() in two parts: first for write() and observe(), then for seal() and commit().
   Status prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool,
                       const Cancel* cancel = nullptr);
   Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
-  // Writes the step's n tokens of one layer, or of one of its heads: k, v: [n][kv_heads][head_dim],
-  // K after RoPE. Calls for different ones may overlap. pool: the threads that write; null: the
-  // caller.
+  // Writes the step's n tokens of one layer, or of one of its heads. k, v:
+  // [n][kv_heads][head_dim], K after RoPE. Calls for different layers and heads may overlap. pool:
+  // the threads that write; null: the calling thread.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v,
              ThreadPool* pool = nullptr);
   void write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k);
   void write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v);
-  // After write() of the same layer: takes the step's queries, [n][heads * head_dim] after RoPE,
-  // from which the representatives are found. Calls may overlap as prepare() was configured.
+  // After write() of the same layer: finds representatives from the step's queries q,
+  // [n][heads * head_dim] after RoPE. Calls may overlap as prepare() was configured.
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
   void observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads);
-  // After write() of a layer, while other layers are still to come: seals what commit(n) would seal
-  // of it. Possible when the pages are known, so not for the first pages of a text.
+  // After write() of a layer and before the other layers: seals the pages of this layer that
+  // commit(n) would seal. Requires a centre, so it does nothing for the first pages of a text.
   void seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // Whether seal() was called for the layer in this step.
   bool sealed_ahead(uint32_t layer) const { return sealed_ahead_[layer]; }
@@ -139,28 +136,27 @@ class KvStore {
   // Before commit(kept), in a step of n written tokens: keeps only the first `kept`.
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
 
-  // Goes back to the first `tokens` tokens (<= tokens()). Tokens that have left the window are
-  // restored from their pages until the window holds window_tokens again. Throws std::bad_alloc.
-  // Code::corrupt for damaged pages of a mapped file and for pages with NaN or infinity; then
-  // nothing is changed.
+  // Truncates the sequence to its first `tokens` tokens (<= tokens()). Restores tokens from pages
+  // until the window holds window_tokens again. Throws std::bad_alloc. Code::corrupt (a damaged
+  // page of a mapped file, or a page with NaN or infinity): the store is unchanged.
   Status rewind(uint64_t tokens, const Kernels& kernels);
 
-  // Pages that are sealed after prefill of `tokens` tokens, for any step sizes.
+  // Number of sealed pages after prefill of `tokens` tokens, for any step sizes.
   uint32_t pages_after(uint64_t tokens) const;
-  // Goes back to the first `pages` sealed pages (<= pages().pages()) with an empty window; the
-  // caller computes the tokens behind them again. Pages and their summaries stay. Throws
-  // std::bad_alloc and leaves the store unchanged.
+  // Truncates the sequence to its first `pages` sealed pages (<= pages().pages()) with an empty
+  // window. The caller computes the later tokens again. These pages and their summaries stay.
+  // Throws std::bad_alloc and then leaves the store unchanged.
   void cut(uint32_t pages);
 
-  // Builds the sketch of the sealed keys, anew if there is one; see KeySketch::build. From then on
-  // it follows the pages. It also covers the pages that commit() of a prepared step of `open`
-  // tokens will seal.
+  // Builds the sketch of the sealed keys; replaces an existing one. Later pages extend it. See
+  // KeySketch::build. Reserves room for the pages that commit() of a prepared step of `open` tokens
+  // will seal.
   Status build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels,
                       ThreadPool* pool, const Cancel* cancel, uint32_t open = 0);
 
-  // Some queries are unknown: discards the representatives and finds no more.
+  // Discards the representatives because some queries are unknown. Later steps find none.
   void forget_representatives() { representatives_.forget(); }
-  // The strategy does not use representatives: no step finds any.
+  // Disables representatives for strategies that do not use them. No step finds any.
   void drop_representatives() { representatives_.drop(); }
 
   // Discards the sketch until it is built again.
@@ -171,8 +167,8 @@ class KvStore {
     representatives_ = std::move(other.representatives_);
   }
 
-  // Removes the newest token, to compute it again. tokens() > 0. Throws std::bad_alloc and leaves
-  // the store unchanged.
+  // Removes the newest token, so that it can be computed again. Requires tokens() > 0. Throws
+  // std::bad_alloc and then leaves the store unchanged.
   void pop();
 
   // Sets an index whose tokens are all sealed; it replaces the one of its kind.
@@ -192,9 +188,9 @@ class KvStore {
   std::span<const float> centre() const { return centre_; }
   std::span<const float> sink_floats() const { return {sinks_.get(), sinks_size()}; }
   Status write_window(const std::function<Status(const void* data, std::size_t size)>& write) const;
-  // A store from saved parts. The caller has checked the sizes, and fills the arrays that are not
-  // null before any other call. The window has room for a first question and answer within the
-  // budget of the store. Throws std::bad_alloc.
+  // Creates a store from saved parts. The caller has checked the sizes. Before any other call it
+  // fills the non-null arrays of restored(). The window has room for a first question and answer
+  // within the budget. Throws std::bad_alloc.
   struct SavedRows {
     uint32_t window_count = 0;
     bool has_centre = false, has_sinks = false;
@@ -223,7 +219,7 @@ class KvStore {
   uint32_t capacity_for(uint32_t rows) const;
   Status own_window(uint32_t rows, bool alters = false, ThreadPool* pool = nullptr,
                     const Cancel* cancel = nullptr);
-  // window_count_ became smaller: rows behind it may belong to another store.
+  // Call when window_count_ has decreased: later rows may belong to another store.
   void lowered() { appends_.here = is_sole(window_); }
   void fix_centre(uint32_t rows, ThreadPool* pool);
 
@@ -240,8 +236,8 @@ class KvStore {
   uint32_t first_row_ = 0;  // first row of the window; those before it were sealed
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   std::size_t window_floats() const;  // of window_
-  // [layers][kv_heads][2][capacity][dim], shared with copies. Rows that any of them has committed
-  // are not written again. Only one store, without copies, writes behind them.
+  // [layers][kv_heads][2][capacity][dim], shared with copies. A row that any copy has committed is
+  // never written again. Only one of the sharing stores, not a copy, writes after them.
   std::shared_ptr<float[]> window_;
   struct Appends {
     Appends() = default;

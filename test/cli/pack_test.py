@@ -55,7 +55,7 @@ class Packing(tool.InFolder):
         damaged[5000] ^= 1
         broken = self.file("broken.kvz", bytes(damaged))
         result = run("unpack", broken, "-o", self.back, "--json")
-        self.expect_error(result, 3, "damaged at byte", "as it was")
+        self.expect_error(result, 3, "damaged at byte", "is unchanged")
         self.assertIn('"status": 13', result.stdout)
         self.assertFalse(self.back.exists())
 
