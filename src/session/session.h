@@ -182,6 +182,7 @@ class Session {
   struct Restore;  // puts the sequence back unless released
   struct Tracing;  // records what an answer attends
   class Counting;  // keeps account of prefill, however it ends
+  class Opening;   // takes back an opening without a text
 
   Session(std::shared_ptr<const Model> model, const SessionOptions& options,
           SequenceState sequence);
@@ -228,6 +229,7 @@ class Session {
   // Bytes, and tokens, of marks and instructions before the document's text.
   std::size_t opening_bytes() const;
   uint64_t opening_tokens() const;
+  bool is_within_opening() const;
   bool spells_document() const;
 
   // ---- what a strategy needs besides keys and values (prepare.cc) ------------------------------

@@ -202,6 +202,11 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   Token chosen = 0;
   RETURN_IF_ERROR(Sampler(sampling).sample(logits, sequence_.tokens, &chosen));
   forward_->attention().reset_counts();
+  const struct Cut {  // however the step ends
+    SequenceState& sequence;
+    ~Cut() { sequence.spelling.cut(sequence.tokens.size()); }
+  } cut{sequence_};
+  if (sequence_.turn == Turn::document) sequence_.spelling.add_unknown(sequence_.tokens.size());
   RETURN_IF_ERROR(append_token(chosen, cancel));
   if (sequence_.turn == Turn::empty) sequence_.turn = Turn::tokens;
   last_ = {forward_->attention().counts(), 1, os::now_ns() - begin};

@@ -107,3 +107,48 @@ TEST_CASE("a passage of tokens that come from no text has no bytes") {
   read_text(session.get(), " More.");
   check_unknown(session.get());
 }
+
+TEST_CASE("a passage behind a token that the model chose has no bytes") {
+  const Session session = open_session(mini_model(), full_options());
+  read_text(session.get(), book(1000));
+  const std::size_t before = sequence(session.get()).size();
+  int32_t token = 0;
+  REQUIRE_OK(kv_session_next(session.get(), nullptr, nullptr, &token, nullptr, error));
+  read_text(session.get(), fact + book(600));
+  std::size_t behind = 0;
+  for (const kv_passage& p : passages(session.get())) {
+    CHECK((p.first_byte == UINT64_MAX) == (p.first_token + p.tokens > before));
+    behind += p.first_token + p.tokens > before ? 1u : 0u;
+  }
+  CHECK(behind > 0);
+  REQUIRE_OK(kv_session_rewind(session.get(), before, error));
+  read_text(session.get(), fact + book(600));
+  check_bytes(mini_model(), session.get(), book(1000) + fact + book(600));
+}
+
+TEST_CASE("a passage of a text behind a part of the instructions has no bytes") {
+  const Session session = open_session(mini_model(), full_options("Answer in a few words."));
+  read_text(session.get(), document());
+  REQUIRE_OK(kv_session_rewind(session.get(), 3, error));
+  read_text(session.get(), document());
+  check_unknown(session.get());
+  REQUIRE_OK(kv_session_rewind(session.get(), 0, error));
+  read_text(session.get(), document());
+  check_bytes(mini_model(), session.get(), document());
+}
+
+TEST_CASE("instructions alone have no passage") {
+  const std::string code = fact + fact + fact + fact;
+  const Session session = open_session(mini_model(), full_options(code.c_str()));
+  read_text(session.get(), "");
+  kv_generate_options o;
+  kv_init(&o, sizeof o);
+  o.flags = KV_TRACE_PASSAGES;
+  o.max_tokens = 2;
+  REQUIRE_OK(kv_generate(session.get(), question, std::strlen(question), &o, nullptr, nullptr,
+                         nullptr, nullptr, error));
+  kv_passage out[64];
+  std::size_t count = 7;
+  REQUIRE_OK(kv_session_passages(session.get(), out, 64, &count, error));
+  CHECK(count == 0);
+}
