@@ -126,13 +126,18 @@ Status Session::plan_prefill(ForwardStep* step, uint64_t left, const Cancel* can
   return {};
 }
 
-void Session::plan_step(ForwardStep* step) {
+// The plan of the next decode step.
+Plan Session::next_plan() const {
   // a budget that is a fraction does not grow while an answer is made
   const bool fixed = chooses_once() && sequence_.observed.queries.count() > 0;
   const uint64_t sealed =
       fixed ? uint64_t{sequence_.observed.pages} * sequence_.store.shape().page.page_tokens
             : sequence_.store.sealed_tokens();
-  Plan plan = make_plan(options_.select, sealed, model_->config().layers, sequence_.layer_errors);
+  return make_plan(options_.select, sealed, model_->config().layers, sequence_.layer_errors);
+}
+
+void Session::plan_step(ForwardStep* step) {
+  Plan plan = next_plan();
   plan.compare = options_.compare;
   if (decode_.set_plan(plan)) {
     char line[160];
