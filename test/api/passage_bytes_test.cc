@@ -1,6 +1,8 @@
 // kv_passage: the bytes of the document that a passage spells.
 #include <cstring>
 
+#include "cachefile/cache_file.h"
+#include "cachefile/section_rules.h"
 #include "helpers.h"
 #include "temp_folder.h"
 
@@ -66,6 +68,40 @@ void check_unknown(kv_session* session) {
     CHECK(p.bytes == 0);
     CHECK(p.tokens > 0);
   }
+}
+
+// The status of loading a copy of a cache file with these numbers as its section `spelling`.
+kv_status load_with(const std::string& path, const std::string& copy,
+                    const std::vector<uint64_t>& spelling, uint32_t version = 1) {
+  std::shared_ptr<const kvasir::CacheFile> file;
+  REQUIRE(kvasir::CacheFile::open(path, &file).ok());
+  std::unique_ptr<kvasir::CacheWriter> writer;
+  REQUIRE(kvasir::CacheWriter::create(copy, file->identity(), &writer).ok());
+  const auto is_copied = [](const auto& section) {
+    return section.kind != kvasir::format::SectionKind::spelling;
+  };
+  for (const auto& section : file->sections())
+    if (is_copied(section))
+      REQUIRE(writer->add_section(section.kind, section.version, section.bytes).ok());
+  REQUIRE(writer
+              ->add_section(kvasir::format::SectionKind::spelling, version,
+                            spelling.size() * sizeof(uint64_t))
+              .ok());
+  REQUIRE(writer->begin().ok());
+  for (const auto& section : file->sections()) {
+    if (!is_copied(section) || section.bytes == 0) continue;
+    std::vector<std::byte> bytes(section.bytes);
+    REQUIRE(file->copy(section, 0, section.bytes, bytes.data()).ok());
+    REQUIRE(writer->write(bytes.data(), bytes.size()).ok());
+  }
+  if (!spelling.empty())
+    REQUIRE(writer->write(spelling.data(), spelling.size() * sizeof(uint64_t)).ok());
+  REQUIRE(writer->finish().ok());
+  kv_session* session = nullptr;
+  const kv_status status = kv_load(tiny_model(), copy.c_str(), nullptr, nullptr, &session, nullptr);
+  CHECK((session != nullptr) == (status == KV_OK));
+  kv_session_close(session);
+  return status;
 }
 
 }  // namespace
@@ -151,4 +187,30 @@ TEST_CASE("instructions alone have no passage") {
   std::size_t count = 7;
   REQUIRE_OK(kv_session_passages(session.get(), out, 64, &count, error));
   CHECK(count == 0);
+}
+
+TEST_CASE("a spelling that cannot be is refused by kv_load") {
+  const TempFolder folder;
+  const Session session = open_session(tiny_model());
+  read_text(session.get(), book(400));
+  const uint64_t tokens = sequence(session.get()).size();
+  const std::string path = folder.file("a.kv"), copy = folder.file("b.kv");
+  save(session.get(), path);
+  for (const std::vector<uint64_t>& good :
+       {std::vector<uint64_t>{}, {0, 5}, {1, UINT32_MAX, tokens - 1, 0}, {3, UINT64_MAX}})
+    CHECK(load_with(path, copy, good) == KV_OK);
+  for (const std::vector<uint64_t>& wrong :
+       {std::vector<uint64_t>{0, 1, 2},
+        {1, 2, 1, 2},
+        {2, 2, 1, 2},
+        {tokens, 1},
+        {UINT64_MAX, 1},
+        {0, UINT64_MAX, 1, 2},
+        {0, uint64_t{1} << 32},
+        std::vector<uint64_t>((kvasir::max_spelling_pairs + 1) * 2),
+        std::vector<uint64_t>(200'000)}) {
+    CAPTURE(wrong.size());
+    CHECK(load_with(path, copy, wrong) == KV_CORRUPT);
+  }
+  CHECK(load_with(path, copy, {0, 5}, 2) == KV_VERSION);
 }
