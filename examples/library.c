@@ -49,7 +49,7 @@ static kv_status ask_about_file(kv_library* library, char** values, kv_error* er
     status = ask(library, values[0], text, size, values[2], error);
   } else {
     error->status = KV_IO;
-    snprintf(error->message, sizeof error->message, "the document was not read");
+    snprintf(error->message, sizeof error->message, "cannot read the document");
   }
   free(text);
   return status;

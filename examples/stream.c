@@ -47,7 +47,7 @@ static kv_status prefill_document(kv_session* session, const char* path, kv_canc
   char* text = read_file(path, &size);
   if (!text) {
     error->status = KV_IO;
-    snprintf(error->message, sizeof error->message, "nothing was read");
+    snprintf(error->message, sizeof error->message, "no text was prefilled");
     return KV_IO;
   }
   kv_init(&control, sizeof control);

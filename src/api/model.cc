@@ -64,6 +64,8 @@ kv_status kv_open(const char* path, const kv_model_options* options, const kv_co
     RETURN_IF_ERROR(api::read_options(options, &o));
     RETURN_IF_ERROR(api::check_flags(o.flags, 0));
     RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    if (o.chat_format && !*o.chat_format)
+      return Status::error(Code::bad_argument, "chat_format is empty: use a format or NULL");
     auto handle = std::make_unique<kv_model>();
     DeviceOptions device;
     if (o.device) device.name = o.device;

@@ -42,6 +42,7 @@ const char* wrong_observed(uint64_t end, uint64_t pages, const SectionFacts& fac
 static const char* wrong_spelling(std::span<const std::byte> bytes, const SectionFacts& facts) {
   constexpr std::size_t pair = 2 * sizeof(uint64_t);
   if (bytes.size() % pair) return "ends within a pair";
+  if (bytes.size() / pair > max_spelling_pairs) return "has too many pairs";
   for (std::size_t at = 0; at < bytes.size(); at += pair) {
     const auto token = number_at<uint64_t>(bytes, at), size = number_at<uint64_t>(bytes, at + 8);
     if (token >= facts.tokens || (at > 0 && token <= number_at<uint64_t>(bytes, at - pair)))

@@ -10,6 +10,8 @@
 
 namespace kvasir {
 
+constexpr std::size_t max_spelling_pairs = 32768;  // half a MiB
+
 // The facts that a section is compared with.
 struct SectionFacts {
   uint32_t vocabulary = 0;  // 0: a cache without a model
@@ -18,7 +20,7 @@ struct SectionFacts {
 };
 
 // All rules of a section that has no class of its own (centre, sinks, window, logits, errors,
-// queries: floats; tokens; observed; sparse; read).
+// queries: floats; tokens; observed; sparse; read; spelling).
 const char* wrong_section(format::SectionKind kind, std::span<const std::byte> bytes,
                           const SectionFacts& facts);
 // A part of a section of floats.

@@ -42,12 +42,11 @@ void FileReaper::close(File file) noexcept {
   const std::lock_guard lock(state_->mutex);
   try {
     state_->files.push_back(std::move(file));
+    if (state_->running) return;
+    state_->thread = Thread();  // joins the previous one, which has ended or is about to
+    state_->running = Thread::start(State::run, state_.get(), &state_->thread).ok();
   } catch (const std::bad_alloc&) {
-    return;
   }
-  if (state_->running) return;
-  state_->thread = Thread();  // joins the previous one, which has ended or is about to
-  state_->running = Thread::start(State::run, state_.get(), &state_->thread).ok();
   if (!state_->running) state_->files.clear();
 }
 

@@ -71,7 +71,8 @@ Status decode_chat_record(std::span<const std::byte> section, const char* path, 
             "the format's name has other characters than a-z, 0-9 and '-', or more than 31");
       record.format = value;
     } else if (name == instructions_field) {
-      if (value.empty()) return corrupt("its instructions are empty");
+      if (value.empty() || value.size() > max_instructions)
+        return corrupt("its instructions are empty or have more than 1000000 bytes");
       if (value.find('\0') != value.npos) return corrupt("its instructions have a NUL");
       record.instructions = value;
     } else if (record.unknown.empty()) {

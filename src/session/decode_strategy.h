@@ -31,8 +31,7 @@ class DecodeStrategy {
 
   // For other options: the next plan begins anew.
   void forget_plan() { planned_ = has_chosen_ = false; }
-  bool is_planned() const { return planned_; }
-  const Plan& plan() const { return plan_; }  // where is_planned()
+  const Plan& plan() const { return plan_; }  // after set_plan()
   const Selector* selector() const { return selector_.get(); }
   StepMemory* memory() const { return memory_.get(); }
 

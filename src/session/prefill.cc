@@ -1,6 +1,7 @@
 // Prefill of documents and tokens, going back, and what identifies a prefill.
 #include <algorithm>
 #include <cinttypes>
+#include <new>
 #include <string>
 
 #include "base/checksum.h"
@@ -64,7 +65,16 @@ uint64_t Session::opening_tokens() const {
   if (!spells_document()) return 0;
   const uint64_t begin =
       sequence_.spelling.token_at(model_->tokenizer(), sequence_.tokens, end, opening_bytes());
-  return begin == end ? 0 : begin;
+  return begin == end && sequence_.spelling.ends_unknown() ? 0 : begin;
+}
+
+// Whether a rewind has left a part of the opening only, so that the next text is not behind it.
+bool Session::is_within_opening() const {
+  const std::size_t opening = opening_bytes();
+  if (sequence_.turn != Turn::document || opening == 0) return false;
+  const uint64_t end = sequence_.tokens.size();
+  return sequence_.spelling.token_at(model_->tokenizer(), sequence_.tokens, end, opening - 1) ==
+         end;
 }
 
 // The turn and the figures follow the tokens that were read, also where a callback ends its thread.
@@ -87,6 +97,34 @@ class Session::Counting {
   uint64_t begin_ns_;
 };
 
+// Takes back an opening that no text follows, also where a callback ends its thread.
+class Session::Opening {
+ public:
+  // session: null where there is none to take back; bytes: of the opening; lengths: [tokens] bytes
+  // that each token stands for.
+  Opening(Session* session, std::size_t bytes, std::span<const uint32_t> lengths, uint64_t* done)
+      : session_(session), bytes_(bytes), lengths_(lengths), done_(done) {}
+  ~Opening() {
+    if (!session_ || bytes_done() > 0) return;
+    try {
+      if (session_->rewind(0).ok()) *done_ = 0;
+    } catch (const std::bad_alloc&) {  // the sequence keeps what was prefilled
+    }
+  }
+  void release() { session_ = nullptr; }
+  uint64_t bytes_done() const {  // of the text
+    uint64_t bytes = 0;
+    for (std::size_t i = 0; i < *done_; ++i) bytes += lengths_[i];
+    return bytes - std::min<uint64_t>(bytes, bytes_);
+  }
+
+ private:
+  Session* session_;
+  std::size_t bytes_;
+  std::span<const uint32_t> lengths_;
+  uint64_t* done_;
+};
+
 Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel,
                         Progress::Report report, uint64_t* tokens_done, uint64_t* bytes_done) {
   *tokens_done = *bytes_done = 0;
@@ -94,21 +132,19 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
     return Status::error(Code::bad_state,
                          "a conversation has begun: a document is read before the first question");
   const bool first = sequence_.turn == Turn::empty;
-  const std::size_t marks = first ? opening_bytes() : 0;
   Array<Token> tokens;
   Array<uint32_t> lengths;  // bytes of marks and text that each stands for
   RETURN_IF_ERROR(encode_document(text, parse_special, cancel, &tokens, &lengths));
   RETURN_IF_ERROR(check_room(tokens.size()));
 
-  Status s = prefill_document(tokens, lengths, cancel, std::move(report), tokens_done);
-  uint64_t read = 0;
-  for (std::size_t i = 0; i < *tokens_done; ++i) read += lengths[i];
-  if (!s.ok() && first && read <= marks) {  // a turn that nothing was read into is none
-    RETURN_IF_ERROR(rewind(0));
-    *tokens_done = 0;
-    return s;
+  if (is_within_opening()) {
+    sequence_.spelling.cut(0);
+    sequence_.spelling.add_unknown(0);
   }
-  *bytes_done = read - marks;
+  Opening opening(first ? this : nullptr, first ? opening_bytes() : 0, lengths, tokens_done);
+  Status s = prefill_document(tokens, lengths, cancel, std::move(report), tokens_done);
+  *bytes_done = opening.bytes_done();
+  if (s.ok()) opening.release();
   return s;
 }
 

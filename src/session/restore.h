@@ -13,7 +13,8 @@ struct Session::Restore {
   explicit Restore(Session* s)
       : session(s), store(s->sequence_.store), queries(s->sequence_.queries),
         observed(s->sequence_.observed), tokens(s->sequence_.tokens.size()),
-        turn(s->sequence_.turn), logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
+        prefilled_tokens(s->sequence_.prefilled_tokens), turn(s->sequence_.turn),
+        logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
   ~Restore() {
     if (!session) return;
     SequenceState& sequence = session->sequence_;
@@ -22,6 +23,7 @@ struct Session::Restore {
     sequence.observed = std::move(observed);
     session->decode_.set_chosen(false);
     sequence.tokens.resize(tokens);
+    sequence.prefilled_tokens = prefilled_tokens;
     sequence.turn = turn;
     sequence.logits = std::move(logits);
     sequence.logits_at = logits_at;
@@ -33,6 +35,7 @@ struct Session::Restore {
   RecentQueries queries;
   SequenceState::Observed observed;
   std::size_t tokens;
+  uint64_t prefilled_tokens;
   Turn turn;
   Array<float> logits;
   uint64_t logits_at;

@@ -168,9 +168,12 @@ Status read_saved(const CachePeek& file, SavedSequence* out) {
 
 Status read_chat(const CachePeek& file, ChatRecord* out) {
   *out = {};
+  const CachePeek::Section* section = file.find(SectionKind::chat);
+  if (!section || section->bytes == 0) return {};
+  RETURN_IF_ERROR(check_version(file.path(), *section));
   Array<std::byte> bytes;
   RETURN_IF_ERROR(file.read(SectionKind::chat, max_chat_record + 1, &bytes));
-  return bytes.empty() ? Status() : decode_chat_record(bytes, file.path().c_str(), out);
+  return decode_chat_record(bytes, file.path().c_str(), out);
 }
 
 Status save_store(const std::string& path, format::Identity identity, const KvStore& store,

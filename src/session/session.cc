@@ -94,7 +94,8 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
 Status Session::set_select(const SelectOptions& select) {
   RETURN_IF_ERROR(check_select_options(select, model_->config().layers,
                                        sequence_.store.shape().page.block_tokens));
-  options_.select = select;
+  SelectOptions copy = select;  // an assignment that fails would change a part
+  options_.select = std::move(copy);
   decode_.forget_plan();
   return {};
 }

@@ -181,6 +181,7 @@ class Session {
   struct Restore;  // restores the sequence in its destructor unless released
   struct Tracing;  // records the attention of an answer
   class Counting;  // counts tokens and time of a prefill, also of a failed one
+  class Opening;   // removes an opening without a text
 
   Session(std::shared_ptr<const Model> model, const SessionOptions& options,
           SequenceState sequence);
@@ -227,6 +228,7 @@ class Session {
   // Bytes and tokens of the marks and instructions before the document's text.
   std::size_t opening_bytes() const;
   uint64_t opening_tokens() const;
+  bool is_within_opening() const;
   bool spells_document() const;
 
   // ---- sketch, representatives, index and single selection of a strategy (prepare.cc) ----------

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/memory.h"
+#include "cachefile/section_rules.h"
 #include "text/tokenizer.h"
 
 namespace kvasir {
@@ -21,7 +22,7 @@ class Spelling {
     uint64_t token;  // index in the sequence, ascending
     uint64_t bytes;  // of the text; unknown: from this token on no bytes are known
   };
-  static constexpr std::size_t max_entries = 32768;  // half a MiB in the file
+  static constexpr std::size_t max_entries = max_spelling_pairs;
 
   // Records tokens that follow token number `first` - 1, which is `previous` (-1: none).
   // lengths: [tokens] bytes of each.
@@ -31,6 +32,7 @@ class Spelling {
   void add_unknown(uint64_t first);
   // Keeps what is known of the first `tokens` tokens.
   void cut(uint64_t tokens);
+  bool ends_unknown() const { return !entries_.empty() && entries_.back().bytes == unknown; }
   void restore(std::span<const Entry> entries) { entries_.assign(entries.begin(), entries.end()); }
   std::span<const Entry> entries() const { return entries_; }
 

@@ -178,12 +178,6 @@ void add_gpus(const Model& model, const Forward& forward, const SessionStats& st
 
 }  // namespace
 
-Plan Session::next_plan() const {
-  if (decode_.is_planned()) return decode_.plan();
-  return make_plan(options_.select, sequence_.store.sealed_tokens(), sequence_.store.shape().layers,
-                   sequence_.layer_errors);
-}
-
 SessionStats Session::stats() const {
   const StoreShape& shape = sequence_.store.shape();
   const Plan plan = next_plan();

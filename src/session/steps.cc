@@ -126,13 +126,18 @@ Status Session::plan_prefill(ForwardStep* step, uint64_t left, const Cancel* can
   return {};
 }
 
-void Session::plan_step(ForwardStep* step) {
+// The plan of the next decode step.
+Plan Session::next_plan() const {
   // a budget that is a fraction does not grow while an answer is made
   const bool fixed = chooses_once() && sequence_.observed.queries.count() > 0;
   const uint64_t sealed =
       fixed ? uint64_t{sequence_.observed.pages} * sequence_.store.shape().page.page_tokens
             : sequence_.store.sealed_tokens();
-  Plan plan = make_plan(options_.select, sealed, model_->config().layers, sequence_.layer_errors);
+  return make_plan(options_.select, sealed, model_->config().layers, sequence_.layer_errors);
+}
+
+void Session::plan_step(ForwardStep* step) {
+  Plan plan = next_plan();
   plan.compare = options_.compare;
   if (decode_.set_plan(plan)) {
     char line[160];
@@ -202,6 +207,11 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   Token chosen = 0;
   RETURN_IF_ERROR(Sampler(sampling).sample(logits, sequence_.tokens, &chosen));
   forward_->attention().reset_counts();
+  const struct Cut {  // however the step ends
+    SequenceState& sequence;
+    ~Cut() { sequence.spelling.cut(sequence.tokens.size()); }
+  } cut{sequence_};
+  if (sequence_.turn == Turn::document) sequence_.spelling.add_unknown(sequence_.tokens.size());
   RETURN_IF_ERROR(append_token(chosen, cancel));
   if (sequence_.turn == Turn::empty) sequence_.turn = Turn::tokens;
   last_ = {forward_->attention().counts(), 1, os::now_ns() - begin};

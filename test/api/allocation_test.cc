@@ -337,3 +337,23 @@ TEST_CASE("a loaded session that runs out of memory while it copies a page of it
     return outcome;
   });
 }
+
+TEST_CASE("a strategy is replaced as a whole or not at all") {
+  kv_strategy* created = nullptr;
+  REQUIRE_OK(kv_strategy_create("filter-layers", &created, error));
+  const std::unique_ptr<kv_strategy, void (*)(kv_strategy*)> filter(created, kv_strategy_destroy);
+  const uint32_t layers[] = {0};
+  REQUIRE_OK(kv_strategy_set_layers(filter.get(), layers, 1, error));
+  long n = 0;
+  for (bool reached = true; reached && n < 100; ++n) {
+    CAPTURE(n);
+    const Session session = fork(base().get());
+    const Outcome outcome = run(n, false, [&](kv_error* error) {
+      return kv_session_set_strategy(session.get(), filter.get(), error);
+    });
+    reached = outcome.reached;
+    const std::string now = stats_of(session.get()).decode_strategy;
+    CHECK(now == (outcome.failed ? "quest" : "filter-layers"));
+  }
+  CHECK(n > 2);
+}

@@ -71,10 +71,10 @@ kv_file_info inspected(const std::string& path) {
   return info;
 }
 
-// A copy of a cache file with another record; an empty one leaves the section out, as an older
-// library does.
+// A copy of a cache file with another record, in a section of this version. An empty record leaves
+// the section out, as an older library does.
 std::string with_record(const std::string& path, const std::string& copy,
-                        const Array<std::byte>& record) {
+                        const Array<std::byte>& record, uint32_t version = 1) {
   std::shared_ptr<const kvasir::CacheFile> file;
   REQUIRE(kvasir::CacheFile::open(path, &file).ok());
   std::unique_ptr<kvasir::CacheWriter> writer;
@@ -86,7 +86,7 @@ std::string with_record(const std::string& path, const std::string& copy,
   for (const auto& section : file->sections())
     if (!is_chat(section) || !record.empty())
       REQUIRE(writer
-                  ->add_section(section.kind, section.version,
+                  ->add_section(section.kind, is_chat(section) ? version : section.version,
                                 is_chat(section) ? record.size() : section.bytes)
                   .ok());
   REQUIRE(writer->begin().ok());
@@ -299,4 +299,21 @@ TEST_CASE("a document that another engine has read is saved in the model's chat 
   const std::string path = folder.file("a.kv");
   save(adopted.get(), path);
   CHECK(std::string(inspected(path).chat_format) == "llama3");
+}
+
+TEST_CASE("a record of another version, or with too long instructions, is refused") {
+  const TempFolder folder;
+  const std::string path = saved(tiny_model(), folder);
+  const Array<std::byte> record = kvasir::encode_chat_record("chatml");
+  const std::string same = with_record(path, folder.file("1.kv"), record),
+                    later = with_record(path, folder.file("2.kv"), record, 2);
+  CHECK(load_status(tiny_model(), same, nullptr) == KV_OK);
+  CHECK(load_status(tiny_model(), later, nullptr) == KV_VERSION);
+  const std::string most(kvasir::max_instructions, 'x');
+  const std::string longest = with_record(path, folder.file("3.kv"),
+                                          kvasir::encode_chat_record("chatml", most)),
+                    longer = with_record(path, folder.file("4.kv"),
+                                         kvasir::encode_chat_record("chatml", most + "x"));
+  CHECK(load_status(tiny_model(), longest, nullptr) == KV_OK);
+  CHECK(load_status(tiny_model(), longer, nullptr) == KV_CORRUPT);
 }

@@ -29,7 +29,7 @@ void Misuses::add_model() {
     o.flags = 1;
     return kv_open(tiny_path, &o, nullptr, &out_.model, e);
   });
-  for (const char* format : {"chatml2", "CHATML"}) {
+  for (const char* format : {"", "chatml2", "CHATML"}) {
     add("kv_open", "chat_format", [&, format](kv_error* e) {
       kv_model_options o;
       kv_init(&o, sizeof o);

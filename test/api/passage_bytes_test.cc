@@ -1,6 +1,8 @@
 // kv_passage: the bytes of the document that a passage spells.
 #include <cstring>
 
+#include "cachefile/cache_file.h"
+#include "cachefile/section_rules.h"
 #include "helpers.h"
 #include "temp_folder.h"
 
@@ -68,6 +70,40 @@ void check_unknown(kv_session* session) {
   }
 }
 
+// The status of loading a copy of a cache file with these numbers as its section `spelling`.
+kv_status load_with(const std::string& path, const std::string& copy,
+                    const std::vector<uint64_t>& spelling, uint32_t version = 1) {
+  std::shared_ptr<const kvasir::CacheFile> file;
+  REQUIRE(kvasir::CacheFile::open(path, &file).ok());
+  std::unique_ptr<kvasir::CacheWriter> writer;
+  REQUIRE(kvasir::CacheWriter::create(copy, file->identity(), &writer).ok());
+  const auto is_copied = [](const auto& section) {
+    return section.kind != kvasir::format::SectionKind::spelling;
+  };
+  for (const auto& section : file->sections())
+    if (is_copied(section))
+      REQUIRE(writer->add_section(section.kind, section.version, section.bytes).ok());
+  REQUIRE(writer
+              ->add_section(kvasir::format::SectionKind::spelling, version,
+                            spelling.size() * sizeof(uint64_t))
+              .ok());
+  REQUIRE(writer->begin().ok());
+  for (const auto& section : file->sections()) {
+    if (!is_copied(section) || section.bytes == 0) continue;
+    std::vector<std::byte> bytes(section.bytes);
+    REQUIRE(file->copy(section, 0, section.bytes, bytes.data()).ok());
+    REQUIRE(writer->write(bytes.data(), bytes.size()).ok());
+  }
+  if (!spelling.empty())
+    REQUIRE(writer->write(spelling.data(), spelling.size() * sizeof(uint64_t)).ok());
+  REQUIRE(writer->finish().ok());
+  kv_session* session = nullptr;
+  const kv_status status = kv_load(tiny_model(), copy.c_str(), nullptr, nullptr, &session, nullptr);
+  CHECK((session != nullptr) == (status == KV_OK));
+  kv_session_close(session);
+  return status;
+}
+
 }  // namespace
 
 TEST_CASE("a passage has the bytes of the document that its tokens spell") {
@@ -106,4 +142,75 @@ TEST_CASE("a passage of tokens that come from no text has no bytes") {
   check_unknown(session.get());
   read_text(session.get(), " More.");
   check_unknown(session.get());
+}
+
+TEST_CASE("a passage behind a token that the model chose has no bytes") {
+  const Session session = open_session(mini_model(), full_options());
+  read_text(session.get(), book(1000));
+  const std::size_t before = sequence(session.get()).size();
+  int32_t token = 0;
+  REQUIRE_OK(kv_session_next(session.get(), nullptr, nullptr, &token, nullptr, error));
+  read_text(session.get(), fact + book(600));
+  std::size_t behind = 0;
+  for (const kv_passage& p : passages(session.get())) {
+    CHECK((p.first_byte == UINT64_MAX) == (p.first_token + p.tokens > before));
+    behind += p.first_token + p.tokens > before ? 1u : 0u;
+  }
+  CHECK(behind > 0);
+  REQUIRE_OK(kv_session_rewind(session.get(), before, error));
+  read_text(session.get(), fact + book(600));
+  check_bytes(mini_model(), session.get(), book(1000) + fact + book(600));
+}
+
+TEST_CASE("a passage of a text behind a part of the instructions has no bytes") {
+  const Session session = open_session(mini_model(), full_options("Answer in a few words."));
+  read_text(session.get(), document());
+  REQUIRE_OK(kv_session_rewind(session.get(), 3, error));
+  read_text(session.get(), document());
+  check_unknown(session.get());
+  REQUIRE_OK(kv_session_rewind(session.get(), 0, error));
+  read_text(session.get(), document());
+  check_bytes(mini_model(), session.get(), document());
+}
+
+TEST_CASE("instructions alone have no passage") {
+  const std::string code = fact + fact + fact + fact;
+  const Session session = open_session(mini_model(), full_options(code.c_str()));
+  read_text(session.get(), "");
+  kv_generate_options o;
+  kv_init(&o, sizeof o);
+  o.flags = KV_TRACE_PASSAGES;
+  o.max_tokens = 2;
+  REQUIRE_OK(kv_generate(session.get(), question, std::strlen(question), &o, nullptr, nullptr,
+                         nullptr, nullptr, error));
+  kv_passage out[64];
+  std::size_t count = 7;
+  REQUIRE_OK(kv_session_passages(session.get(), out, 64, &count, error));
+  CHECK(count == 0);
+}
+
+TEST_CASE("a spelling that cannot be is refused by kv_load") {
+  const TempFolder folder;
+  const Session session = open_session(tiny_model());
+  read_text(session.get(), book(400));
+  const uint64_t tokens = sequence(session.get()).size();
+  const std::string path = folder.file("a.kv"), copy = folder.file("b.kv");
+  save(session.get(), path);
+  for (const std::vector<uint64_t>& good :
+       {std::vector<uint64_t>{}, {0, 5}, {1, UINT32_MAX, tokens - 1, 0}, {3, UINT64_MAX}})
+    CHECK(load_with(path, copy, good) == KV_OK);
+  for (const std::vector<uint64_t>& wrong :
+       {std::vector<uint64_t>{0, 1, 2},
+        {1, 2, 1, 2},
+        {2, 2, 1, 2},
+        {tokens, 1},
+        {UINT64_MAX, 1},
+        {0, UINT64_MAX, 1, 2},
+        {0, uint64_t{1} << 32},
+        std::vector<uint64_t>((kvasir::max_spelling_pairs + 1) * 2),
+        std::vector<uint64_t>(200'000)}) {
+    CAPTURE(wrong.size());
+    CHECK(load_with(path, copy, wrong) == KV_CORRUPT);
+  }
+  CHECK(load_with(path, copy, {0, 5}, 2) == KV_VERSION);
 }

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "helpers.h"
+#include "temp_folder.h"
 
 using namespace api_test;
 
@@ -123,4 +124,14 @@ TEST_CASE("a continuation that does not fit is refused before any work, and a ca
         KV_CANCELLED);
   CHECK(scores == std::vector<float>(tokens.size(), 7));
   CHECK(score(session.get(), some_tokens(10)).size() == 10);
+}
+
+TEST_CASE("the file of a sequence is the same after a score, also behind a rewind") {
+  const TempFolder folder;
+  const Session session = tiny_session(300, with_strategy("full"));
+  REQUIRE_OK(kv_session_rewind(session.get(), 200, error));
+  save(session.get(), folder.file("before.kv"));
+  (void)score(session.get(), some_tokens(3));
+  save(session.get(), folder.file("after.kv"));
+  CHECK(read_file(folder.file("after.kv")) == read_file(folder.file("before.kv")));
 }

@@ -104,6 +104,24 @@ TEST_CASE("statistics name the strategy of the next token, not of the last one")
   }
 }
 
+TEST_CASE("statistics have the plan of the next token after a prefill and a rewind") {
+  kv_session_options o = small_options();
+  o.decode = strategy("quest", {{KV_PARAM_BUDGET_FRACTION, 0.5}});
+  const Session session = tiny_session(300, o);
+  const auto check = [&] {
+    const kv_session_stats s = stats_of(session.get());
+    CHECK(s.budget_tokens == (s.sealed_tokens + 1) / 2);
+    check_same(s, json_of(session.get()));
+  };
+  CHECK(ask(session.get(), "a", 2).status == KV_OK);
+  check();
+  read_tokens(session.get(), some_tokens(300));
+  check();
+  CHECK(ask(session.get(), "a", 2).status == KV_OK);
+  REQUIRE_OK(kv_session_rewind(session.get(), 200, error));
+  check();
+}
+
 TEST_CASE("an empty question to an empty sequence is refused in every chat format") {
   const Session session = tiny_session(0);
   CHECK(kv_generate(session.get(), "", 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr) ==

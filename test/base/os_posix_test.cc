@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "failing_allocations.h"
 #include "os/file_reaper.h"
 #include "os/os.h"
 #include "temp_folder.h"
@@ -29,6 +30,12 @@ bool in_child(const std::function<bool()>& body) {
   int status = 0;
   return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
          WEXITSTATUS(status) == 0;
+}
+
+std::size_t open_files() {
+  std::size_t n = 0;
+  for (int fd = 0; fd < 1024; ++fd) n += fcntl(fd, F_GETFD) >= 0 ? 1u : 0u;
+  return n;
 }
 
 // A new file of these bytes, open for writing under a name of its own.
@@ -317,11 +324,6 @@ TEST_CASE("a lock is seen by other processes, and ends with its process") {
 
 TEST_CASE("a file reaper has closed every file when it is destroyed") {
   TempFolder folder;
-  const auto open_files = [] {
-    std::size_t n = 0;
-    for (int fd = 0; fd < 1024; ++fd) n += fcntl(fd, F_GETFD) >= 0 ? 1u : 0u;
-    return n;
-  };
   const std::size_t before = open_files();
   {
     os::FileReaper reaper;
@@ -336,6 +338,25 @@ TEST_CASE("a file reaper has closed every file when it is destroyed") {
     reaper.close({});
   }
   CHECK(open_files() == before);
+}
+
+TEST_CASE("a file reaper closes every file where memory is short") {
+  TempFolder folder;
+  const std::size_t before = open_files();
+  for (const bool once : {true, false})
+    for (long first = 0; first < 4; ++first) {
+      CAPTURE(once);
+      CAPTURE(first);
+      {
+        os::FileReaper reaper;
+        os::File file;
+        REQUIRE(os::File::create_nameless(folder.path(), &file).ok());
+        REQUIRE(file.preallocate(uint64_t{64} << 20).ok());
+        const FailingAllocations failing(first, once);
+        reaper.close(std::move(file));
+      }
+      CHECK(open_files() == before);
+    }
 }
 
 TEST_CASE("a file reaper closes at once where no thread can start") {

@@ -89,6 +89,23 @@ void go_on(kv_session* session) {
                 "an answer leaves the sequence as it was");
 }
 
+// A prefill that ends within the instructions leaves no turn.
+void exit_in_instructions(kv_model* model) {
+  const std::string much(2000, 'x');
+  kv_session_options o = host::session_options();
+  o.instructions = much.c_str();
+  kv_session* const session = host::open_session(model, o);
+  run_and_end(End::exit_in_callback, 0, [&](Work* work) {
+    const kv_control control = reporting(work);
+    (void)kv_prefill(session, "a text", 6, &control, nullptr, nullptr, nullptr);
+  });
+  host::require(host::count_tokens(session) == 0, "no part of the instructions stays");
+  kv_error error{};
+  host::require_ok(kv_prefill(session, "a text", 6, nullptr, nullptr, nullptr, &error), error,
+                   "kv_prefill");
+  kv_session_close(session);
+}
+
 void end_calls(kv_model* model, End end, useconds_t after, const std::string& folder) {
   const std::vector<int32_t> tokens = host::some_tokens(600);
   kv_session* session = host::open_session(model);
@@ -219,6 +236,7 @@ int main(int argc, char** argv) {
   kv_model* const model = host::open_model();
   throw_out(model, folder.path());
   end_calls(model, End::exit_in_callback, 0, folder.path());
+  exit_in_instructions(model);
   const int rounds = host::times(argc, argv, 3);
   for (int i = 0; i < rounds; ++i)
     for (const End end : ends)

@@ -95,6 +95,12 @@ TEST_CASE("nothing is saved that cannot be loaded, and the file that is there st
           Code::corrupt, "observed");
   refused(save(good, state_of(), SectionKind::observed, observed_of(tokens, 1, 1)), Code::corrupt,
           "observed");
+  for (const std::vector<std::byte>& wrong :
+       {bytes_of<uint64_t>({0, 2, 1}), bytes_of<uint64_t>({1, 2, 1, 2}),
+        bytes_of<uint64_t>({2, 2, 1, 2}), bytes_of<uint64_t>({tokens, 2}),
+        bytes_of<uint64_t>({0, UINT64_MAX, 1, 2}), bytes_of<uint64_t>({0, uint64_t{1} << 32}),
+        std::vector<std::byte>((max_spelling_pairs + 1) * 16)})
+    refused(save(good, state_of(), SectionKind::spelling, wrong), Code::corrupt, "spelling");
 
   SavedSequence state = state_of();
   state.turn = 4;
