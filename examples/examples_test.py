@@ -59,7 +59,7 @@ def ask(folder):
 
 
 def stream(folder):
-    """Shows progress. An interrupt ends the prefill; the answer comes from the part that is kept."""
+    """Shows progress. An interrupt ends the prefill; an answer comes from the part that is kept."""
     whole = run(MODEL, document(folder), QUESTION)
     expect(
         FACT in whole.stdout and "cancelled" not in whole.stderr,
