@@ -16,7 +16,7 @@ Attention::Attention(const HeadShape& config, const PageShape& shape, const Kern
       block_rows_(query_group_tokens(config.group()) * config.group()), workers_(pool->threads()),
       page_lists_(config.kv_heads), comparison_(config.layers, config.kv_heads) {
   const std::size_t rows = block_rows_, dim = shape.dim;
-  // a thread each, as a rule, takes what the system has to give and clear
+  // in parallel, because the system must provide and clear the memory
   pool->run(pool->threads(), [&](uint32_t i, uint32_t) {
     Worker& w = workers_[i];
     w.q.resize(rows * dim);
@@ -31,8 +31,8 @@ Attention::Attention(const HeadShape& config, const PageShape& shape, const Kern
 
 Attention::~Attention() = default;
 
-// Rows [token][head of the group] of `count` tokens from `first` on in strides, scaled by 1 /
-// sqrt(head_dim), padded and quantised.
+// Gathers the query rows [token][head of the group] of the tokens first + i * stride, i < count.
+// Scales them by 1 / sqrt(head_dim), pads and quantises them.
 QueryRows Attention::gather(Worker* w, const float* q, uint32_t first, uint32_t count,
                             uint32_t stride, uint32_t kv_head, bool split) const {
   const uint32_t group = config_.group(), head_dim = config_.head_dim, dim = shape_.dim,
@@ -74,7 +74,7 @@ Status Attention::run(const AttentionRequest& req, float* out, float* lse) {
   if (!req.selector && lse && softcap_ != 0) {
     RETURN_IF_ERROR(exact(req, 0, out, lse));
     lse = nullptr;
-    for (Worker& w : workers_) w.counts = {};  // what is read twice counts once
+    for (Worker& w : workers_) w.counts = {};  // two passes count once
   }
   Status s = !req.selector        ? exact(req, softcap_, out, lse)
              : req.plan.by_blocks ? by_blocks(req, out, lse)
@@ -103,7 +103,7 @@ void Attention::filter(const AttentionRequest& req, const float* lse, const Rece
                        memory);
 }
 
-// Sinks, and the window and the step's tokens up to each query's own.
+// Attends the sinks, and the window and the step's tokens up to each query's own.
 void Attention::attend_sinks_and_window(const AttentionRequest& req, const NearRows& near,
                                         const QueryRows& rows, float cap,
                                         const AttentionState& state, Worker* w) const {
@@ -135,7 +135,7 @@ Status Attention::exact(const AttentionRequest& req, float cap, float* out, floa
   pool_->run(heads, [&](uint32_t h, uint32_t) {
     page_lists_[h].resize(pages);
     for (uint32_t p = 0; p < pages; ++p) {
-      // a page of a mapped file may have to be read and checked
+      // the call may read and verify a page of a mapped file
       if (p % extent_pages == 0 && req.cancel.fired()) return;
       page_lists_[h][p] = req.store.pages().page(req.layer, h, p + 1);
       if (!req.store.pages().intact_page(req.layer, h, p + 1)) intact = false;
@@ -151,7 +151,7 @@ Status Attention::exact(const AttentionRequest& req, float cap, float* out, floa
   const std::size_t state_size = round_up(state_floats(block_rows_, dim), 16);
   if (parts > 1) partials_.resize(std::max(partials_.size(), heads * parts * state_size));
 
-  // Tasks in the order of their cost would end unevenly; the longest limits (last blocks) go first.
+  // The most expensive tasks (last blocks, longest limits) go first, so that threads end evenly.
   pool_->run(heads * blocks * parts, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
@@ -166,7 +166,7 @@ Status Attention::exact(const AttentionRequest& req, float cap, float* out, floa
     const uint32_t begin = parts > 1 ? part * part_pages : 0;
     const uint32_t end = parts > 1 ? std::min(pages, begin + part_pages) : pages;
     if (part == 0) attend_sinks_and_window(req, {h, first, count, 1}, rows, cap, state, &w);
-    // By whole tiles of the kernels, so that the sums are those of one call.
+    // Each call has whole tiles of the kernel, so the sums are those of a single call.
     for (uint32_t p = begin; p < end && !req.cancel.fired(); p += part_pages)
       attend_pages(req, h, rows, {page_lists_[h].data() + p, std::min(part_pages, end - p)}, cap,
                    state, &w);
@@ -209,7 +209,7 @@ Status Attention::probe(const AttentionRequest& req, uint32_t count, const float
   return {};
 }
 
-// What a selector chooses by, for the queries of a KV head's group.
+// Makes the selector's input for the queries of a KV head's group.
 SelectorQuery Attention::query_of(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                                   uint64_t budget) const {
   const KvStore& store = req.store;
@@ -234,10 +234,10 @@ SelectorQuery Attention::query_of(const AttentionRequest& req, uint32_t head, co
           .breadth = plan.search_breadth};
 }
 
-// Tokens that are neighbours share the scans of the summaries, as far as there is a block for every
-// thread all the same: a question of twenty tokens reads them three times where groups have three
-// heads, or oftener where a KV head has more threads than that. A row's sums do not depend on its
-// neighbours, so neither do they on the threads.
+// A block of neighbouring tokens shares a scan of the summaries. Blocks are small enough for every
+// thread to have one. With three heads per group, a question of twenty tokens scans the summaries
+// three times, or more often if a KV head has more than three threads. A row's sums do not depend
+// on its block, so results do not depend on the number of threads.
 Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_t stride,
                             float* out, float* lse) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
@@ -260,7 +260,7 @@ Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_
     const QueryRows rows = gather(&w, req.q, at, tokens, stride, h, true);
     const AttentionState state = empty_state(w.state.data(), rows.rows, dim);
     attend_sinks_and_window(req, {h, at, tokens, stride}, rows, softcap_, state, &w);
-    AttentionState near = state;  // by the scores as they are, which the pages are compared with
+    AttentionState near = state;  // by uncapped scores, as the selector's scores of pages
     if (softcap_ != 0) {
       w.near.resize(w.state.size());
       near = empty_state(w.near.data(), rows.rows, dim);
@@ -302,8 +302,9 @@ Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_
   return std::move(failure).take();
 }
 
-// Points list i of the selection and its samples at their pages, which stay there as long as `hold`
-// holds them. Both are read together: a page that is in both, or has several samples, once.
+// Fetches the pages of list i of the selection and of its samples, and sets their addresses. The
+// addresses stay valid until `hold` is released. A page that is in both, or has several samples, is
+// read once.
 Status Attention::fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t i,
                                PageStore::Hold* hold, Worker* w) const {
   Selection& s = w->selection;
@@ -337,8 +338,8 @@ Status Attention::fetch_choice(const AttentionRequest& req, uint32_t head, std::
   return {};
 }
 
-// What was chosen for one token, whose rows and state these are, first what stands for itself, then
-// samples of the rest. traced: for trace_, too.
+// Attends the selection of one token: first the always-read part, then the samples. `rows` and
+// `state` are those of the token. traced: also records in trace_.
 Status Attention::attend_choice(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                                 const AttentionState& state, bool traced, Worker* w) const {
   PageStore::Hold hold;
@@ -350,7 +351,7 @@ Status Attention::attend_choice(const AttentionRequest& req, uint32_t head, cons
     const auto attend = [&](const Array<PageRef>& pages) {
       if (!pages.empty()) attend_pages(req, head, some, pages, softcap_, its, w);
     };
-    // by the state that all have left
+    // relative to the final maximum of the state
     const auto trace = [&](const Array<PageRef>& pages, const Array<uint32_t>& numbers) {
       for (std::size_t p = 0; p < pages.size(); ++p)
         trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);

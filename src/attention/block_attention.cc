@@ -1,15 +1,15 @@
-// Sparse prefill: the queries of a block of neighbouring tokens read the same chosen pages, so that
-// a page that is read serves a hundred rows.
+// Sparse prefill: the queries of a block of neighbouring tokens attend the same selection. One read
+// of a page serves a hundred rows.
 //
-//   choose  the queries of every second token score the summaries, as if they were the heads of one
-//           group: a unit counts with the sum of the shares of attention that it would have.
-//           Choosing for a block of queries is what MInference (arXiv 2407.02490, section 3.2,
-//           block-sparse head) does; its blocks' mean queries and keys are replaced by the queries
-//           themselves and the strategy's own scores: what one token among forty looks for is not
-//           in their mean, nor in a sample of four
-//   near    sinks, window, the step's own tokens and the newest pages are read by every block
-//   filter  with filter layers (OmniKV) these read everything; what the queries score highest
-//           there, in any KV head, is what all heads of the layers up to the next one read
+//   choose  scores the summaries with the queries of every second token, as if these were the heads
+//           of one group, and selects units by the sum of their estimated shares of attention.
+//           MInference (arXiv 2407.02490, section 3.2, block-sparse head) selects for a block by
+//           its mean query and key. This code uses the queries themselves and the strategy's
+//           scores, because the match of one token among forty is lost in their mean, and in a
+//           sample of four
+//   near    sinks, window, the step's own tokens and the newest pages are attended by every block
+//   filter  filter layers (OmniKV) attend everything. The tokens with the highest scores there, in
+//           any KV head, are attended by all heads of the layers up to the next filter layer
 #include <bit>
 #include <span>
 
@@ -18,13 +18,13 @@
 
 namespace kvasir {
 
-constexpr uint32_t block_stride = 2;  // of a block's tokens, every second one chooses for it
-// whose scores are there together: 1.5 MB of quads' at 128K tokens
+constexpr uint32_t block_stride = 2;  // every second token of a block selects for it
+// query rows whose scores are in memory at once: 1.5 MB for quads at 128K tokens
 constexpr uint32_t summed_rows = 12;
 
 namespace {
 
-// Every block also reads the pages from `first` on, whole.
+// Adds the whole pages from `first` on, which every block attends.
 void add_recent(uint32_t first, uint32_t pages, uint32_t page_tokens, Selection* out) {
   if (out->sampled)
     for (Array<uint32_t>& numbers = out->sample_numbers[0];
@@ -43,7 +43,7 @@ void add_recent(uint32_t first, uint32_t pages, uint32_t page_tokens, Selection*
   }
 }
 
-// What is in any of the selections' lists, as one.
+// Unites the lists of several selections.
 void unite(std::span<const Selection> parts, uint32_t pages, Selection* out) {
   Array<uint64_t> tokens(pages);
   for (const Selection& part : parts)
@@ -60,11 +60,11 @@ void unite(std::span<const Selection> parts, uint32_t pages, Selection* out) {
 
 }  // namespace
 
-// For `count` tokens from `first` on, into the worker's selection.
+// Selects for the tokens of a block; the result is the worker's selection.
 void Attention::choose_for_block(const AttentionRequest& req, const NearRows& block,
                                  uint64_t budget, Worker* w) const {
   const auto tokens = static_cast<uint32_t>(ceil_div(block.count, block_stride));
-  // the last one is among them
+  // the block's last token always selects
   const uint32_t from = block.first + (block.count - 1) % block_stride;
   const QueryRows rows = gather(w, req.q, from, tokens, block_stride, block.head, true);
   const AttentionState near = empty_state(w->state.data(), rows.rows, shape_.dim);

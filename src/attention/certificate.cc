@@ -1,4 +1,4 @@
-// What a step does not read: the bound that certifies the rest.
+// Certificates: a lower bound of the attention that a step has read.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -7,13 +7,14 @@
 
 namespace kvasir {
 
-// How much of its attention each row has read at least, whatever the keys are: a token that was not
-// read scores at most its block's bound (Quest, arXiv 2406.10774, section 3.3; here from extremes
-// of the int8 keys, rounded outwards), so the rest is at most the sum of e^bound over such tokens.
-// What was sampled counts as not read. False: a summary of a mapped file is damaged.
+// Computes for each row the minimum share of attention that it has read, valid for any keys. The
+// score of an unread token is at most the bound of its block (Quest, arXiv 2406.10774, section 3.3;
+// here from extremes of the int8 keys, rounded outwards). So the unread attention is at most the
+// sum of e^bound over unread tokens. Sampled tokens count as unread. Returns false if a summary of
+// a mapped file is damaged.
 bool Attention::certify(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                         std::size_t i, const AttentionState& state, Worker* w) const {
-  constexpr double rounding = 1.001;  // of float sums and products, on either side
+  constexpr double rounding = 1.001;  // maximum error factor of float sums and products, both ways
   const PageStore& pages = req.store.pages();
   const uint32_t stride = pages.extents() * shape_.extent_blocks(),
                  page_blocks = shape_.page_blocks();

@@ -57,8 +57,8 @@ void Comparison::begin(CompareLevel level, const PageStore& pages, uint32_t firs
 
 namespace {
 
-// Every score behind the sinks, [rows][n], and the exact output, [rows][head_dim]. False: a page of
-// a mapped file is damaged.
+// Computes all scores after the sinks, [rows][n], and the exact output, [rows][head_dim]. Returns
+// false if a page of a mapped file is damaged.
 bool attend_exactly(const Comparison::Case& one, uint32_t n, Comparison::Scratch* s) {
   const PageShape& shape = one.pages.shape().page;
   const uint32_t rows = one.rows.rows, pages = one.pages.pages();
@@ -85,7 +85,7 @@ bool attend_exactly(const Comparison::Case& one, uint32_t n, Comparison::Scratch
   return true;
 }
 
-// Which tokens behind the sinks a row has read: 1, or 2 where they are samples. Returns how many.
+// Marks the tokens after the sinks that a row has read: 1, samples 2. Returns their number.
 uint32_t mark_read(const Comparison::Case& one, uint32_t row, uint32_t n, Array<uint8_t>* read) {
   read->assign(n, one.chosen ? 0 : 1);
   if (!one.chosen) return n;
@@ -104,7 +104,7 @@ uint32_t mark_read(const Comparison::Case& one, uint32_t row, uint32_t n, Array<
   return count;
 }
 
-// Those instead that the row's own search has scanned.
+// Marks instead the tokens that the row's own search has scanned.
 void mark_found(const Comparison::Case& one, uint32_t row, uint32_t n, Array<uint8_t>* read) {
   read->assign(n, 0);
   for (const uint32_t token : one.chosen->found[row])
@@ -127,7 +127,7 @@ bool Comparison::compare(const Case& one, Scratch* s) {
   if (n_ == 0) return true;
   const uint32_t rows = one.rows.rows, dim = one.rows.dim,
                  head_dim = one.pages.shape().page.head_dim;
-  // before the store is added to it
+  // copied before attend_exactly() adds the pages to the state
   const Array<float> near_ml(s->near.data() + std::size_t{rows} * dim,
                              s->near.data() + s->near.size());
   if (!attend_exactly(one, n_, s)) return false;

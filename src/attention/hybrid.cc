@@ -1,10 +1,11 @@
-// What the CPU does of a layer of which a device attends sinks and window: it chooses, gives the
-// device its part of the pages, and attends the others.
+// The CPU's part of co-execution. The device attends sinks and window. The CPU selects pages, lists
+// the device's part of them, and attends the others.
 //
-//   choose  each token for itself, as selective() does
-//   share   the end of every list is the device's; all lists are there before it begins
-//   attend  parts of the rest, side by side; where to cut them depends on sizes alone
-//   merge   the parts of the same rows, in order, to where the device merges them with its own
+//   choose  selects for each token, as selective() does
+//   share   assigns the end of every list to the device; it begins when all lists are complete
+//   attend  attends the rest in parallel parts, whose borders depend on sizes alone
+//   merge   merges the parts of the same rows, in order, into the array that the device merges with
+//           its own partials
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -19,9 +20,9 @@
 
 namespace kvasir {
 
-constexpr uint32_t part_entries = 64;       // pages or samples of a choice that a task reads,
-constexpr uint32_t part_tokens_all = 4096;  // or tokens where all are attended
-// bytes of pages: of a layer, and of all, which no cache has
+constexpr uint32_t part_entries = 64;       // pages or samples of a selection that a task attends
+constexpr uint32_t part_tokens_all = 4096;  // tokens that a task attends if all are attended
+// bytes of pages that page_rate() attends: minimum per layer, maximum in all, more than any cache
 constexpr std::size_t min_measured = std::size_t{1} << 20, max_measured = std::size_t{512} << 20;
 
 Status Attention::run_with_gpu(const AttentionRequest& req, HybridGpu* gpu) {
@@ -37,8 +38,8 @@ Status Attention::run_with_gpu(const AttentionRequest& req, HybridGpu* gpu) {
   return s;
 }
 
-// Each token's choice, [kv_heads][n] of block_choices_, without the device's part, which is in
-// `lists` where it reads some.
+// Selects for each token: block_choices_, [kv_heads][n]. Moves the device's part to `lists`, if
+// they have room.
 Status Attention::choose_hybrid(const AttentionRequest& req, const HybridGpu::Lists& lists,
                                 HybridGpu* gpu) {
   const uint32_t heads = config_.kv_heads, group = config_.group();
@@ -88,8 +89,8 @@ Status Attention::choose_hybrid(const AttentionRequest& req, const HybridGpu::Li
   return std::move(failure).take();
 }
 
-// Takes the device's part off the end of what was chosen. One list of a head: those of single query
-// heads the CPU reads.
+// Moves the device's part from the end of the selection to `lists`. If query heads have separate
+// lists, the CPU attends all of them.
 bool Attention::split_for_gpu(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
                               const HybridGpu::Lists& lists, Selection* choice, Worker* w) const {
   uint32_t count = 0;
@@ -145,11 +146,11 @@ Status Attention::share_chosen(const AttentionRequest& req, HybridGpu* gpu) {
   return {};
 }
 
-// Every page behind the sinks': the first ones are the CPU's.
+// Splits all pages after that of the sinks. The CPU attends the first ones.
 Status Attention::share_all(const AttentionRequest& req, HybridGpu* gpu) {
   const uint32_t heads = config_.kv_heads, sealed = req.store.pages().pages(),
                  pages = sealed > 1 ? sealed - 1 : 0;
-  // of the CPU's
+  // pages of the CPU
   const uint32_t end =
       req.tokens > 1 ? pages
                      : pages - static_cast<uint32_t>(uint64_t{pages} * gpu->sixteenths() / 16);
@@ -170,7 +171,7 @@ Status Attention::share_all(const AttentionRequest& req, HybridGpu* gpu) {
   return {};
 }
 
-// The first `pages` behind the sinks', all of them attended.
+// Adds parts of the first `pages` pages after that of the sinks, all of which are attended.
 void Attention::share_among_tasks(uint32_t n, uint32_t pages) {
   const uint32_t part_pages = part_tokens_all / shape_.page_tokens,
                  block_tokens = block_rows_ / config_.group();
@@ -224,7 +225,7 @@ Status Attention::attend_chosen(const AttentionRequest& req, const HybridPart& p
   return {};
 }
 
-// Of part i what stands for itself, and, behind it, samples.
+// State of part i. which: 0: the always-read pages; 1: samples.
 AttentionState Attention::hybrid_state(std::size_t i, uint32_t which, uint32_t rows) {
   float* at =
       partials_.data() + (2 * i + which) * round_up(state_floats(block_rows_, shape_.dim), 16);
@@ -299,7 +300,7 @@ Status Attention::page_rate(uint32_t first_layer, uint32_t end_layer, AttentionR
   hybrid_parts_.clear();
   share_among_tasks(1, pages);
   uint64_t took = 0;
-  for (int time = 0; time < 2; ++time) {  // the first one verifies what was not verified before
+  for (int time = 0; time < 2; ++time) {  // the first pass also verifies unverified pages
     const uint64_t begin = os::now_ns();
     for (req.layer = first_layer; req.layer < end_layer && !req.cancel.fired(); ++req.layer)
       RETURN_IF_ERROR(attend_parts(req, false));

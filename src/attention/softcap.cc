@@ -1,12 +1,12 @@
-// Attention whose scores are capped, cap * tanh(score / cap), as Gemma 2 has it (arXiv 2408.00118,
-// section 2). Kernels do not know it: scores of pages come from the kernel, bit for bit those that
-// strategies choose by, the rest is plain code.
+// Attention with capped scores, cap * tanh(score / cap), as in Gemma 2 (arXiv 2408.00118, section
+// 2). Kernels have no cap. A kernel computes the scores of pages, bit-identical to those that
+// strategies select by. The rest is portable code.
 //
-// Keys are stored less their head's mean key, which shifts all scores of a query alike. That is
-// nothing to softmax, but something to tanh: the shift is put back first.
+// Keys are stored minus the mean key of their head, which shifts all scores of a query by the same
+// number. Softmax ignores this shift, but tanh does not. So the shift is added before the cap.
 //
-// A row of tokens or a page of rows takes about a millisecond; cancel is looked at as often. What
-// is half done then is meaningless anyway.
+// Cancel is tested per row of tokens and per page of rows, about every millisecond. Results after a
+// cancel are undefined.
 #include <cmath>
 
 #include "attention/worker.h"
@@ -15,7 +15,7 @@ namespace kvasir {
 
 namespace {
 
-// Adds tokens to one row's state: scores s, of which s[t] is as it is; values [n][dim]. bias: of
+// Adds tokens to one row's state. s: [n] uncapped scores, overwritten. v: [n][dim]. bias: added to
 // the capped scores.
 void add_tokens(float cap, float shift, float bias, float* s, const float* v, uint32_t n,
                 uint32_t dim, const AttentionState& state) {
@@ -37,7 +37,7 @@ void add_tokens(float cap, float shift, float bias, float* s, const float* v, ui
   }
 }
 
-// What centring took off a query's scores.
+// Computes the shift that centring subtracted from a query's scores.
 float shift_of(const KvStore& store, uint32_t layer, uint32_t head, const float* q, uint32_t dim) {
   if (store.centre().empty()) return 0;
   const float* centre =
@@ -56,7 +56,7 @@ void Attention::attend_rows(const AttentionRequest& req, uint32_t head, const Qu
   if (cap == 0)
     return kernels_.attend_rows(rows, keys.k, keys.v, keys.count, keys.limits, state,
                                 w->scratch.data());
-  constexpr uint32_t together = 64;  // tokens
+  constexpr uint32_t together = 64;  // tokens per call of add_tokens()
   const uint32_t dim = rows.dim;
   float s[together];
   for (uint32_t r = 0; r < rows.rows && !req.cancel.fired(); ++r) {
@@ -84,7 +84,7 @@ void Attention::attend_pages(const AttentionRequest& req, uint32_t head, const Q
     return kernels_.attend_pages(rows, pages.data(), static_cast<uint32_t>(pages.size()), state,
                                  w->scratch.data());
   const uint32_t dim = rows.dim, tokens = shape_.page_tokens;
-  // what follows stays aligned
+  // rounded up, so that k and v are aligned
   const std::size_t scores = round_up(std::size_t{block_rows_} * tokens, 16);
   w->capped.resize(scores + 2 * std::size_t{tokens} * dim);
   float* const s = w->capped.data();

@@ -1,6 +1,6 @@
-// What the last token of a step attends of a document, for Trace. What was read is scored once
-// more: pages by the kernel by whose scores they were weighed, sinks and window, a few dozen
-// tokens, in plain code. A sample counts for itself, not for what it stands for.
+// Records in Trace the attention of a step's last token to the document. Scores the read tokens a
+// second time: pages by the attention kernel, so the scores are the same; sinks and window, a few
+// dozen tokens, in portable code. A sample counts as one quad, without its weight.
 #include "attention/worker.h"
 
 namespace kvasir {
@@ -18,7 +18,7 @@ float dot(const float* a, const float* b, uint32_t dim) {
 
 }  // namespace
 
-// Sinks and window, for the query heads of a group. bases: [rows] as Trace::set_base() has them.
+// Records sinks and window for the query heads of a group. bases: [rows] of Trace::set_base().
 void Attention::trace_near(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
                            uint32_t token, const float* bases, Worker* w) const {
   const uint32_t first_head = head * config_.group();
@@ -40,7 +40,7 @@ void Attention::trace_near(const AttentionRequest& req, uint32_t head, const Que
       req.store.tokens() + token + 1);
 }
 
-// What was read of a page by query heads of a group, from `row` on. bases: [rows].
+// Records the selected tokens of a page for query heads of a group, from `row` on. bases: [rows].
 void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page,
                            uint32_t number, const float* bases, Worker* w) const {
   const uint32_t tokens = shape_.page_tokens;
@@ -54,7 +54,7 @@ void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, P
                 std::span(w->traced).subspan(std::size_t{r} * tokens, tokens), bases[r]);
 }
 
-// After exact(), which has left all pages in page_lists_. lse: [n][heads].
+// Records after exact(), which has set page_lists_ to all pages. lse: [n][heads].
 void Attention::trace_exact(const AttentionRequest& req, const float* lse) {
   const uint32_t heads = config_.kv_heads, pages = static_cast<uint32_t>(page_lists_[0].size());
   const uint32_t part_pages = part_tokens / shape_.page_tokens,
