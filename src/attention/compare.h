@@ -1,23 +1,22 @@
-// Compares a strategy's attention with exact attention over the whole store. For measurement: it
-// costs what full attention costs.
+// Compares a strategy's attention with exact attention over the whole store. It is a measurement
+// with the cost of full attention.
 //
-// For every query head of a decoded token, where there is something to choose:
-//   mass    the share of the exact softmax that was read: by sinks, window and the tokens chosen
-//   error   |output - exact output| / |exact output| of the head, L2, with all that the strategy
-//           adds for what it did not read
-//   recall  the share of the 100 tokens with the largest exact scores that were read
-// Where each query head searches an index, also for its own search alone: the keys that it scans,
-// and the share of those 100 among them. Exact attention uses the store's int8 keys and values
-// behind the sinks, and sinks and window in full precision. Layers that attend everything are
-// compared too.
+// For every query head of a decoded token, if there are pages to select from:
+//   mass    the share of the exact softmax that was read: sinks, window and selected tokens
+//   error   |output - exact output| / |exact output| of the head, L2; the output includes the
+//           strategy's estimate for unread tokens
+//   recall  the part of the 100 tokens with the largest exact scores that was read
+// If each query head searches an index, also for its own search alone: the keys that it scans, and
+// the part of those 100 among them. Exact attention uses the store's int8 keys and values after the
+// sinks, and sinks and window in full precision. Dense layers are compared too.
 //
-// CompareLevel::layers also measures, at the newest token of each step, how similar the layers are.
-// A layer's set is the tokens behind the sinks that any of its query heads attends most, as
-// `filter-layers` chooses them (OmniKV, ICLR 2025). covered[i][j] is the share of layer j's
-// attention, the mean of its heads, in sinks, window and the set of layer i.
+// CompareLevel::layers also measures the similarity of the layers, at the newest token of each
+// step. A layer's set has the tokens after the sinks that any of its query heads attends most, as
+// selected by `filter-layers` (OmniKV, ICLR 2025). covered[i][j] is the share of layer j's
+// attention, as mean of its heads, in sinks, window and the set of layer i.
 //
-// A layer is begin(), compare() for each KV head and token of the step, end(), which sums in one
-// order: the same numbers for any number of threads.
+// A layer is begin(), compare() for each KV head and token of the step, end(). end() sums in a
+// fixed order, so results are the same for any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +30,7 @@
 namespace kvasir {
 
 constexpr uint32_t compared_best = 100;     // tokens of recall
-constexpr double similar_set_share = 0.05;  // of the tokens, that a layer's set has
+constexpr double similar_set_share = 0.05;  // size of a layer's set, as a part of the tokens
 
 // Sums over query heads and tokens.
 struct Compared {
@@ -40,15 +39,14 @@ struct Compared {
   double error = 0, largest_error = 0;
   double recall = 0, min_recall = 1;
   double tokens = 0;      // read, besides sinks and window
-  uint64_t searches = 0;  // queries that searched an index:
-  // what their own searches scanned, and the recall of that
+  uint64_t searches = 0;  // queries that searched an index
+  // over `searches`: keys that a query's own search scanned, and their recall
   double search_keys = 0, search_recall = 0;
-  // queries whose strategy estimated the part of its mass that is no sample,
+  // queries whose strategy estimated the mass that was read and not sampled
   uint64_t estimates = 0;
-  double mass_estimated = 0, estimate_error = 0;  // the estimates, and how far they were from it
-  // queries with a certificate of what they have read at least,
-  uint64_t certified = 0;
-  // and by how much the worst of them was above the truth; below 0: none was
+  double mass_estimated = 0, estimate_error = 0;  // over `estimates`: estimate, absolute error
+  uint64_t certified = 0;                         // queries with a certificate
+  // over `certified`: certificates; their largest excess over the true mass, below 0: none exceeds
   double certificate = 0, certificate_excess = -1;
 
   Compared& operator+=(const Compared& o);
@@ -56,20 +54,19 @@ struct Compared {
 
 class Comparison {
  public:
-  // Of one thread.
+  // Scratch of one thread.
   struct Scratch {
     Array<float> near;    // o [rows][dim], m [rows], l [rows]: attention to sinks and window
     Array<float> scores;  // [rows][tokens]
     Array<float> exact;   // [rows][head_dim]
-    // [rows] shares of attention that the strategy thinks it read but for samples; empty: it does
-    // not say
+    // [rows] the strategy's estimates of the mass that was read and not sampled; empty: none
     Array<double> estimated;
-    Array<double> certified;  // [rows] of which it is certain; empty: no certificate was asked for
+    Array<double> certified;  // [rows] certificates; empty: not requested
     Array<uint32_t> best;
     Array<uint8_t> read;  // [tokens]
     Array<std::byte> bytes;
 
-    // Before anything of the store is attended.
+    // Copies the state of sinks and window, before pages are attended.
     void keep_near(const AttentionState& state, uint32_t rows, uint32_t dim);
   };
   struct Case {
@@ -80,15 +77,16 @@ class Comparison {
     uint32_t token;       // of the step
     QueryRows rows;
     const Selection* chosen;              // null: everything was read
-    const float* out;                     // [rows][head_dim] what the strategy's attention gave
-    const CancelLatch* cancel = nullptr;  // once it has fired, what is added is meaningless
+    const float* out;                     // [rows][head_dim] output of the strategy's attention
+    const CancelLatch* cancel = nullptr;  // after it has fired, added numbers are undefined
     bool cancelled() const { return cancel && cancel->fired(); }
   };
 
   Comparison(uint32_t layers, uint32_t kv_heads) : layers_(layers), kv_heads_(kv_heads) {}
 
   void begin(CompareLevel level, const PageStore& pages, uint32_t first_page, uint32_t tokens);
-  // From any thread. False: a page of a mapped file is damaged.
+  // Compares one KV head and token. Any thread. Returns false if a page of a mapped file is
+  // damaged.
   bool compare(const Case& one, Scratch* scratch);
   void end(const Kernels& kernels, uint32_t layer);
   void reset();
@@ -115,11 +113,11 @@ class Comparison {
   Array<double> covered_;  // [layers][layers]
   uint64_t covered_steps_ = 0;
 
-  // The newest token of the step that runs.
+  // Of the newest token of the running step.
   bool layers_too_ = false;
   uint32_t tokens_ = 0;  // of the step
   uint32_t n_ = 0;       // tokens behind the sinks
-  // [kv_heads][n] the largest share of any query head, the sum of the heads' shares
+  // [kv_heads][n] the largest share of any query head; the sum of the query heads' shares
   Array<float> best_, shares_;
   Array<double> near_heads_;  // [kv_heads] shares of sinks and window, summed over query heads
   uint32_t group_ = 1;

@@ -1,4 +1,4 @@
-// Attention of a step's queries in one layer: what it is of and by what it chooses.
+// Input of the attention of a step's queries in one layer.
 #pragma once
 
 #include <cstdint>
@@ -11,21 +11,21 @@ namespace kvasir {
 
 struct AttentionRequest {
   uint32_t layer = 0;
-  uint32_t first = 0;                  // the first token of the step that is attended
+  uint32_t first = 0;                  // first token of the step whose attention is computed
   uint32_t tokens = 0;                 // of the step
   const float* q = nullptr;            // [tokens][heads][head_dim] after RoPE
   const KvStore& store;                // has the step's rows of this layer, uncommitted
   const Selector* selector = nullptr;  // null: every token is attended
   const Plan& plan;
-  const StepMemory* memory = nullptr;  // the selector's own, where it has one
-  const CancelLatch& cancel;           // once it has fired, results are meaningless
+  const StepMemory* memory = nullptr;  // of the selector, or null
+  const CancelLatch& cancel;           // after it has fired, results are undefined
 };
 
-// What a layer computes of a step's tokens, after RoPE.
+// Rows of a step's tokens in one layer, after RoPE.
 struct LayerRows {
   const float *q, *k, *v;      // [tokens][heads or kv_heads][head_dim]
-  const float* lse = nullptr;  // [tokens][heads] ln of the sum of e^score, where it is known
-  // [..][heads][head_dim] attention's output, where it is asked for
+  const float* lse = nullptr;  // [tokens][heads] log-sum-exp of the scores; null: unknown
+  // [..][heads][head_dim] output of attention; null: not requested
   const float* attended = nullptr;
 };
 

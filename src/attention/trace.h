@@ -1,15 +1,14 @@
-// Which parts of a document an answer attended: the attention of the last token of each step, by
-// blocks of tokens.
+// Records which parts of a document an answer attended: the attention of the last token of each
+// step, by blocks of tokens.
 //
-// Heads that retrieve put much of a query's attention on few tokens, the others spread theirs over
-// everything near and far. Shares that are summed as they are drown the first in the second, so a
-// block counts with the square of the share that a query head gave it, summed over layers, query
-// heads and steps. Measured: trace.cc.
+// Retrieval heads concentrate attention on few tokens; other heads spread it over the document. In
+// a sum of plain shares the spread attention would dominate. So a block counts with the square of
+// its share, summed over layers, query heads and steps. trace.cc has measurements.
 //
 // A step is begin_step(); for each layer begin_layer(), set_base() and add() for its query heads,
-// end_layer(); and at last commit(). Until then nothing is visible. Threads: calls for different
-// heads, or add() for different blocks of one, may run together. Sums do not depend on who runs
-// what.
+// end_layer(); then commit(). Nothing is visible before commit(). Threads: calls for different
+// heads, or add() for different blocks of a head, may overlap. Sums do not depend on the assignment
+// of calls to threads.
 #pragma once
 
 #include <cstdint>
@@ -23,30 +22,30 @@ namespace kvasir {
 
 class Trace {
  public:
-  // Neighbouring tokens of the sequence. share: of all that was counted, 0 to 1.
+  // Neighbouring tokens of the sequence. share: of all counted attention, 0 to 1.
   struct Passage {
     uint64_t first, tokens;
     double share;
   };
 
-  // The document ends before token `document` of the sequence; the tokens before `begin`, which are
-  // marks and instructions, do not count. Throws std::bad_alloc.
+  // document: the token of the sequence before which the document ends. begin: the number of tokens
+  // of marks and instructions before it, which do not count. Throws std::bad_alloc.
   Trace(uint32_t heads, uint32_t block_tokens, uint64_t document, uint64_t begin = 0);
   uint64_t document() const { return document_; }
   uint64_t steps() const { return steps_; }
 
   void begin_step();
   void begin_layer();
-  // What a query head's scores are taken relative to: at least the largest of them, so that
-  // e^(score - base) is finite.
+  // Sets the number subtracted from a query head's scores. It is at least the largest score, so
+  // that e^(score - base) is finite.
   void set_base(uint32_t head, float base) { bases_[head] = base; }
-  // Scores of neighbouring tokens for a query head; -inf: was not read. base: the one that is set.
+  // Adds scores of neighbouring tokens for a query head; -inf: not read. base: of set_base().
   void add(uint32_t head, uint64_t first, std::span<const float> scores, float base);
-  // totals: [heads] ln of the sum of e^score over all that each query attended.
+  // totals: [heads] log-sum-exp of the scores that each query attended.
   void end_layer(const float* totals, ThreadPool* pool);
   void commit();
 
-  // Those that stand out, the largest share first.
+  // Returns the passages with the largest shares, in descending order.
   std::vector<Passage> passages() const;
 
  private:
@@ -54,9 +53,9 @@ class Trace {
   const uint64_t document_, begin_;  // tokens
   const uint32_t blocks_;
   uint64_t steps_ = 0;
-  Array<float> bases_;    // [heads] of the layer that runs,
-  Array<float> weights_;  // [heads][blocks] and sums of e^(score - base)
-  Array<double> step_;    // [blocks] of the step that runs
+  Array<float> bases_;    // [heads] of the running layer
+  Array<float> weights_;  // [heads][blocks] of the running layer: sums of e^(score - base)
+  Array<double> step_;    // [blocks] of the running step
   Array<double> sums_;    // [blocks]
 };
 

@@ -1,4 +1,5 @@
-// What the files of Attention share: a thread's scratch, and states and rows as parts of arrays.
+// Shared by the files of Attention: the scratch of a thread, and views of states and rows in
+// arrays.
 #pragma once
 
 #include <algorithm>
@@ -10,11 +11,11 @@
 
 namespace kvasir {
 
-// Query rows of neighbouring tokens for which one scan of the summaries serves. Their scores are a
-// float for each row and block of 16 tokens, or quad of 4: an L2 cache of 1 MiB has them up to
-// 170,000 tokens, or 43,000.
+// Query rows of neighbouring tokens per scan of the summaries. A scan writes a float per row and
+// block of 16 tokens, or quad of 4. They fit an L2 cache of 1 MiB up to 170,000 tokens (blocks), or
+// 43,000 (quads).
 constexpr uint32_t scanned_rows = 24;
-// of the store that one task of a single block, or one call of a kernel, reads
+// tokens of the store per task of a single block, and per kernel call
 constexpr uint32_t part_tokens = 8192;
 
 struct Attention::Worker {
@@ -26,19 +27,19 @@ struct Attention::Worker {
   Array<std::byte> scratch;
   SelectorScratch selector;
   Selection selection;
-  Array<uint32_t> numbers;        // of what is fetched together,
-  Array<PageRef> pages;           // and where it lies
+  Array<uint32_t> numbers;        // of the pages of one fetch
+  Array<PageRef> pages;           // and their addresses
   Array<float> read_m, read_l;    // [rows] before the samples are added
   Array<float> bounds;            // [group][blocks]
-  Array<uint32_t> unread_tokens;  // [blocks] that a list has not
-  // as state: sinks and window by the scores as they are, where a cap is set
+  Array<uint32_t> unread_tokens;  // [blocks] tokens that a list does not have
+  // as state: sinks and window by uncapped scores, if a cap is set
   Array<float> near;
   Array<float> shifts;  // [block_rows]
   // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page
   Array<float> capped;
   Array<float> traced;   // [group][tokens of a page] scores
-  PageStore::Hold hold;  // of what a question reads
-  uint64_t missed = 0;   // pages that had to be read for it
+  PageStore::Hold hold;  // pages of a query batch
+  uint64_t missed = 0;   // pages of the batch that were read from the file
   ReadCounts counts;
   Comparison::Scratch compare;
 };
@@ -47,7 +48,8 @@ inline std::size_t state_floats(uint32_t rows, uint32_t dim) {
   return std::size_t{rows} * (dim + 16) + 16;
 }
 
-// A state over floats, empty. o stays 64-byte aligned because rows * dim is a multiple of 16.
+// Makes an empty state in the floats at `at`. o stays 64-byte aligned because rows * dim is a
+// multiple of 16.
 inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
   AttentionState s{at, at + std::size_t{rows} * dim,
                    at + std::size_t{rows} * dim + round_up(rows, 16)};
@@ -57,7 +59,7 @@ inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
   return s;
 }
 
-// From `row` on.
+// Returns the rows of a state from `row` on.
 inline AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) {
   return {s.o + std::size_t{row} * dim, s.m + row, s.l + row};
 }
