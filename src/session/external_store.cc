@@ -19,13 +19,13 @@ namespace {
 
 constexpr uint32_t max_layers = 1024, max_heads = 1024, max_threads = 256, max_window = 1 << 20;
 constexpr uint64_t max_tokens_of_all = uint64_t{1} << 30;
-// of what is computed with, not copied alone
+// bytes per task when the task computes, not only copies
 constexpr std::size_t small_piece = std::size_t{1} << 17;
-constexpr uint32_t many = 16;       // tokens of a step that are worth the pool's threads
-constexpr float too_large = 1e30f;  // below it sums and differences stay finite
+constexpr uint32_t many = 16;       // tokens of a step from which the thread pool pays off
+constexpr float too_large = 1e30f;  // smaller magnitudes keep sums and differences finite
 constexpr char no_model[] = "(no model)";
 
-// Rounded to nearest, ties to even; too large is infinite.
+// Rounds to nearest, ties to even; overflow is infinity.
 uint16_t to_f16(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), sign = bits >> 16 & 0x8000u,
                  magnitude = bits & 0x7fffffffu;
@@ -62,7 +62,7 @@ Status read_numbers(const char* name, Numbers type, const void* from, std::size_
       small_piece);
   if (good.load(std::memory_order_relaxed)) return {};
   return Status::error(Code::bad_argument,
-                       "%s holds a number that is not finite, or past 1e30; the cache is as it was",
+                       "%s has NaN, infinity or a magnitude over 1e30; the cache is unchanged",
                        name);
 }
 
@@ -107,7 +107,7 @@ Status ExternalStore::resolve(BareOptions* o) {
     return Status::error(Code::bad_argument, "window_tokens is %u: use up to %u", o->window,
                          max_window);
   o->memory.reaper = std::make_shared<os::FileReaper>();
-  o->memory.step_tokens = 1;  // the least; the store knows of larger ones when they come
+  o->memory.step_tokens = 1;  // the minimum; larger steps raise it
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
   RETURN_IF_ERROR(
       check_select_options(o->select, s.layers, PageShape::of(s.head_dim).block_tokens));
@@ -115,7 +115,7 @@ Status ExternalStore::resolve(BareOptions* o) {
   if (info && (info->index || info->has(StrategyInfo::chooses_once)))
     return Status::error(
         Code::bad_argument,
-        "strategy is \"%s\", which reads the text again with its model: a cache has none",
+        "strategy is \"%s\", which needs a model, and a cache has none: use another strategy",
         o->select.strategy.c_str());
   return {};
 }
@@ -156,24 +156,26 @@ Status ExternalStore::fork(const Cancel* cancel, std::unique_ptr<ExternalStore>*
   return {};
 }
 
-// Before something is done with the whole sequence.
+// Commits a complete step before an operation on the whole sequence. `what`: a participle for the
+// message.
 Status ExternalStore::commit_complete(const char* what) {
   if (step_tokens_ > 0 && !complete())
-    return Status::error(Code::bad_state,
-                         "the step of %u tokens has %u of %u layers: update the others or truncate "
-                         "before the cache is %s",
-                         step_tokens_, updated_, options_.shape.layers, what);
+    return Status::error(
+        Code::bad_state,
+        "the step of %u tokens has %u of %u layers: update the others, or truncate "
+        "the cache, before it is %s",
+        step_tokens_, updated_, options_.shape.layers, what);
   if (step_tokens_ > 0) commit();
   return {};
 }
 
 Status ExternalStore::finish(const KvStore** out) {
-  RETURN_IF_ERROR(commit_complete("taken over"));
+  RETURN_IF_ERROR(commit_complete("used by a session"));
   *out = &store_;
   return {};
 }
 
-// The same, and it goes on with the sketch that its next token would ask for.
+// Commits as commit_complete(), and builds the sketch that the next token would need.
 Status ExternalStore::settle(const char* what, const Cancel* cancel) {
   RETURN_IF_ERROR(commit_complete(what));
   const Plan plan = make_plan(options_.select, store_.sealed_tokens(), options_.shape.layers, {});
@@ -186,17 +188,16 @@ void ExternalStore::commit() {
   committed_ = true;
 }
 
-// The sketch of the keys, where the plan wants one and there is none that serves it.
+// Builds the sketch of the keys if the plan needs one and there is no current one.
 Status ExternalStore::prepare_sketch(const Plan& plan, const Cancel* cancel) {
   if (!plan.strategy->has(StrategyInfo::wants_sketch) || store_.pages().pages() < 2 ||
       store_.sketch().is_current())
     return {};
-  // What will be asked is not known.
+  // without query moments: later queries are unknown
   return store_.build_sketch(nullptr, cpu_kernels(), pool_.get(), cancel, step_tokens_);
 }
 
-// How the next step attends. The sketch that its strategy needs is found by the first attention,
-// which can be cancelled.
+// Plans the next step. Its first attention, which can be cancelled, builds the strategy's sketch.
 void ExternalStore::plan_step(uint32_t tokens) {
   step_selector_ = nullptr;
   if (tokens > 1) {
@@ -214,7 +215,7 @@ void ExternalStore::plan_step(uint32_t tokens) {
   step_selector_ = selector_.get();
 }
 
-// What can be known before is refused before the last step is committed.
+// Makes all checks that do not need the commit before the last step is committed.
 Status ExternalStore::begin_step(uint32_t tokens) {
   const uint64_t held = this->tokens();
   if (tokens > options_.max_tokens - held)
@@ -223,12 +224,11 @@ Status ExternalStore::begin_step(uint32_t tokens) {
                          "; it is unchanged",
                          tokens, held, options_.max_tokens);
   RETURN_IF_ERROR(store_.check_budget(held + tokens, 0, tokens));
-  // null: auto, which wants no representatives
+  // null: auto, which needs no representatives
   const StrategyInfo* asked = strategy_info(options_.select.strategy);
   if (tokens == 1 && asked && asked->has(StrategyInfo::wants_representatives) &&
       store_.pages_after(held) >= 2 && !store_.representatives().known())
-    return Status::error(Code::bad_state,
-                         "%s chooses by queries, which not every update has brought",
+    return Status::error(Code::bad_state, "%s selects by queries: pass q in every update",
                          asked->name.data());
   if (complete()) commit();
   plan_step(tokens);
@@ -253,11 +253,11 @@ Status ExternalStore::update(uint32_t layer, Numbers type, const void* k, const 
                          tokens, step_tokens_, updated_, s.layers);
   if (open && layer_updated_[layer])
     return Status::error(Code::bad_state,
-                         "layer %u has been updated: the step has %u of its %u layers", layer,
+                         "layer %u already has its update: the step has %u of %u layers", layer,
                          updated_, s.layers);
   const StrategyInfo* asked = strategy_info(options_.select.strategy);
   if (!q && asked && asked->has(StrategyInfo::wants_representatives))
-    return Status::error(Code::bad_argument, "q is NULL: %s chooses by the queries of every update",
+    return Status::error(Code::bad_argument, "q is NULL: %s needs the queries of every update",
                          asked->name.data());
   const std::size_t count = std::size_t{tokens} * s.kv_width();
   RETURN_IF_ERROR(read_numbers("k", type, k, count, pool_.get(), &k_));
@@ -272,25 +272,24 @@ Status ExternalStore::update(uint32_t layer, Numbers type, const void* k, const 
   } else {
     store_.forget_representatives();
   }
-  // not of all layers when the next step begins
+  // now, so that the next step need not seal all layers
   store_.seal(layer, tokens, cpu_kernels(), pool_.get());
   layer_updated_[layer] = true;
   ++updated_;
   return {};
 }
 
-// That the layer reads what the filter layer before it chose for this very step.
+// Checks that the selection for the layer comes from its filter layer and from this step.
 Status ExternalStore::check_choice(uint32_t layer) const {
   if (plan_.filter.empty() || plan_.is_dense(layer)) return {};
   uint32_t filter = layer;
   while (!plan_.is_filter(--filter)) {
-  }  // there is one: the layers before the first are dense
+  }  // ends: the layers before the first filter layer are dense
   if (filter == chosen_by_) return {};
   return Status::error(Code::bad_state,
-                       "layer %u reads what layer %u chooses, which is not the filter layer that "
-                       "was attended last in this step: "
-                       "attend it first",
-                       layer, filter);
+                       "layer %u needs the selection of filter layer %u in this step: attend layer "
+                       "%u first",
+                       layer, filter, filter);
 }
 
 Status ExternalStore::attention(const BareQuery& query) {
@@ -306,14 +305,12 @@ Status ExternalStore::attention(const BareQuery& query) {
                          number_text(query.softcap).c_str());
   if (step_tokens_ == 0 && committed_)
     return Status::error(Code::bad_state,
-                         "layer %u has no open step: the last one is part of the cache since it "
-                         "was saved, copied or truncated, or an "
-                         "update failed; its tokens are not to be updated again",
+                         "layer %u has no open step: a save, fork, truncate or failed update ended "
+                         "the last one; its tokens are in the cache and not to be updated again",
                          layer);
   if (step_tokens_ == 0 || !layer_updated_[layer])
     return Status::error(Code::bad_state,
-                         "layer %u has no step: update it with the tokens' keys and values first",
-                         layer);
+                         "layer %u has no update in this step: call kv_cache_update first", layer);
   if (n != step_tokens_)
     return Status::error(Code::bad_argument, "tokens is %u: the step has %u", n, step_tokens_);
   RETURN_IF_ERROR(check_choice(layer));
@@ -321,7 +318,7 @@ Status ExternalStore::attention(const BareQuery& query) {
   if (selector) RETURN_IF_ERROR(prepare_sketch(plan_, query.cancel));
   const std::size_t count = std::size_t{n} * s.q_width();
   RETURN_IF_ERROR(read_numbers("q", query.type, query.q, count, pool_.get(), &q_));
-  // attention has 1 / sqrt(head_dim) in it
+  // Attention scales by 1 / sqrt(head_dim).
   const float factor =
       query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));
   if (factor != 1.0f)
@@ -342,12 +339,12 @@ Status ExternalStore::attention(const BareQuery& query) {
                            .cancel = cancel};
   RETURN_IF_ERROR(attention_->run(request, out_.data(), totals));
   if (chooses && !cancel.fired()) {
-    chosen_by_ = no_layer;  // until all of it is there
+    chosen_by_ = no_layer;  // until the selection is complete
     request.selector = step_selector_, attention_->filter(request, totals, nullptr, memory_.get());
     if (!cancel.fired()) chosen_by_ = layer;
   }
   if (!selector || plan_.strategy->has(StrategyInfo::reads_keys)) store_.drop_resident_pages(layer);
-  if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the cache is as it was");
+  if (cancel.fired()) return Status::error(Code::cancelled, "cancelled; the cache is unchanged");
   write_numbers(query.type, out_.data(), count, query.out);
   return {};
 }
@@ -356,10 +353,10 @@ Status ExternalStore::truncate(uint64_t tokens) {
   const uint64_t held = this->tokens();
   if (tokens > held)
     return Status::error(Code::bad_argument,
-                         "cannot go back to token %" PRIu64 ": the cache holds %" PRIu64
+                         "cannot truncate to %" PRIu64 " tokens: the cache has %" PRIu64
                          "; it is unchanged",
                          tokens, held);
-  if (complete() && tokens > store_.tokens()) {  // what is taken back of a step was never sealed
+  if (complete() && tokens > store_.tokens()) {  // the dropped tokens of the step are not sealed
     store_.keep_first(static_cast<uint32_t>(tokens - store_.tokens()), step_tokens_);
     step_tokens_ = static_cast<uint32_t>(tokens - store_.tokens());
     commit();
@@ -369,7 +366,7 @@ Status ExternalStore::truncate(uint64_t tokens) {
     RETURN_IF_ERROR(store_.rewind(tokens, cpu_kernels()));
     committed_ = false;
   }
-  step_tokens_ = 0;  // of a step that was not complete, or of which nothing is left
+  step_tokens_ = 0;  // drops an incomplete step, or one without remaining tokens
   return {};
 }
 
@@ -396,11 +393,11 @@ Status ExternalStore::load(const std::string& path, BareOptions options, bool ve
     return Status::error(Code::model_mismatch, "%s %s; nothing was loaded", path.c_str(), what);
   };
   if (id.vocabulary != 0)
-    return mismatch("was saved by a session, with whose model kv_load loads it");
+    return mismatch("was saved by a session: load it with kv_load and its model");
   if (id.layers != options.shape.layers || id.kv_heads != options.shape.kv_heads ||
       id.head_dim != options.shape.head_dim)
     return mismatch("has another shape");
-  if (id.model != options.identity) return mismatch("has another identity: other weights made it");
+  if (id.model != options.identity) return mismatch("has another identity: prefill it again");
   const StoreShape shape = store_shape(options);
   SavedSequence state;
   RETURN_IF_ERROR(read_saved(peek, &state));

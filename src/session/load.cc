@@ -1,4 +1,4 @@
-// Mapping a saved session: what it has besides its store (saved_store.h).
+// Loads a session by mapping its file: the data besides its store (saved_store.h).
 #include <algorithm>
 #include <array>
 #include <cinttypes>
@@ -24,8 +24,8 @@ uint64_t get(const std::byte* at, std::size_t bytes) {
   return value;
 }
 
-// The queries in a section, behind `head` bytes, of a sequence that had so many tokens then;
-// nothing where there is none.
+// Loads the queries of a section, after its first `head` bytes. tokens: of the sequence when it was
+// saved. A missing section leaves *out unchanged.
 Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint64_t tokens,
                     ThreadPool* pool, const Cancel* cancel, RecentQueries* out) {
   const CacheFile::Section* section = file.find(kind);
@@ -34,9 +34,8 @@ Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint
   const uint64_t most = std::min<uint64_t>(RecentQueries::capacity, tokens);
   if (bytes % token || bytes / token > most)
     return Status::error(Code::corrupt,
-                         "%s: section '%s' has %" PRIu64
-                         " bytes, which are not the queries of up to %" PRIu64
-                         " tokens; nothing was loaded",
+                         "%s: section '%s' has %" PRIu64 " bytes, not a multiple for up to %" PRIu64
+                         " queries; nothing was loaded",
                          file.path().c_str(), format::name_of(kind), section->bytes, most);
   RETURN_IF_ERROR(expect(file, kind, section->bytes, &section));
   out->restore(static_cast<uint32_t>(bytes / token), tokens);
@@ -44,7 +43,7 @@ Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint
                      [&](uint64_t row) { return out->saved_row(row); });
 }
 
-// A number of tokens, of a sequence of so many; *out stays where there is none.
+// Loads a number of tokens, at most the sequence's. A missing section leaves *out unchanged.
 Status load_count(const CacheFile& file, SectionKind kind, const SectionFacts& facts,
                   uint64_t* out) {
   const CacheFile::Section* section = file.find(kind);
@@ -88,14 +87,14 @@ Status Session::load_observed(const CacheFile& file, const SectionFacts& facts,
                       &sequence_.observed.queries);
 }
 
-// The saved turns' format is the session's, whatever was recognised in the model. Another one that
-// the caller chose is refused: the file's turns and the questions would have two formats, and no
-// answer would show that.
+// Uses the chat format of the saved turns, not the one recognised in the model. Refuses another
+// format that the caller chose: otherwise turns of the file and questions would have two formats,
+// and no answer would show it.
 Status Session::use_chat(const ChatRecord& record, const char* path) {
   if (record.unknown.empty() && !sequence_.tokens.empty() && options_.instructions &&
       *options_.instructions != record.instructions)
     return Status::error(Code::model_mismatch,
-                         "%s has %s: open it with the same or with NULL, or prefill the document "
+                         "%s has %s: load it with the same or with NULL, or prefill the document "
                          "again; nothing was loaded",
                          path,
                          record.instructions.empty() ? "no instructions" : "other instructions");
@@ -103,28 +102,27 @@ Status Session::use_chat(const ChatRecord& record, const char* path) {
   const char* name = record.format.c_str();
   if (!record.unknown.empty())
     return Status::error(Code::version,
-                         "%s: its turns have '%s', which this library does not know: read the "
-                         "document again; nothing was loaded",
+                         "%s: its turns have '%s', which this library does not support: prefill "
+                         "the document again; nothing was loaded",
                          path, record.unknown.c_str());
   const auto chat = chat_format_by_name(record.format);
   if (!chat)
     return Status::error(Code::model_mismatch,
-                         "%s is in the chat format '%s', which this library does not know: read "
-                         "the document again; nothing was "
-                         "loaded",
+                         "%s has the unknown chat format '%s': prefill the document again; nothing "
+                         "was loaded",
                          path, name);
   if (model_->chat_is_chosen() && model_->chat() != *chat)
     return Status::error(Code::model_mismatch,
-                         "%s is in the chat format '%s', the model was opened with '%s': open it "
-                         "with '%s' or with none, or read "
-                         "the document again; nothing was loaded",
+                         "%s has the chat format '%s', but the model was opened with '%s': open it "
+                         "with '%s' or with none, or prefill the document again; nothing was "
+                         "loaded",
                          path, name, chat_format_name(model_->chat()), name);
   sequence_.chat = *chat;
   options_.instructions = record.instructions;
   return {};
 }
 
-// The sections that a sequence can do without.
+// Loads the optional sections.
 Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
                               const Cancel* cancel) {
   const SectionFacts facts = state.facts(model_->config().vocabulary);
@@ -141,7 +139,7 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
                          nullptr, cancel, &at));
     const auto* values = reinterpret_cast<const float*>(at);
     sequence_.layer_errors.assign(values, values + errors->bytes / sizeof *values);
-    // the next one comes when it would have come
+    // so that the next measurement is due as without save and load
     sequence_.probed_at = uint64_t{state.probed_pages} * state.page_tokens;
   }
   if (!options_.full_precision) {
@@ -155,26 +153,27 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
   return load_count(file, SectionKind::read, facts, &sequence_.prefilled_tokens);
 }
 
-// Whether the file was saved with these weights.
+// Checks that the file was saved with these weights.
 static Status check_model(const format::Identity& id, const std::string& path, const Model& model) {
   if (id.vocabulary == 0)
     return Status::error(Code::model_mismatch,
-                         "%s is a cache of no model: kv_cache_load loads it; nothing was loaded",
+                         "%s was saved by kv_cache_save: load it with kv_cache_load; nothing was "
+                         "loaded",
                          path.c_str());
   if (!model.is_of(id))
     return Status::error(
         Code::model_mismatch,
-        "%s was saved with another model ('%s'): read the document again; nothing was loaded",
+        "%s was saved with another model ('%s'): prefill the document again; nothing was loaded",
         path.c_str(), id.model_name);
   if (id.vocabulary != model.config().vocabulary)
     return Status::error(
         Code::corrupt,
-        "%s: the header's shape is not the model's though the fingerprint is; nothing was loaded",
+        "%s: the header has the model's fingerprint but another shape; nothing was loaded",
         path.c_str());
   return {};
 }
 
-// saved: tokens of the file; trained: tokens of the model; context: tokens of the session.
+// Checks lengths in tokens. saved: the file's; trained: the model's; context: the session's.
 static Status check_length(const std::string& path, uint64_t saved, uint64_t wanted_tokens,
                            uint64_t trained, uint64_t context) {
   if (saved > trained)
@@ -185,7 +184,7 @@ static Status check_length(const std::string& path, uint64_t saved, uint64_t wan
   if (wanted_tokens > saved)
     return Status::error(Code::bad_argument,
                          "%s holds %" PRIu64 " tokens: %" PRIu64
-                         " were asked for; nothing was loaded",
+                         " were requested; nothing was loaded",
                          path.c_str(), saved, wanted_tokens);
   if (const uint64_t wanted = wanted_tokens ? wanted_tokens : saved; wanted > context)
     return Status::error(Code::context_full,
@@ -215,7 +214,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
     Progress progress(std::move(report));
     RETURN_IF_ERROR(peek.verify(&progress, cancel));
   }
-  // the session's: of a long text's file there is much to look at
+  // the later session's pool, because a large file has many tables to verify
   std::unique_ptr<ThreadPool> pool;
   RETURN_IF_ERROR(ThreadPool::create(options.threads, &pool));
   std::shared_ptr<const CacheFile> file;
@@ -240,7 +239,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   session->sequence_.document_turn = static_cast<Turn>(state.document_turn);
   RETURN_IF_ERROR(session->use_chat(chat, path.c_str()));
   RETURN_IF_ERROR(session->load_optional(*file, state, cancel));
-  // copied by now, and not to stay in memory twice
+  // these sections are copied: drops their mapped pages
   for (const CacheFile::Section& section : file->sections())
     if (section.kind <= SectionKind::window || section.kind == SectionKind::logits ||
         section.kind == SectionKind::queries)

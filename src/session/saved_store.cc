@@ -41,33 +41,33 @@ SavedSequence decode(const std::byte* section) {
           load32(at + state_document_turn), load32(at + state_probed_pages)};
 }
 
-// What is wrong with a sequence's facts, as a loader and a saver see them; null: nothing.
+// Returns the first contradiction in a sequence's facts, or null. Used by load and save.
 const char* wrong_state(const SavedSequence& s, const StoreShape& shape,
                         const format::Identity& identity) {
   if (s.turn > 3 || s.document_turn > 2) return "an unknown turn";
   if (s.document_tokens > s.tokens || (s.document_tokens == 0) != (s.document_turn == 0))
-    return "a conversation that begins nowhere";
+    return "document tokens that contradict its turns";
   if (s.full_precision > 1) return "an unknown flag";
-  if (s.probed_pages > s.pages) return "a measurement of pages that are not there";
+  if (s.probed_pages > s.pages) return "more measured pages than pages";
   if (s.page_tokens != shape.page.page_tokens) return "another page size";
-  if (s.tokens != identity.tokens) return "not the header's number of tokens";
+  if (s.tokens != identity.tokens) return "another number of tokens than the header";
   if (s.tokens != uint64_t{s.pages} * s.page_tokens + s.window_count)
-    return "pages and window do not add up to its tokens";
+    return "other tokens than its pages and window together";
   if (s.full_precision && s.pages) return "sealed pages in a full-precision sequence";
   if (s.window_tokens == 0 || s.window_tokens > (1u << 20)) return "a window out of range";
-  if ((s.turn == 0) != (s.tokens == 0)) return "a turn that does not fit its tokens";
+  if ((s.turn == 0) != (s.tokens == 0)) return "a turn without tokens, or tokens without a turn";
   if (s.pages && s.window_count == 0) return "an empty window";
   return nullptr;
 }
 
-// What a loader would refuse is not written.
+// Refuses to write data that load would refuse.
 Status check_savable(const std::string& path, const format::Identity& identity,
                      const KvStore& store, const SavedSequence& state,
                      std::span<const SavedPart> parts, const Cancel* cancel) {
   const auto refused = [&](SectionKind kind, const char* what) {
     return Status::error(Code::corrupt,
-                         "section '%s' %s: the cache that was loaded, or the model's file, is "
-                         "damaged; %s was not written",
+                         "section '%s' %s: the loaded cache file or the model file is damaged; %s "
+                         "was not written",
                          format::name_of(kind), what, path.c_str());
   };
   const StoreShape& shape = store.shape();
@@ -76,7 +76,7 @@ Status check_savable(const std::string& path, const format::Identity& identity,
                          path.c_str());
   for (const SavedPart& part : parts) {
     const auto check = [&](const void* data, std::size_t size) -> Status {
-      constexpr std::size_t piece = 4 << 20;  // between two looks at the cancel token
+      constexpr std::size_t piece = 4 << 20;  // bytes between two tests of the cancel token
       const std::span<const std::byte> all(static_cast<const std::byte*>(data), size);
       const bool whole = part.kind == SectionKind::observed;  // of several arrays
       for (std::size_t at = 0; at < size; at += whole ? size : piece) {
@@ -104,7 +104,7 @@ Status check_savable(const std::string& path, const format::Identity& identity,
 
 Status write_all(CacheWriter* writer, const void* data, std::size_t size, const Cancel* cancel,
                  Progress* progress) {
-  constexpr std::size_t piece = 4 << 20;  // between two looks at the cancel token
+  constexpr std::size_t piece = 4 << 20;  // bytes between two tests of the cancel token
   for (std::size_t at = 0; at < size || size == 0; at += piece) {
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; no file was changed");
@@ -238,7 +238,7 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
   const format::Identity& id = file.identity();
   if (id.layers != shape.layers || id.kv_heads != shape.kv_heads ||
       id.head_dim != shape.page.head_dim)
-    return Status::error(Code::corrupt, "%s: the header's shape is another one; nothing was loaded",
+    return Status::error(Code::corrupt, "%s: the header has another shape; nothing was loaded",
                          file.path().c_str());
   if (const char* what = wrong_state(state, shape, id))
     return Status::error(Code::corrupt, "%s: section 'state': %s; nothing was loaded",
@@ -271,9 +271,8 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
                   const Cancel* cancel, KvStore* out) {
   if (memory.bytes && state.full_precision)
     return Status::error(Code::bad_argument,
-                         "memory_limit is set: %s has keys and values in full precision, which "
-                         "are kept in memory; nothing was "
-                         "loaded",
+                         "memory_limit is set, but %s has full precision, which stays in memory: "
+                         "load it without a limit; nothing was loaded",
                          file->path().c_str());
   const uint32_t window_tokens = state.full_precision ? KvStore::keep_all : state.window_tokens;
   const StoreShape shape = out->shape();
@@ -295,7 +294,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
       section && section->bytes && section->version == section_version && !state.full_precision) {
     RETURN_IF_ERROR(Representatives::map(file, state.tokens, state.window_count, &representatives));
   } else if (state.tokens > 0) {
-    representatives.forget();  // read by an older library
+    representatives.forget();  // saved by an older library
   }
   KvStore store =
       KvStore::restore(std::move(pages), std::move(sketch), std::move(representatives),
