@@ -1,5 +1,4 @@
-// A sequence whose keys and values another engine has computed: a cache without a model becomes a
-// session.
+// Creates a session from an external store: a sequence whose KV cache another engine has computed.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -12,16 +11,15 @@ namespace kvasir {
 
 namespace {
 
-// that are read again where a window has all that are not sealed
+// tokens prefilled again if nothing is sealed
 constexpr uint64_t again_tokens = 64;
-// How far keys or values may be apart that come of the same weights, relative L2. Measured with the
-// mini model: 0.01 and 0.02 where the other engine had its weights in float32; keys of positions
-// that are off by one 0.57, of other tokens 0.40 (values 0.72), with channels in another order
-// 1.38.
+// Maximum difference of keys or values from the same weights, relative L2. Measured with the mini
+// model: 0.01 and 0.02 if the other engine has float32 weights. Keys with positions off by one:
+// 0.57. Keys of other tokens: 0.40 (values 0.72). Keys with another channel order: 1.38.
 constexpr double max_difference = 0.35;
 
-// How far the newest rows of one store are from the other's, of all layers together: keys as they
-// are, not centred, and values.
+// Relative L2 difference of the newest rows of two stores over all layers: uncentred keys, and
+// values.
 struct Difference {
   double keys = 0, values = 0;
 };
@@ -64,13 +62,13 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   RETURN_IF_ERROR(resolve(*model, &options));
   if (options.instructions && !options.instructions->empty())
     return Status::error(Code::bad_argument,
-                         "instructions is set: the tokens of a cache begin without instructions");
+                         "instructions is set, but the tokens of a cache have none: use NULL");
   const HeadShape &shape = cache.shape(), &wanted = model->config();
   if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads ||
       shape.head_dim != wanted.head_dim)
     return Status::error(
         Code::model_mismatch,
-        "the cache has %u layers of %u key/value heads of %u: the model has %u of %u of %u",
+        "the cache has %u layers, %u KV heads, head_dim %u: the model has %u, %u and %u",
         shape.layers, shape.kv_heads, shape.head_dim, wanted.layers, wanted.kv_heads,
         wanted.head_dim);
   const KvStore* given = nullptr;
@@ -87,7 +85,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   if (!options.full_precision) options.window = store.window_tokens();
   RETURN_IF_ERROR(check_memory_budget(options.memory, options.full_precision));
   RETURN_IF_ERROR(store.set_budget(options.memory, tokens.size(), cancel));
-  store.forget_sketch();  // one that knows what is asked follows
+  store.forget_sketch();  // the session builds one with the moments of its queries
   SequenceState sequence(model->config(), model->chat(), std::move(store));
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(sequence)));
   RETURN_IF_ERROR(session->check_tokens(tokens));
@@ -110,8 +108,8 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
     return Status::error(
         Code::model_mismatch,
         "the cache's newest %" PRIu64
-        " tokens have keys and values that differ from the model's by %s and %s: they are of other "
-        "weights, tokens or positions, or their channels lie in another order",
+        " tokens have keys and values that differ from the model's by %s and %s: other weights, "
+        "tokens or positions made them, or their channels have another order",
         again, fixed_text(difference.keys, 2).c_str(), fixed_text(difference.values, 2).c_str());
   *out = std::move(session);
   return {};

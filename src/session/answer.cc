@@ -8,8 +8,8 @@
 
 namespace kvasir {
 
-// While it lives, what the tokens attend that choose the answer's is traced. What an answer before
-// it attended is forgotten.
+// While it exists, traces the attention of the tokens whose logits choose the answer's tokens. The
+// constructor drops the trace of an earlier answer.
 struct Session::Tracing {
   Tracing(Session* s, bool trace) : session(s) {
     s->trace_.reset();
@@ -47,9 +47,9 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
   return tokenizer.encode(parts, sequence_.turn == Turn::empty, out, {nullptr, cancel});
 }
 
-// Spills now what the question and its answer, of up to so many tokens, would have to. Meanwhile
-// the sequence is held as it was, with all that is in memory of it, and what is spilled would be
-// there again afterwards. The question has to fit into the budget, the answer may be shorter.
+// Spills in advance the pages that question and answer would spill. During the answer the saved
+// sequence keeps its pages in memory, so pages spilled then would return to memory afterwards. The
+// question must fit the budget; an answer that does not may end early.
 Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* cancel) {
   const uint64_t now = sequence_.tokens.size() + question,
                  most = now + std::min(answer, options_.context - now);
@@ -92,7 +92,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     s = append(
         {.tokens = tokens, .kind = TextKind::question, .cancel = o.cancel, .progress = &progress},
         &done);
-    // it was read as a document is: not by decode
+    // the question was prefilled exactly: its reads are not those of decode
     if (chooses_once()) forward_->attention().reset_counts();
   }
   answer->question_tokens = tokens.size();
@@ -100,7 +100,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     if (sequence_.turn != Turn::answer)
       sequence_.document_tokens = restore.tokens, sequence_.document_turn = sequence_.turn;
     sequence_.turn = Turn::answer;
-    if (o.keep) restore.release();  // whatever ends the answer, its whole tokens stay
+    if (o.keep) restore.release();  // complete tokens stay, also after an error
     s = answer_loop(o, on_text, begin, answer);
   }
   if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
@@ -120,7 +120,7 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
   while (answer->reason == StopReason::none) {
     if (is_cancelled(o.cancel)) return stopped();
     Token token = 0;
-    sequence_.logits_at = 0;  // sampling changes them
+    sequence_.logits_at = 0;  // sampling overwrites the logits
     RETURN_IF_ERROR(sampler.sample(sequence_.logits, sequence_.tokens, &token));
     if (answer->answer_tokens == 0) answer->first_token_ns = os::now_ns() - begin_ns;
     if (tokenizer.ends_turn(token)) {
@@ -148,8 +148,8 @@ Status Session::passages(std::vector<Passage>* out) const {
   if (!trace_ || trace_->steps() == 0)
     return Status::error(
         Code::bad_state,
-        "no answer was traced, or the sequence has changed since: call kv_generate "
-        "with KV_TRACE_PASSAGES");
+        "the last answer has no trace, or the sequence has changed since: call kv_generate with "
+        "KV_TRACE_PASSAGES");
   out->clear();
   const Tokenizer& tokenizer = model_->tokenizer();
   const uint64_t opening = opening_bytes();

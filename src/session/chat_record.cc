@@ -1,4 +1,4 @@
-// Fields from a file go into messages: names and the format are of few characters.
+// Names and formats from a file appear in messages, so their characters are restricted.
 #include "session/chat_record.h"
 
 #include <algorithm>

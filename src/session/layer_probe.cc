@@ -5,8 +5,8 @@
 namespace kvasir {
 
 constexpr char probe_strategy[] = "quest";
-constexpr uint64_t probe_context = 2048;  // sealed tokens: with fewer nothing much is left out
-constexpr double probe_fraction = 0.02;   // small, so that what is left out shows
+constexpr uint64_t probe_context = 2048;  // sealed tokens: fewer leave little unread
+constexpr double probe_fraction = 0.02;   // small, so that unread tokens cause measurable errors
 constexpr uint32_t probe_tokens = 32;
 
 bool LayerProbe::is_due(const SequenceState& sequence) {
@@ -28,7 +28,7 @@ void LayerProbe::plan(const SelectOptions& options, SequenceState* sequence, For
   step->probe = selector_.get();
   step->probe_tokens = probe_tokens;
   errors->resize(layers);
-  sequence->layer_errors.reserve(layers);  // note() may not fail: the step is done by then
+  sequence->layer_errors.reserve(layers);  // note() must not fail, because it follows the commit
   step->errors = errors->data();
 }
 

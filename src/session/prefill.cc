@@ -1,4 +1,4 @@
-// Prefill of documents and tokens, going back, and what identifies a prefill.
+// Prefill of documents and tokens, rewind, and the key of a prefill.
 #include <algorithm>
 #include <cinttypes>
 #include <new>
@@ -9,8 +9,8 @@
 
 namespace kvasir {
 
-// counts the ways in which a text has been read sparsely: what was read in another one is not taken
-// for this one's
+// Version of sparse prefill in prefill_key(). It increases when sparse prefill computes another KV
+// cache, so that documents of another version do not match.
 constexpr uint32_t sparse_way = 2;
 
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
@@ -50,10 +50,10 @@ std::size_t Session::opening_bytes() const {
   return marks.document_open.size() + (text ? text + marks.instructions_close.size() : 0);
 }
 
-// Whether the tokens show which bytes of the document they stand for.
+// True if the bytes of the document that each token spells are known.
 bool Session::spells_document() const {
   const Turn turn = sequence_.turn == Turn::answer ? sequence_.document_turn : sequence_.turn;
-  // swallowed blanks are known only if they were recorded
+  // removed blanks are known only if they were recorded
   const bool recorded =
       !model_->tokenizer().strips_after_special() || !sequence_.spelling.entries().empty();
   return turn == Turn::document && recorded;
@@ -68,7 +68,7 @@ uint64_t Session::opening_tokens() const {
   return begin == end && sequence_.spelling.ends_unknown() ? 0 : begin;
 }
 
-// Whether a rewind has left a part of the opening only, so that the next text is not behind it.
+// True if a rewind has left only a part of the opening, so that the next text does not follow it.
 bool Session::is_within_opening() const {
   const std::size_t opening = opening_bytes();
   if (sequence_.turn != Turn::document || opening == 0) return false;
@@ -77,10 +77,11 @@ bool Session::is_within_opening() const {
          end;
 }
 
-// The turn and the figures follow the tokens that were read, also where a callback ends its thread.
+// Updates turn, spelling and statistics by the prefilled tokens, also if a callback ends its
+// thread.
 class Session::Counting {
  public:
-  // turn: what the sequence is once one has been read.
+  // turn: of the sequence after at least one prefilled token.
   Counting(Session* session, Turn turn, const uint64_t* done)
       : session_(session), end_turn_(turn), done_(done), begin_ns_(os::now_ns()) {}
   ~Counting() {
@@ -129,11 +130,12 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
                         Progress::Report report, uint64_t* tokens_done, uint64_t* bytes_done) {
   *tokens_done = *bytes_done = 0;
   if (sequence_.turn == Turn::answer)
-    return Status::error(Code::bad_state,
-                         "a conversation has begun: a document is read before the first question");
+    return Status::error(
+        Code::bad_state,
+        "a conversation has begun: prefill the document before the first question");
   const bool first = sequence_.turn == Turn::empty;
   Array<Token> tokens;
-  Array<uint32_t> lengths;  // bytes of marks and text that each stands for
+  Array<uint32_t> lengths;  // [tokens] bytes of marks and text that each spells
   RETURN_IF_ERROR(encode_document(text, parse_special, cancel, &tokens, &lengths));
   RETURN_IF_ERROR(check_room(tokens.size()));
 
@@ -196,8 +198,7 @@ Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, con
 Status Session::check_has(uint64_t tokens) const {
   if (tokens <= sequence_.tokens.size()) return {};
   return Status::error(Code::bad_argument,
-                       "cannot go back to token %" PRIu64
-                       ": the sequence holds %zu; it is unchanged",
+                       "cannot rewind to %" PRIu64 " tokens: the sequence has %zu; it is unchanged",
                        tokens, sequence_.tokens.size());
 }
 
@@ -209,7 +210,7 @@ Status Session::rewind(uint64_t tokens) {
   return {};
 }
 
-// Of all but the store, which has gone back already.
+// Rewinds everything but the store, which the caller rewinds.
 void Session::forget_behind(uint64_t tokens) {
   trace_.reset();
   sequence_.queries.rewind(tokens);
@@ -220,7 +221,7 @@ void Session::forget_behind(uint64_t tokens) {
   sequence_.sparse_tokens = std::min(sequence_.sparse_tokens, tokens);
   sequence_.logits_at = 0;
   if (tokens == 0) sequence_.turn = Turn::empty;
-  // they were of text that is gone
+  // the errors were measured in removed text
   if (sequence_.store.sealed_tokens() < sequence_.probed_at)
     sequence_.layer_errors.clear(), sequence_.probed_at = 0;
   if (sequence_.turn == Turn::answer && tokens <= sequence_.document_tokens)
@@ -231,8 +232,8 @@ void Session::forget_behind(uint64_t tokens) {
 Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report report) {
   RETURN_IF_ERROR(check_has(tokens));
   const uint32_t pages = sequence_.store.pages_after(tokens);
-  if (pages >= sequence_.store.pages().pages()) return rewind(tokens);  // the window has them all
-  forget_behind(tokens);                                                // the store follows
+  if (pages >= sequence_.store.pages().pages()) return rewind(tokens);  // all in the window
+  forget_behind(tokens);  // prefill_newest_again() rewinds the store
   return prefill_newest_again(tokens - uint64_t{pages} * sequence_.store.shape().page.page_tokens,
                               cancel, std::move(report));
 }

@@ -24,11 +24,10 @@ Status check_sampling_options(const SamplingOptions& o) {
 
 Status not_a_number() {
   return Status::error(Code::corrupt,
-                       "the model made a logit that is not a number: its file is damaged; compare "
-                       "it with its source or fetch it again");
+                       "a logit is NaN: the model file is damaged; verify it or download it again");
 }
 
-// Once a token, however often it occurs.
+// Penalises each token of the window once, however often it occurs.
 void Sampler::penalise(std::span<float> logits, std::span<const Token> recent) const {
   if (options_.repetition_penalty == 1) return;
   const auto window = recent.last(std::min<std::size_t>(recent.size(), penalty_tokens));
@@ -43,7 +42,7 @@ void Sampler::penalise(std::span<float> logits, std::span<const Token> recent) c
 
 namespace {
 
-// In lanes, which compilers make vectors of: a vocabulary has a hundred thousand entries.
+// Loops use lanes so that compilers vectorise them: a vocabulary has a hundred thousand entries.
 constexpr std::size_t lanes = 16, piece = 64 * lanes;
 
 bool has_nan(std::span<const float> x) {
@@ -57,7 +56,7 @@ bool has_nan(std::span<const float> x) {
                      [](float f) { return std::isnan(f); });
 }
 
-// The first of the largest.
+// Index of the first largest element.
 std::size_t place_of_largest(std::span<const float> x) {
   std::size_t best_piece = 0;
   float best = -std::numeric_limits<float>::infinity();
@@ -93,7 +92,7 @@ Status Sampler::sample(std::span<float> logits, std::span<const Token> recent, T
   return {};
 }
 
-// Uniform in [0, 1): SplitMix64 of the seed and the position.
+// Random number, uniform in [0, 1): SplitMix64 of seed and position.
 static double uniform(uint64_t seed, uint64_t position) {
   uint64_t x = seed + (position + 1) * 0x9e3779b97f4a7c15u;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -102,8 +101,8 @@ static double uniform(uint64_t seed, uint64_t position) {
 }
 
 Token Sampler::draw(std::span<const float> logits, uint64_t position) {
-  // Relative to the best before the division: a tiny temperature then gives 0 and -infinity, never
-  // NaN.
+  // Subtracts the largest logit before the division. A tiny temperature then yields 0 and
+  // -infinity, never NaN.
   const float top = logits[place_of_largest(logits)];
   candidates_.clear();
   for (std::size_t i = 0; i < logits.size(); ++i)

@@ -1,5 +1,5 @@
-// Saving a session: what it has besides its store (saved_store.h). What the sections hold is in
-// docs/file-format.md.
+// Saves a session: the data besides its store (saved_store.h). docs/file-format.md describes the
+// sections.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -22,17 +22,17 @@ static void put(std::byte* at, uint64_t value, std::size_t bytes) {
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
                      Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
-  // An index may take minutes: what cannot be saved is refused before.
+  // A build of an index may take minutes, so an unusable path is refused before it.
   if (make_plan(options_.select, sequence_.store.sealed_tokens(), sequence_.store.shape().layers,
                 sequence_.layer_errors)
           .strategy->index)
     RETURN_IF_ERROR(AtomicFile::check(path));
   Progress preparing(std::move(prepare_report));
-  if (!sequence_.store.sketch().built() && sketch_is_due())  // a cancel kept it from being found
+  if (!sequence_.store.sketch().built() && sketch_is_due())  // a cancel had prevented the build
     RETURN_IF_ERROR(build_sketch(cancel));
-  // a document is saved with what it has
+  // without room for a new index, the save continues
   if (Status s = prepare_index(true, cancel, &preparing); s.code() == Code::limit) {
-    log(1, (std::string(s.message()) + ": it is saved without a new index").c_str());
+    log(1, (std::string(s.message()) + ": saving without a new index").c_str());
   } else if (!s.ok()) {
     return s;
   }

@@ -1,4 +1,4 @@
-// How likely given tokens are after a sequence.
+// Log-probabilities of given tokens after a sequence.
 #include <algorithm>
 #include <cmath>
 #include <utility>
@@ -8,7 +8,8 @@
 
 namespace kvasir {
 
-// Of the softmax; summed in double, because a large vocabulary has many small terms.
+// Natural logarithm of the softmax. Sums in double, because a large vocabulary has many small
+// terms.
 static double log_probability(std::span<const float> logits, Token token) {
   const float top = *std::max_element(logits.begin(), logits.end());
   double sum = 0;
@@ -19,7 +20,7 @@ static double log_probability(std::span<const float> logits, Token token) {
 Status Session::score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
                       Progress::Report report, Progress::Report prepare_report) {
   if (sequence_.tokens.empty())
-    return Status::error(Code::bad_state, "the sequence is empty: read something first");
+    return Status::error(Code::bad_state, "the sequence is empty: prefill a text first");
   RETURN_IF_ERROR(check_tokens(tokens));
   RETURN_IF_ERROR(check_room(tokens.size()));
   if (tokens.empty()) return {};
@@ -37,7 +38,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
     const double logarithm = log_probability(sequence_.logits, tokens[i]);
     if (std::isnan(logarithm)) return not_a_number();
     found[i] = static_cast<float>(logarithm);
-    const bool last = i + 1 == tokens.size();  // nothing follows that would have to know of it
+    const bool last = i + 1 == tokens.size();  // not appended: no later token attends it
     if (!last) RETURN_IF_ERROR(append_token(tokens[i], cancel));
     if (!progress.update(i + 1, tokens.size()) && !last)
       return Status::error(Code::cancelled, "stopped by the progress callback");

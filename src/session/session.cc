@@ -10,19 +10,19 @@
 namespace kvasir {
 
 constexpr uint32_t max_chunk = 4096, max_window = 1 << 20, max_threads = 256;
-// bytes of full-precision rows that a chosen chunk may need
+// maximum bytes of full-precision rows of a default chunk
 constexpr uint64_t window_budget = 64 << 20;
 
 static uint32_t choose_chunk(const Model& model) {
   const StoreShape shape = model.store_shape();
   const uint64_t row = uint64_t{shape.heads_total()} * 2 * shape.page.dim * sizeof(float);
   const bool on_device = !model.device_weights().empty();
-  uint32_t chunk = on_device ? 1024 : 512;  // with fewer a large GPU waits for work
+  uint32_t chunk = on_device ? 1024 : 512;  // smaller chunks leave a large GPU idle
   while (chunk > 128 && chunk * row > window_budget * (on_device ? 4 : 1)) chunk /= 2;
   return chunk;
 }
 
-// Fills in what the caller left open; Code::bad_argument names what is out of range.
+// Replaces options that are 0 by their defaults. Code::bad_argument names an option out of range.
 Status Session::resolve(const Model& model, SessionOptions* o) {
   const uint64_t trained = model.config().context;
   if (o->context > trained)

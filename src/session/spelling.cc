@@ -5,7 +5,7 @@
 namespace kvasir {
 namespace {
 
-// Bytes of a token's text, by the tokens alone. previous: -1 for the first one.
+// Bytes that a token spells, derived from the tokens alone. previous: -1: none.
 uint64_t default_bytes(const Tokenizer& tokenizer, Token previous, Token token) {
   if (previous < 0 && tokenizer.add_bos() && token == tokenizer.bos()) return 0;
   const std::string_view piece = tokenizer.piece(token, true);
@@ -86,7 +86,7 @@ uint32_t bytes_to_character_begin(const Tokenizer& tokenizer, std::span<const To
       if (!is_continuation(piece[i])) return back;
     }
   }
-  return 0;  // no character begins there
+  return 0;  // no character begins within max_continuation bytes
 }
 
 uint32_t bytes_to_character_end(const Tokenizer& tokenizer, std::span<const Token> tokens,

@@ -1,5 +1,5 @@
-// Statistics of a session, as a struct and as JSON for people. All names and texts are the
-// library's own, except those of a driver.
+// Statistics of a session, as a struct and as JSON for people. All strings come from the library,
+// except those of a driver.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace kvasir {
 namespace {
 
-// JSON has no word for what is not finite.
+// JSON has no NaN and no infinity: writes null.
 std::string number(double value, int digits = 6) {
   return std::isfinite(value) ? number_text(value, digits).c_str() : "null";
 }
@@ -49,7 +49,7 @@ class Json {
   std::string text_ = "{";
 };
 
-// Means over query heads and tokens, [layers][kv_heads].
+// JSON of the comparison: means over query heads and tokens, [layers][kv_heads].
 std::string compared_json(const Comparison& comparison) {
   std::string layers, covered;
   for (uint32_t l = 0; l < comparison.layers(); ++l) {
@@ -93,7 +93,7 @@ std::string compared_json(const Comparison& comparison) {
          covered + "]}";
 }
 
-// A list of the lines.
+// JSON list of the lines of a text.
 std::string quoted_lines(const std::string& text) {
   std::string out;
   for (std::size_t at = 0; at < text.size();) {
@@ -104,12 +104,12 @@ std::string quoted_lines(const std::string& text) {
   return "[" + out + "]";
 }
 
-// What GPUs do in a session: sums over them, why each does not do more, and each of them.
+// The GPUs of a session: sums, reasons for fallbacks, and a JSON object per GPU.
 struct GpuReport {
   uint32_t layers = 0;
   bool output = false, attends = false, coexecutes = false, reads_pages = false;
   uint64_t weight_bytes = 0, bytes = 0, memory_limit = 0;
-  std::string left, staged, shared;  // of the first GPU that has a reason, or a share
+  std::string left, staged, shared;  // of the first GPU with a reason, or with a split
   std::string list;                  // JSON objects
   std::vector<std::string> names;
 };

@@ -1,4 +1,4 @@
-// Steps of a session: what is planned for a chunk of tokens, and what follows from it.
+// Steps of a session: plans and runs chunks of tokens, and updates the sequence after each.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
@@ -18,7 +18,7 @@ Status Session::check_room(uint64_t more) const {
 
 Status Session::append(const AppendRequest& request, uint64_t* done) {
   *done = 0;
-  // it is of an answer that is no longer the last thing that was done
+  // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
@@ -55,7 +55,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   return {};
 }
 
-// The step of the next chunk. errors is not empty where the step measures layers.
+// Plans the step of the next chunk. If the step measures layer errors, *errors becomes non-empty.
 Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                            Array<float>* errors) {
   const bool document = request.kind == TextKind::document,
@@ -95,27 +95,27 @@ void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) 
   if (request.kind != TextKind::answer) forget_choice();
 }
 
-// A token of an answer.
+// Appends a token of an answer.
 Status Session::append_token(Token token, const Cancel* cancel) {
   uint64_t done = 0;
   return append({.tokens = {&token, 1}, .kind = TextKind::answer, .cancel = cancel}, &done);
 }
 
-// Not where each token's own choice is looked at.
+// True if the tokens of a step may share a selection. False if a measurement needs one per token.
 bool Session::batches_queries(const ForwardStep& step) {
   const Plan& plan = step.plan;
   return step.tokens.size() > 1 && plan.strategy->has(StrategyInfo::batches_queries) &&
          plan.share_heads && !plan.certify && !step.trace && plan.compare == CompareLevel::none;
 }
 
-// A step of a document after which `left` tokens of it follow, where prefill is sparse. Steps that
-// measure layers are exact.
+// Plans a step of a sparse prefill. left: tokens of the document after the step. Steps that measure
+// layer errors are exact.
 Status Session::plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel) {
   if (options_.full_precision || left < options_.read.exact_tokens) return {};
   Plan plan =
       make_read_plan(options_.read, sequence_.store.sealed_tokens(), model_->config().layers);
   if (!plan.strategy) return {};
-  // found again at the end
+  // the end of the prefill builds the sketch again
   if (plan.strategy->has(StrategyInfo::wants_sketch) && !sequence_.store.sketch().is_current())
     RETURN_IF_ERROR(build_sketch(cancel));
   if (!prefill_selector_)
@@ -126,9 +126,9 @@ Status Session::plan_prefill(ForwardStep* step, uint64_t left, const Cancel* can
   return {};
 }
 
-// The plan of the next decode step.
+// Makes the plan of the next decode step.
 Plan Session::next_plan() const {
-  // a budget that is a fraction does not grow while an answer is made
+  // for strategies that choose once, a budget fraction does not grow during an answer
   const bool fixed = chooses_once() && sequence_.observed.queries.count() > 0;
   const uint64_t sealed =
       fixed ? uint64_t{sequence_.observed.pages} * sequence_.store.shape().page.page_tokens
@@ -148,9 +148,9 @@ void Session::plan_step(ForwardStep* step) {
   decode_.fill(step);
 }
 
-// The logits after the last token, made again where they are not at hand (after going back).
+// Computes the logits after the last token if they are missing (after a rewind).
 Status Session::refresh_logits(const Cancel* cancel) {
-  // not made by an answer
+  // true if prefill, not an answer, appended the last token
   const bool read_last =
       chooses_once() && (sequence_.observed.queries.count() == 0 ||
                          sequence_.observed.queries.end() == sequence_.tokens.size());
@@ -194,7 +194,7 @@ Status Session::refresh_logits(const Cancel* cancel) {
 Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Token* token,
                      bool* end) {
   if (sequence_.tokens.empty())
-    return Status::error(Code::bad_state, "the sequence is empty: read something first");
+    return Status::error(Code::bad_state, "the sequence is empty: prefill a text first");
   RETURN_IF_ERROR(check_sampling_options(sampling));
   RETURN_IF_ERROR(check_room(1));
   Progress none;
@@ -203,7 +203,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   RETURN_IF_ERROR(refresh_logits(cancel));
   const uint64_t begin = os::now_ns();
   Array<float> logits(
-      sequence_.logits);  // sampling changes them; a failed step leaves the real ones
+      sequence_.logits);  // a copy, because sampling overwrites it and the step may fail
   Token chosen = 0;
   RETURN_IF_ERROR(Sampler(sampling).sample(logits, sequence_.tokens, &chosen));
   forward_->attention().reset_counts();
