@@ -13,14 +13,13 @@ namespace kvasir {
 // Returns non-zero to stop.
 using TextFn = std::function<int(std::string_view text)>;
 
-// Bytes of tokens in, whole characters out, holding back what may be the beginning of a stop
-// string.
+// Converts bytes of tokens to whole characters. Holds back text that may begin a stop string.
 class AnswerStream {
  public:
   AnswerStream(const std::vector<std::string>& stop, const TextFn& on_text)
       : stop_(stop), on_text_(on_text) {}
 
-  // Sets *stopped when a stop string is complete. False when the callback asked to stop.
+  // Sets *stopped when a stop string is complete. Returns false if the callback stops the answer.
   bool push(std::string_view bytes, bool* stopped) {
     utf8_.push(bytes, &held_);
     std::size_t end = held_.size();
@@ -37,7 +36,7 @@ class AnswerStream {
   }
 
  private:
-  // The longest end of held_ that begins a stop string.
+  // Length of the longest suffix of held_ that begins a stop string.
   std::size_t longest_beginning() const {
     std::size_t longest = 0;
     for (const std::string& s : stop_)
@@ -46,8 +45,7 @@ class AnswerStream {
     return longest;
   }
   bool emit(std::size_t size) {
-    // A stop string may begin inside a character's bytes only if it is no UTF-8 itself; characters
-    // stay whole otherwise.
+    // Characters stay whole, unless a stop string that is not UTF-8 begins inside one.
     if (size == 0) return true;
     const std::string out = held_.substr(0, size);
     held_.erase(0, size);

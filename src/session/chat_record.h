@@ -1,5 +1,5 @@
-// What a saved sequence says of its turns: section `chat` of a cache file. Named fields, so that a
-// reader that does not know one says which.
+// Turns of a saved sequence: section `chat` of a cache file. Fields have names, so that a library
+// can name a field that it does not support.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,9 @@ constexpr std::size_t max_chat_record = std::size_t{1} << 20;  // bytes
 constexpr std::size_t max_instructions = 1'000'000;            // bytes, so that a record holds them
 
 struct ChatRecord {
-  std::string format;  // a name as text/chat.h has them, perhaps one that a later library knows;
-                       // empty: there is no record
-  std::string instructions;  // the system text; empty: there is none
-  std::string unknown;  // the first field that this library does not know; empty: there is none
+  std::string format;        // a name of text/chat.h, perhaps of a later library; empty: no record
+  std::string instructions;  // the system text; empty: none
+  std::string unknown;       // the first unsupported field; empty: none
 };
 
 Array<std::byte> encode_chat_record(std::string_view format, std::string_view instructions = {});

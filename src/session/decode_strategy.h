@@ -1,5 +1,4 @@
-// The strategy that decode attends by: the plan of the newest step, and the selector with its
-// memory.
+// The decode strategy: the plan of the newest step, the selector and its memory.
 #pragma once
 
 #include <memory>
@@ -11,7 +10,7 @@ namespace kvasir {
 
 class DecodeStrategy {
  public:
-  // True if the strategy is another one than before: its selector is new and has chosen nothing.
+  // Returns true if the strategy has changed: its selector is new and has no selection.
   bool set_plan(const Plan& plan) {
     const bool is_new = !planned_ || plan.strategy != plan_.strategy;
     if (is_new) {
@@ -29,13 +28,13 @@ class DecodeStrategy {
     step->memory = memory_.get();
   }
 
-  // For other options: the next plan begins anew.
+  // Call when options have changed: the next plan starts from scratch.
   void forget_plan() { planned_ = has_chosen_ = false; }
   const Plan& plan() const { return plan_; }  // after set_plan()
   const Selector* selector() const { return selector_.get(); }
   StepMemory* memory() const { return memory_.get(); }
 
-  // Whether memory() holds the choice of a strategy that chooses once.
+  // True if memory() has the selection of a strategy that chooses once.
   bool has_chosen() const { return has_chosen_; }
   void set_chosen(bool chosen) { has_chosen_ = chosen; }
 

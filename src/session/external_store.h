@@ -1,14 +1,12 @@
-// The store without a model: keys and values of one sequence for an engine that brings its own
-// weights. The same pages, window, strategies and file as a session has; what a session's forward
-// pass does between layers is the engine's.
+// The KV cache of one sequence for an engine with its own weights. It has the pages, window,
+// strategies and file of a session. The engine computes everything between the layers.
 //
-// A step of 1 .. max_step tokens is update() of every layer, in any order, each followed by
-// attention() where the engine wants it. It is complete when every layer has been updated, and
-// committed when the next one begins, or by whatever asks for the whole sequence: from then on it
-// cannot be attended. truncate() drops an incomplete step, and what it takes back of a complete
-// one. A step of one token attends as the strategy says, a longer one exactly. Every operation
-// completes or leaves the cache as it was, but for a complete step that it had to commit. Not
-// thread-safe; src/api lets one call in at a time.
+// A step of 1 .. max_step tokens is update() of every layer, in any order, each with an optional
+// attention() after it. The step is complete when every layer has its update. The next step, or an
+// operation on the whole sequence, commits it; then it can no longer be attended. truncate() drops
+// an incomplete step, and the removed tokens of a complete one. Steps of one token use the
+// strategy; longer steps are exact. An operation completes or leaves the cache unchanged, but it
+// may have committed a complete step. Not thread-safe; src/api serialises calls.
 #pragma once
 
 #include <array>
@@ -33,15 +31,15 @@ namespace kvasir {
 struct BareOptions {
   HeadShape shape;
   uint64_t max_tokens = 0;
-  std::array<uint8_t, 32> identity{};  // the engine's name for what made the keys; compared on load
+  std::array<uint8_t, 32> identity{};  // of the engine's model; load compares it
   uint32_t threads = 0;
   bool full_precision = false;
   uint32_t window = 64;
   SelectOptions select;
-  MemoryBudget memory;  // a step may be of any size that it has room for
+  MemoryBudget memory;  // it limits the size of a step
 };
 
-// How the caller's numbers lie in memory, one after another.
+// Element type of the caller's contiguous arrays.
 enum class Numbers : uint32_t { f32 = 0, f16 = 1, bf16 = 2 };
 
 struct BareQuery {
@@ -50,7 +48,7 @@ struct BareQuery {
   const void* q = nullptr;  // [tokens][heads][head_dim] after RoPE
   void* out = nullptr;      // likewise
   float scale = 0;          // of scores; 0: 1 / sqrt(head_dim)
-  float softcap = 0;        // scores are softcap * tanh(score / softcap); 0: as they are
+  float softcap = 0;        // scores are softcap * tanh(score / softcap); 0: no cap
   const Cancel* cancel = nullptr;
 };
 
@@ -59,7 +57,7 @@ class ExternalStore {
   static constexpr uint32_t max_step = 4096;  // tokens
 
   static Status open(const BareOptions& options, std::unique_ptr<ExternalStore>* out);
-  // Window and precision are the file's.
+  // Window and precision come from the file.
   static Status load(const std::string& path, BareOptions options, bool verify,
                      const Cancel* cancel, Progress::Report progress,
                      std::unique_ptr<ExternalStore>* out);
@@ -73,7 +71,8 @@ class ExternalStore {
   Status truncate(uint64_t tokens);
   Status save(const std::string& path, const Cancel* cancel, Progress::Report progress);
   const HeadShape& shape() const { return options_.shape; }
-  // The whole sequence, until the next call. Code::bad_state: a step is not complete.
+  // Commits and returns the whole sequence, valid until the next call. Code::bad_state: the step is
+  // incomplete.
   Status finish(const KvStore** out);
   uint64_t tokens() const { return store_.tokens() + (complete() ? step_tokens_ : 0); }
   ExternalStats stats() const;
@@ -94,19 +93,19 @@ class ExternalStore {
   Status check_choice(uint32_t layer) const;
 
   BareOptions options_;
-  std::shared_ptr<ThreadPool> pool_;  // of the cache and its forks
+  std::shared_ptr<ThreadPool> pool_;  // shared by the cache and its forks
   std::unique_ptr<Attention> attention_;
   const StrategyInfo* planned_ = nullptr;  // of selector and memory
   std::unique_ptr<const Selector> selector_;
   std::unique_ptr<StepMemory> memory_;
   KvStore store_;
-  Plan plan_;                                // of the step that is open, or was last
-  const Selector* step_selector_ = nullptr;  // null: it is exact
+  Plan plan_;                                // of the open step or the last one
+  const Selector* step_selector_ = nullptr;  // null: the step is exact
   static constexpr uint32_t no_layer = UINT32_MAX;
-  uint32_t chosen_by_ = no_layer;  // the filter layer whose choice is in memory_, of this step
+  uint32_t chosen_by_ = no_layer;  // filter layer of this step whose selection is in memory_
 
-  uint32_t step_tokens_ = 0;         // of the step that is open; 0: none is
-  uint32_t updated_ = 0;             // layers of it
+  uint32_t step_tokens_ = 0;         // of the open step; 0: none is open
+  uint32_t updated_ = 0;             // layers of the step with an update
   std::vector<bool> layer_updated_;  // [layers]
   bool committed_ = false;           // the newest step is in the store, and no other has begun
   Array<float> k_, v_, q_, out_, lse_;

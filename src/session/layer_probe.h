@@ -1,8 +1,8 @@
-// Measures during prefill which layers a choice of pages serves badly.
+// Measures during prefill which layers have large errors with selective attention.
 //
-// That is a property of model and text. It is measured where the exact answer is known: in prefill,
-// each time the text has grown by a quarter. A layer that retrieves shows it only where the text
-// has something to retrieve, so that the largest error counts.
+// The errors depend on model and text. They are measured in exact prefill, each time the text has
+// grown by a quarter. A retrieval layer has a large error only where the text has something to
+// retrieve, so the largest error counts.
 #pragma once
 
 #include <memory>
@@ -15,11 +15,11 @@ namespace kvasir {
 
 class LayerProbe {
  public:
-  // tokens of a step that measures, where other steps are not exact
+  // tokens of a measuring step in sparse prefill; the step is exact
   static constexpr uint32_t chunk = 128;
 
   static bool is_due(const SequenceState& sequence);
-  // Makes the step measure. errors: [layers]; it outlives the step.
+  // Adds the measurement to a step. errors: [layers]; it must outlive the step.
   void plan(const SelectOptions& options, SequenceState* sequence, ForwardStep* step,
             Array<float>* errors);
   // After such a step. Does not fail.

@@ -1,4 +1,4 @@
-// Puts a session's sequence back. Included by answer.cc and score.cc.
+// Restores a session's sequence. Included by answer.cc and score.cc.
 #pragma once
 
 #include <utility>
@@ -7,8 +7,8 @@
 
 namespace kvasir {
 
-// The sequence as it was when this was made, put back by the destructor unless released. What there
-// was is shared and not written to, so what comes back is exact.
+// Copies the sequence; the destructor restores it unless released. The copy shares pages that are
+// never written again, so the restored sequence is exact.
 struct Session::Restore {
   explicit Restore(Session* s)
       : session(s), store(s->sequence_.store), queries(s->sequence_.queries),

@@ -2,8 +2,8 @@
 //
 // The order is: repetition penalty (CTRL, arXiv 1909.05858, equation 2), temperature, top-k, top-p
 // (nucleus, arXiv 1904.09751), min-p (arXiv 2407.01082). Temperature 0 takes the largest logit, the
-// lowest id among equals. A draw depends on the seed, the position in the sequence and the logits
-// alone, so it is the same on every platform, and after going back.
+// lowest id among equals. A draw depends only on the seed, the position in the sequence and the
+// logits, so it is the same on every platform, and after a rewind.
 #pragma once
 
 #include <cstdint>
@@ -27,17 +27,17 @@ struct SamplingOptions {
 // Code::bad_argument names the option that is out of range.
 Status check_sampling_options(const SamplingOptions& options);
 
-// For logits with a NaN among them: Code::corrupt.
+// Returns Code::corrupt: a logit is NaN.
 Status not_a_number();
 
 class Sampler {
  public:
-  // the newest tokens of the sequence that the penalty looks at
+  // newest tokens of the sequence that the penalty covers
   static constexpr uint32_t penalty_tokens = 256;
 
   explicit Sampler(const SamplingOptions& options) : options_(options) {}
 
-  // logits: [vocabulary], changed. recent: the whole sequence. Code::corrupt when a logit is NaN
+  // logits: [vocabulary], overwritten. recent: the whole sequence. Code::corrupt: a logit is NaN
   // (damaged weights).
   Status sample(std::span<float> logits, std::span<const Token> recent, Token* out);
 

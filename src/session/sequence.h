@@ -1,4 +1,4 @@
-// The state of a sequence: tokens, keys and values, turns, and what later steps need of them.
+// The state of a sequence: tokens, KV cache, turns, and data for later steps.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,11 @@
 
 namespace kvasir {
 
-// What the end of a sequence is, so that the next text gets the right marks. Values are persisted.
+// Kind of text at the end of a sequence; it determines the marks of the next text. Values are
+// persisted.
 enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
 
-// A fork is a copy: pages are shared until one of the two writes.
+// A fork is a copy that shares the pages; both write only their own tails.
 struct SequenceState {
   SequenceState(const ModelConfig& config, ChatFormat format, KvStore kv)
       : store(std::move(kv)), queries(config.layers, config.heads, config.head_dim), chat(format) {}
@@ -26,9 +27,9 @@ struct SequenceState {
   bool has_logits() const { return logits_at == tokens.size() && logits_at > 0; }
 
   KvStore store;
-  RecentQueries queries;  // of the newest tokens, where pages are sealed
-  // What a strategy that chooses once chose by: the queries at the end of the prefill, from the
-  // first choice on until the next prefill.
+  RecentQueries queries;  // of the newest tokens; empty in full precision
+  // The queries by which a strategy that chooses once has selected: those at the end of the
+  // prefill. Set from the first selection until the next prefill.
   struct Observed {
     RecentQueries queries;
     uint32_t pages = 0;  // sealed then
@@ -37,17 +38,17 @@ struct SequenceState {
   Array<Token> tokens;
   Spelling spelling;  // of tokens
   Turn turn = Turn::empty;
-  ChatFormat chat;                   // of the turns; the model's where there are none yet
-  uint64_t document_tokens = 0;      // where the conversation began, once turn is answer,
-  Turn document_turn = Turn::empty;  // and the turn there: going back restores it
+  ChatFormat chat;                   // of the turns; the model's if there are none yet
+  uint64_t document_tokens = 0;      // tokens before the conversation, if turn is answer
+  Turn document_turn = Turn::empty;  // turn of these tokens, which rewind restores
 
-  Array<float> logits;     // after the last token, valid where logits_at == tokens.size()
-  uint64_t logits_at = 0;  // tokens
+  Array<float> logits;     // after the last token, valid if logits_at == tokens.size()
+  uint64_t logits_at = 0;  // tokens before these logits
 
   Array<float> layer_errors;      // [layers] largest of all probes (layer_probe.h); may be empty
   uint64_t probed_at = 0;         // sealed tokens at the last probe
-  uint64_t prefilled_tokens = 0;  // tokens before the first of an answer
-  uint64_t sparse_tokens = 0;     // tokens up to the last one of a sparse prefill
+  uint64_t prefilled_tokens = 0;  // tokens before the first token of an answer
+  uint64_t sparse_tokens = 0;     // length up to the last token of a sparse prefill
 };
 
 }  // namespace kvasir

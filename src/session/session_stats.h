@@ -25,7 +25,7 @@ struct SessionStats {
   std::string decode_strategy, chat_format, device;
 };
 
-// State of a cache without a model, as kv_cache_stats describes it.
+// State of an external store, as kv_cache_stats describes it.
 struct ExternalStats {
   uint32_t threads = 0;
   uint64_t tokens = 0, max_tokens = 0, sealed_tokens = 0;

@@ -1,8 +1,8 @@
-// Bytes of the document that its tokens stand for.
+// The bytes of the document that each token spells.
 //
-// A token stands for the bytes of its piece. Two exceptions follow from the tokens: begin-of-text
-// stands for none, and SentencePiece puts a space before a text. All others, such as blanks that a
-// special token swallows, are recorded here when the text is tokenized. A cache file has them in
+// A token spells the bytes of its piece. Two exceptions follow from the tokens: begin-of-text
+// spells none, and SentencePiece adds a space before a text. Other exceptions, such as blanks that
+// a special token removes, are recorded here when the text is tokenized. A cache file has them in
 // section `spelling`.
 #pragma once
 
@@ -28,18 +28,18 @@ class Spelling {
   // lengths: [tokens] bytes of each.
   void add(const Tokenizer& tokenizer, Token previous, uint64_t first,
            std::span<const Token> tokens, std::span<const uint32_t> lengths);
-  // Tokens from `first` on come from no text.
+  // Records that tokens from `first` on come from no text.
   void add_unknown(uint64_t first);
-  // Keeps what is known of the first `tokens` tokens.
+  // Keeps only the records of the first `tokens` tokens.
   void cut(uint64_t tokens);
   bool ends_unknown() const { return !entries_.empty() && entries_.back().bytes == unknown; }
   void restore(std::span<const Entry> entries) { entries_.assign(entries.begin(), entries.end()); }
   std::span<const Entry> entries() const { return entries_; }
 
-  // The token, at most `end`, in which byte `byte` of the tokens' text lies. `end` if unknown.
+  // Finds the token, at most `end`, that spells byte `byte` of the text. Returns `end` if unknown.
   uint64_t token_at(const Tokenizer& tokenizer, std::span<const Token> tokens, uint64_t end,
                     uint64_t byte) const;
-  // offsets: [tokens + 1] bytes before each token, unknown where they are.
+  // offsets: [tokens + 1] bytes before each token, or `unknown`.
   void offsets(const Tokenizer& tokenizer, std::span<const Token> tokens,
                Array<uint64_t>* out) const;
 
@@ -47,8 +47,8 @@ class Spelling {
   Array<Entry> entries_;
 };
 
-// Bytes back from the start of token `first`, and forward from the start of token `end`, to the
-// beginning and the end of the UTF-8 characters that they cut. 0 to 3.
+// Bytes from the start of token `first` back to the start of the UTF-8 character that it cuts, and
+// from the start of token `end` forward to the end of its character. 0 to 3.
 uint32_t bytes_to_character_begin(const Tokenizer& tokenizer, std::span<const Token> tokens,
                                   uint64_t first);
 uint32_t bytes_to_character_end(const Tokenizer& tokenizer, std::span<const Token> tokens,
