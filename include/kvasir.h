@@ -258,8 +258,8 @@ KV_API void kv_init(void* s, size_t size);
 /* -- Cancel and progress -- */
 
 /* Cancel token. A call that has a fired token returns KV_CANCELLED within 100 ms of CPU time,
- * summed over its threads. If its work is complete by then, it returns KV_OK. A token cannot
- * interrupt a wait for a disk (fsync, a page), for a GPU driver that opens a device, or for another
+ * summed over its threads. If its work is complete by then, it returns KV_OK. A token does not
+ * interrupt waits: for a disk (fsync, a page), for a GPU driver that opens a device, for another
  * process (kv_library_open, kv_library_rename, kv_library_remove).
  * Every call that can take longer than 100 ms accepts a token, except where its entry says
  * otherwise. */
@@ -477,7 +477,7 @@ KV_API kv_status kv_model_inspect(const char* path, kv_model_info* info, kv_erro
 
 /* Tokenizes text in linear time. Writes up to `capacity` ids to `tokens` (NULL if 0), and the total
  * number to *count. flags: KV_TOKENIZE_SPECIAL, _BOS, _DOCUMENT. Any thread.
- * KV_LIMIT (capacity too small: what fits was written), KV_CANCELLED, KV_NO_MEMORY. */
+ * KV_LIMIT (capacity too small: the part that fits was written), KV_CANCELLED, KV_NO_MEMORY. */
 KV_API kv_status kv_tokenize(const kv_model* model, const char* text, size_t size, uint32_t flags,
                              const kv_control* control, int32_t* tokens, size_t capacity,
                              size_t* count, kv_error* error);
@@ -500,7 +500,7 @@ KV_API kv_status kv_prefill_tokens(kv_session* session, const int32_t* tokens, s
                                    kv_error* error);
 
 /* Copies up to `capacity` tokens of the sequence to `tokens` (NULL if 0), and writes the total
- * number to *count. KV_LIMIT (capacity too small: what fits was written), KV_BUSY. */
+ * number to *count. KV_LIMIT (capacity too small: the part that fits was written), KV_BUSY. */
 KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, size_t capacity,
                                    size_t* count, kv_error* error);
 
@@ -575,7 +575,7 @@ typedef struct kv_passage {
  * session keeps the passages until a call begins to change the sequence. Forks and files do not
  * have them.
  * KV_BAD_STATE (the last answer was not traced, or the sequence has changed since), KV_LIMIT
- * (capacity too small: what fits was written), KV_NO_MEMORY, KV_BUSY. */
+ * (capacity too small: the part that fits was written), KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_passages(kv_session* session, kv_passage* passages, size_t capacity,
                                      size_t* count, kv_error* error);
 
@@ -599,7 +599,7 @@ typedef struct kv_session_stats {
   uint32_t window_tokens;       /* newest tokens, not sealed */
   uint32_t prefill_chunk;       /* tokens per prefill step */
   uint64_t kv_bytes_per_token;  /* with scales and page summaries */
-  uint64_t private_bytes;       /* of the KV cache and what is stored with it, in host memory */
+  uint64_t private_bytes;       /* of KV cache, summaries and indexes, in host memory */
   uint64_t mapped_bytes;        /* in the loaded file */
   uint64_t spilled_bytes;       /* in the spill file */
   uint64_t memory_limit;        /* 0: none */
@@ -823,7 +823,7 @@ KV_API kv_status kv_library_session(kv_library* library, kv_model* model, const 
                                     const kv_control* control, kv_session** out,
                                     kv_library_result* result, kv_error* error);
 
-/* Renames a document, durably. KV_NOT_FOUND (no document has the name, but perhaps another file),
+/* Renames a document, durably. KV_NOT_FOUND (no document has the name; another file may have it),
  * KV_BAD_STATE (a document or a file has the new name), KV_BAD_ARGUMENT (a name that no document
  * can have), KV_IO, KV_PERMISSION, KV_BUSY (as kv_library_open). */
 KV_API kv_status kv_library_rename(kv_library* library, const char* from, const char* to,

@@ -236,8 +236,8 @@ SelectorQuery Attention::query_of(const AttentionRequest& req, uint32_t head, co
 
 // A block of neighbouring tokens shares a scan of the summaries. Blocks are small enough for every
 // thread to have one. With three heads per group, a question of twenty tokens scans the summaries
-// three times, or more often if a KV head has more than three threads. A row's sums do not depend
-// on its block, so results do not depend on the number of threads.
+// three times; with more than three threads per KV head, more often. A row's sums do not depend on
+// its block, so results do not depend on the number of threads.
 Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_t stride,
                             float* out, float* lse) {
   const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();

@@ -2,7 +2,7 @@
 // of a page serves a hundred rows.
 //
 //   choose  scores the summaries with the queries of every second token, as if these were the heads
-//           of one group, and selects units by the sum of their estimated shares of attention.
+//           of one group. Selects units by the sum of their estimated shares of attention.
 //           MInference (arXiv 2407.02490, section 3.2, block-sparse head) selects for a block by
 //           its mean query and key. This code uses the queries themselves and the strategy's
 //           scores, because the match of one token among forty is lost in their mean, and in a

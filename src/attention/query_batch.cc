@@ -2,8 +2,8 @@
 // and each quad is read once.
 //
 //   near    attends sinks and window of each token
-//   choose  selects quads by the sum of their shares, for the queries of every fourth token, as if
-//           these were the heads of one group (as in block_attention.cc). Threads without a head to
+//   choose  selects quads by the sum of their shares for the queries of every fourth token. These
+//           count as the heads of one group (as in block_attention.cc). Threads without a head to
 //           select for read the scales of a mapped file
 //   attend  attends the selected quads with the rows of all tokens; each task has a part of them
 //   merge   merges near and the parts, in order

@@ -28,8 +28,8 @@ struct SampleSize {
   uint32_t min_quads, max_quads;
   double variance;
 };
-// Computes the size from the budget, or with a coverage from a quarter of the budget to four times
-// it, for a standard error of 1 - coverage. Shares are sums over `heads` heads.
+// Computes the size from the budget. With a coverage the target is a standard error of 1 -
+// coverage, within a quarter of the budget to four times it. Shares are sums over `heads` heads.
 SampleSize sample_size(uint64_t budget_tokens, float coverage, uint32_t heads);
 
 // Seed of the random numbers of a layer, KV head and draw. Seed and quad number determine u.

@@ -98,11 +98,11 @@ class Session::Counting {
   uint64_t begin_ns_;
 };
 
-// Takes back an opening that no text follows, also where a callback ends its thread.
+// Removes an opening without text after it, also if a callback ends its thread.
 class Session::Opening {
  public:
-  // session: null where there is none to take back; bytes: of the opening; lengths: [tokens] bytes
-  // that each token stands for.
+  // session: null if there is no opening to remove. bytes: of the opening. lengths: [tokens] bytes
+  // that each token spells.
   Opening(Session* session, std::size_t bytes, std::span<const uint32_t> lengths, uint64_t* done)
       : session_(session), bytes_(bytes), lengths_(lengths), done_(done) {}
   ~Opening() {

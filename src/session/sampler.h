@@ -2,8 +2,8 @@
 //
 // The order is: repetition penalty (CTRL, arXiv 1909.05858, equation 2), temperature, top-k, top-p
 // (nucleus, arXiv 1904.09751), min-p (arXiv 2407.01082). Temperature 0 takes the largest logit, the
-// lowest id among equals. A draw depends only on the seed, the position in the sequence and the
-// logits, so it is the same on every platform, and after a rewind.
+// lowest id among equals. A draw depends only on seed, position in the sequence and logits. It
+// is the same on every platform, and after a rewind.
 #pragma once
 
 #include <cstdint>

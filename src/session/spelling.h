@@ -47,8 +47,8 @@ class Spelling {
   Array<Entry> entries_;
 };
 
-// Bytes from the start of token `first` back to the start of the UTF-8 character that it cuts, and
-// from the start of token `end` forward to the end of its character. 0 to 3.
+// A token may begin inside a UTF-8 character. Bytes, 0 to 3, from the start of token `first` back
+// to the start of that character, and from the start of token `end` forward to its end.
 uint32_t bytes_to_character_begin(const Tokenizer& tokenizer, std::span<const Token> tokens,
                                   uint64_t first);
 uint32_t bytes_to_character_end(const Tokenizer& tokenizer, std::span<const Token> tokens,
