@@ -169,8 +169,8 @@ KV_API kv_status kv_generate(kv_session* session, const char* question, size_t s
                              const kv_generate_options* options, const kv_control* control,
                              kv_text_fn on_text, void* user, kv_answer* answer, kv_error* error);
 
-/* Writes the sequence to a cache file, atomically and durably. After any failure, also of power,
- * `path` holds either the old file or the complete new one.
+/* Writes the sequence to a cache file, atomically and durably. After any failure, also a power
+ * failure, `path` holds either the old file or the complete new one.
  * The call first builds or updates the strategy's sketch and index, as kv_session_prepare does.
  * Where the memory_limit has no room for an index, it saves the one that exists, or none, and logs
  * a warning. The last part, which syncs and renames the file, cannot be cancelled.
@@ -182,7 +182,7 @@ KV_API kv_status kv_generate(kv_session* session, const char* question, size_t s
  * Progress: KV_PHASE_PREPARE, then KV_PHASE_SAVE.
  * KV_NO_SPACE, KV_PERMISSION, KV_IO, KV_CANCELLED, KV_BAD_ARGUMENT, KV_NO_MEMORY, KV_BUSY;
  * KV_CORRUPT (damaged pages of a loaded file, or NaN or infinity made from them: the new file could
- * not be loaded). After each of them the old file stays. */
+ * not be loaded). After each of these codes the old file stays. */
 KV_API kv_status kv_save(kv_session* session, const char* path, const kv_control* control,
                          kv_error* error);
 
@@ -717,7 +717,7 @@ KV_API kv_status kv_packed_inspect(const char* path, kv_packed_info* info, kv_er
 /* ==== 6 Library ===============================================================================
  *
  * A library is a folder of cache files with automatic reuse of prefixes. Each text is prefilled
- * once. A text that shares a prefix with a document is prefilled after that prefix only.
+ * once. If a text shares a prefix with a document, only the rest is prefilled.
  * Documents are the regular files NAME.kv in the folder that begin as a cache file does. The user
  * may copy files of kv_save into the folder. NAME has 1 to 200 bytes of UTF-8 that the system
  * allows, with no slash, backslash or control character, and no dot at its beginning. Other files,
@@ -803,10 +803,10 @@ typedef struct kv_library_result {
  * kv_session_close.
  *
  * Saving. A failed or cancelled save does not fail this call; result->save_status has the code.
- * KV_NO_SPACE there means that the document exceeds max_bytes; nothing was evicted or replaced for
- * it. If another file has the name, the call appends a dash and 8 hexadecimal digits of text and
- * model to it; result->name has the new name. KV_REPLACE instead replaces any document of that
- * name.
+ * KV_NO_SPACE there means that the document cannot fit within max_bytes; nothing was evicted or
+ * replaced for it. If another file has the name, the call appends a dash and 8 hexadecimal digits
+ * of text and model to it; result->name has the new name. KV_REPLACE instead replaces any document
+ * of that name.
  *
  * Damage. The call skips a damaged document. The new one replaces it under two conditions: `name`
  * is NULL or the damaged document's, and one of the two texts is a prefix of the other. If only the
@@ -1033,8 +1033,8 @@ KV_API void kv_cache_close(kv_cache* cache);
  * KV_BAD_ARGUMENT (layer, tokens; NaN, infinity, or a magnitude over 1e30), KV_BAD_STATE (the layer
  * has its update; the step has another number of tokens), KV_CONTEXT_FULL, KV_LIMIT (memory_limit;
  * message has the minimum), KV_BUSY. KV_NO_MEMORY, KV_CORRUPT (a damaged page of a mapped file),
- * KV_NO_SPACE, KV_IO (spill file): the cache is as before, except that the complete step can
- * perhaps no longer be attended, if the update begins a new step. */
+ * KV_NO_SPACE, KV_IO (spill file): the cache is as before. But if the update begins a step, the
+ * complete one can perhaps no longer be attended. */
 KV_API kv_status kv_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const void* k,
                                  const void* v, const void* q, uint32_t tokens, kv_error* error);
 
