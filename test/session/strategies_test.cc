@@ -211,7 +211,7 @@ TEST_CASE(
   CHECK_FALSE(loaded->store().representatives().known());
   CHECK(continue_with(loaded.get(), 40) == continue_with(session.get(), 40));
   CHECK(loaded->store().representatives().known());
-  CHECK(log.find("read again") != std::string::npos);
+  CHECK(log.find("prefilling it again") != std::string::npos);
 
   REQUIRE(Session::load(mini_model(), without, o, true, nullptr, {}, &loaded).ok());
   uint64_t last = 0, all = 1, reports = 0;
