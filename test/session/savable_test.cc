@@ -106,9 +106,9 @@ TEST_CASE("nothing is saved that cannot be loaded, and the file that is there st
   state.turn = 4;
   refused(save(good, state, SectionKind::tokens, some_tokens), Code::internal, "turn");
   state = state_of(), state.document_tokens = tokens + 1;
-  refused(save(good, state, SectionKind::tokens, some_tokens), Code::internal, "conversation");
+  refused(save(good, state, SectionKind::tokens, some_tokens), Code::internal, "document tokens");
   state = state_of(), state.probed_pages = 1;
-  refused(save(good, state, SectionKind::tokens, some_tokens), Code::internal, "measurement");
+  refused(save(good, state, SectionKind::tokens, some_tokens), Code::internal, "measured pages");
 }
 
 TEST_CASE("scores of keys and queries that are as large as is allowed can be saved and loaded") {
