@@ -170,6 +170,7 @@ class Talking(tool.InFolder):
         talk.read_until("e", 5)
         talk.interrupt()  # at this temperature it might not end by itself
         self.assertTrue(talk.read_until("first after"), talk.seen)
+        self.assertTrue(talk.read_until("> "), talk.seen)  # the editor drops what comes before
         talk.write("\x04")
         self.assertEqual(talk.finish(), 0)
 
