@@ -208,7 +208,7 @@ func TestArraysThatDoNotFitACacheAreRefused(t *testing.T) {
 		"q has 1 tokens":            cache.Update(0, k, v, q[:32]),
 		"tokens":                    cache.Update(0, kvasir.Float32{}, kvasir.Float32{}, nil),
 		"layer":                     cache.Update(2, k, v, nil),
-		"NaN":                    cache.Update(0, infinite, infinite, nil),
+		"NaN":                       cache.Update(0, infinite, infinite, nil),
 		"q is nil":                  cache.Attention(ctx, 0, nil, out, nil),
 		"out is nil":                cache.Attention(ctx, 0, q, nil, nil),
 		"out has 19 tokens":         cache.Attention(ctx, 0, q, out[32:], nil),

@@ -1,5 +1,6 @@
 """kvasir chat, from a pipe and at a terminal."""
 
+import contextlib
 import json
 import subprocess
 import unittest
@@ -170,8 +171,12 @@ class Talking(tool.InFolder):
         talk.read_until("e", 5)
         talk.interrupt()  # at this temperature it might not end by itself
         self.assertTrue(talk.read_until("first after"), talk.seen)
-        self.assertTrue(talk.read_until("> "), talk.seen)  # the editor drops what comes before
-        talk.write("\x04")
+        # An interrupt at the prompt starts the line again, and the editor drops what is typed then.
+        for _ in range(30):
+            talk.write("\x04")
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                talk.process.wait(1)
+                break
         self.assertEqual(talk.finish(), 0)
 
 
