@@ -122,7 +122,7 @@ TEST_CASE("statistics have the plan of the next token after a prefill and a rewi
   check();
 }
 
-TEST_CASE("an empty question to an empty sequence is refused in every chat format") {
+TEST_CASE("an empty question to an empty sequence is refused") {
   const Session session = tiny_session(0);
   CHECK(kv_generate(session.get(), "", 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr) ==
         KV_BAD_STATE);
