@@ -76,7 +76,33 @@ void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n, ui
     }
     for (std::size_t j = 0; c < cols; ++c, ++j) sum[j] += x[c] * x[c];
     const float factor = 1.0f / std::sqrt(sum_lanes(sum) / static_cast<float>(cols) + epsilon);
-    for (c = 0; c < cols; ++c) y[c] = x[c] * factor * weight[c];
+    if (weight) {
+      for (c = 0; c < cols; ++c) y[c] = x[c] * factor * weight[c];
+    } else {
+      for (c = 0; c < cols; ++c) y[c] = x[c] * factor;
+    }
+  }
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, uint32_t n,
+                uint32_t cols, float* y) {
+  for (uint32_t i = 0; i < n; ++i, x += cols, y += cols) {
+    float sum[lanes] = {}, squares[lanes] = {};
+    uint32_t c = 0;
+    for (; c + lanes <= cols; c += lanes) {
+      for (std::size_t j = 0; j < lanes; ++j) sum[j] += x[c + j];
+    }
+    for (std::size_t j = 0; c < cols; ++c, ++j) sum[j] += x[c];
+    const float mean = sum_lanes(sum) / static_cast<float>(cols);
+    for (c = 0; c + lanes <= cols; c += lanes) {
+      for (std::size_t j = 0; j < lanes; ++j) squares[j] += (x[c + j] - mean) * (x[c + j] - mean);
+    }
+    for (std::size_t j = 0; c < cols; ++c, ++j) squares[j] += (x[c] - mean) * (x[c] - mean);
+    const float factor = 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(cols) + epsilon);
+    for (c = 0; c < cols; ++c) {
+      const float scaled = (x[c] - mean) * factor * weight[c];
+      y[c] = bias ? scaled + bias[c] : scaled;
+    }
   }
 }
 
@@ -128,8 +154,56 @@ void rope(float* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, c
   return p;
 }
 
-void swiglu(float* __restrict gate, const float* __restrict up, std::size_t n) {
-  for (std::size_t i = 0; i < n; ++i) gate[i] = gate[i] / (1.0f + exp_clamped(-gate[i])) * up[i];
+// Each function of a gate alone.
+struct Silu {
+  float operator()(float x) const { return x / (1.0f + exp_clamped(-x)); }
+};
+struct Gelu {  // by tanh(z) = 2 / (1 + e^-2z) - 1
+  float operator()(float x) const {
+    return x / (1.0f + exp_clamped(-1.59576912160573071f * (x + 0.044715f * x * x * x)));
+  }
+};
+struct ReluSquared {
+  float operator()(float x) const {
+    const float positive = x > 0 ? x : x == x ? 0.0f : x;
+    return positive * positive;
+  }
+};
+
+template <class F>
+void activate_by(F f, float* __restrict gate, const float* __restrict up, std::size_t n) {
+  if (up) {
+    for (std::size_t i = 0; i < n; ++i) gate[i] = f(gate[i]) * up[i];
+  } else {
+    for (std::size_t i = 0; i < n; ++i) gate[i] = f(gate[i]);
+  }
+}
+
+void clamped_silu(float* __restrict gate, const float* __restrict up, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const float g = gate[i] > 7.0f ? 7.0f : gate[i];
+    float u = up[i] > 7.0f ? 7.0f : up[i];
+    u = u < -7.0f ? -7.0f : u;
+    gate[i] = g / (1.0f + exp_clamped(-1.702f * g)) * (u + 1.0f);
+  }
+}
+
+void activate(Activation f, float* gate, const float* up, std::size_t n) {
+  switch (f) {
+    case Activation::silu:
+      return activate_by(Silu(), gate, up, n);
+    case Activation::gelu:
+      return activate_by(Gelu(), gate, up, n);
+    case Activation::relu_squared:
+      return activate_by(ReluSquared(), gate, up, n);
+    case Activation::clamped_silu:
+      return clamped_silu(gate, up, n);
+  }
+}
+
+void softcap(float* x, float cap, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i)
+    x[i] = cap * (1.0f - 2.0f / (1.0f + exp_clamped(2.0f * (x[i] / cap))));
 }
 
 void add(float* __restrict x, const float* __restrict y, std::size_t n) {
@@ -139,8 +213,10 @@ void add(float* __restrict x, const float* __restrict y, std::size_t n) {
 void fill_elementwise(Kernels& k) {
   k.quantize = quantize;
   k.rms_norm = rms_norm;
+  k.layer_norm = layer_norm;
   k.rope = rope;
-  k.swiglu = swiglu;
+  k.activate = activate;
+  k.softcap = softcap;
   k.add = add;
 }
 

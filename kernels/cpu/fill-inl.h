@@ -9,7 +9,8 @@
 
 namespace kvasir {
 
-// quantize, matmul, matmul_scratch, matmul_rows, dequantize_row, rms_norm, rope, swiglu, add.
+// quantize, matmul, matmul_scratch, matmul_rows, dequantize_row, rms_norm, layer_norm,
+// rope, activate, softcap, add.
 void fill_matmul_scalar(Kernels& k);
 void fill_matmul_avx2(Kernels& k);
 void fill_matmul_avx512(Kernels& k);

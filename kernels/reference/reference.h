@@ -25,7 +25,9 @@ void rms_norm(const float* x, const float* weight, float epsilon, uint32_t n, ui
               double* y);
 void rope(double* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, const float* cos,
           const float* sin, bool neox);
-void swiglu(const float* gate, const float* up, std::size_t n, double* y);
+void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, uint32_t n,
+                uint32_t cols, double* y);
+void activate(Activation f, const float* gate, const float* up, std::size_t n, double* y);
 
 // ---- attention.cc
 

@@ -11,7 +11,7 @@ namespace {
 kv_model_info describe(const Model& model) {
   const ModelConfig& c = model.config();
   kv_model_info i{};
-  i.layers = c.layers;
+  i.layers = c.depth();
   i.width = c.width;
   i.heads = c.heads;
   i.kv_heads = c.kv_heads;
@@ -45,7 +45,7 @@ void log_devices(const Model& model, const LogFn& log) {
   for (const DeviceWeights& d : model.device_weights()) {
     std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes",
                   d.device()->name().c_str(), d.device()->info().name, d.layers().size(),
-                  model.config().layers, d.has_output() ? " and the output" : "", d.bytes());
+                  model.config().depth(), d.has_output() ? " and the output" : "", d.bytes());
     log(KV_LOG_INFO, text);
   }
 }

@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "backend/activation.h"
 #include "backend/page.h"
 #include "gguf/tensor_type.h"
 
@@ -106,16 +107,23 @@ struct Kernels {
   void (*dequantize_row)(const WeightView& w, uint32_t row, float* out);
 
   // ---- elementwise
-  // y[i] = x[i] / sqrt(mean(x[i]^2) + epsilon) * weight, for n rows of cols. y may be x.
+  // y[i] = x[i] / sqrt(mean(x[i]^2) + epsilon) * weight, for n rows of cols. y may be x. weight
+  // null: ones.
   void (*rms_norm)(const float* x, const float* weight, float epsilon, uint32_t n, uint32_t cols,
                    float* y);
+  // y[i] = (x[i] - mean) / sqrt(mean((x[i] - mean)^2) + epsilon) * weight + bias, likewise. bias
+  // null: zeros.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float epsilon,
+                     uint32_t n, uint32_t cols, float* y);
   // Rotates the first rotary_dim elements of n_heads vectors in place, `stride` floats apart. cos,
   // sin: [rotary_dim / 2]. neox: pairs (i, i + rotary_dim / 2), as in qwen; otherwise neighbours
   // (2i, 2i + 1), as in llama's GGUF files.
   void (*rope)(float* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim,
                const float* cos, const float* sin, bool neox);
-  // gate[i] = silu(gate[i]) * up[i]
-  void (*swiglu)(float* gate, const float* up, std::size_t n);
+  // gate[i] = f(gate[i]) * up[i]; up null: f(gate[i]). clamped_silu needs up.
+  void (*activate)(Activation f, float* gate, const float* up, std::size_t n);
+  // x[i] = cap * tanh(x[i] / cap)
+  void (*softcap)(float* x, float cap, std::size_t n);
   // x[i] += y[i]
   void (*add)(float* x, const float* y, std::size_t n);
 

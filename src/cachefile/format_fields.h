@@ -74,13 +74,14 @@ inline constexpr Field entry_fields[] = {
 static_assert(cover(entry_fields, entry_bytes));
 
 // Section `state`.
-constexpr uint64_t state_turn = 0;              // u32
-constexpr uint64_t state_full_precision = 4;    // u32
-constexpr uint64_t state_window_tokens = 8;     // u32
-constexpr uint64_t state_window_count = 12;     // u32
-constexpr uint64_t state_pages = 16;            // u32
-constexpr uint64_t state_page_tokens = 20;      // u32
-constexpr uint64_t state_tokens = 24;           // u64
+constexpr uint64_t state_turn = 0;            // u32
+constexpr uint32_t long_rope_flag = 2;        // computed with longrope's factors for long contexts
+constexpr uint64_t state_full_precision = 4;  // u32: 0 or 1, and long_rope_flag
+constexpr uint64_t state_window_tokens = 8;   // u32
+constexpr uint64_t state_window_count = 12;   // u32
+constexpr uint64_t state_pages = 16;          // u32
+constexpr uint64_t state_page_tokens = 20;    // u32
+constexpr uint64_t state_tokens = 24;         // u64
 constexpr uint64_t state_document_tokens = 32;  // u64
 constexpr uint64_t state_document_turn = 40;    // u32
 constexpr uint64_t state_probed_pages = 44;     // u32

@@ -42,10 +42,14 @@ class CpuExecutor final : public LayerExecutor {
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
-  const float* norm(const float* x, const Array<float>& weight, uint32_t n);
+  const float* norm(const float* x, const Norm& weights, uint32_t n, float* out);
+  void normalise(const float* x, const Norm& weights, uint32_t n, float* y) const;
   void rotate(const LayerConfig& c, float* x, uint32_t heads, const Array<float>& weight);
-  void add(float* x, const Array<float>& post_norm, uint32_t n);
-  void gate(float* gate, const float* up, uint32_t n);
+  void normalise_heads(const LayerConfig& c, float* row, uint32_t heads,
+                       const Array<float>& weight) const;
+  void scale_queries(const LayerConfig& c);
+  void add(float* x, const Norm& post_norm, uint32_t n);
+  void activate(const LayerConfig& c, uint32_t n);
   Status check_layer(uint32_t layer, uint32_t first);
   template <class F>
   void by_rows(uint32_t n, F&& f);
@@ -61,6 +65,7 @@ class CpuExecutor final : public LayerExecutor {
 
   uint32_t capacity_ = 0;         // tokens that the workspace holds
   Buffer<float> h_;               // [n][width] a normalised input, or an output
+  Buffer<float> y_;               // [n][width] the input of a parallel layer's mixer and network
   Buffer<float> q_, k_, v_, a_;   // [n][heads or kv_heads][head_dim]; a: attention's output
   Buffer<float> gate_, up_;       // [n][feed_forward]
   Buffer<int8_t> quants_;         // [n][widest input]
@@ -72,7 +77,7 @@ class CpuExecutor final : public LayerExecutor {
 
 CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention* attention,
                          ThreadPool* pool)
-    : LayerExecutor(first_layer, model.config().layers), model_(model), kernels_(cpu_kernels()),
+    : LayerExecutor(first_layer, model.config().depth()), model_(model), kernels_(cpu_kernels()),
       attention_(attention), pool_(pool) {
   const Weights& weights = model.weights();
   const auto consider = [&](const Linear& linear) {
@@ -82,7 +87,7 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
   for (uint32_t l = first_layer; l < end_layer(); ++l) {
     const LayerWeights& w = weights.layers[l];
     for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
-      consider(*linear);
+      if (linear->w.data) consider(*linear);
   }
   consider(weights.output);
   scratch_.resize(scratch_size_ * pool->threads());
@@ -107,6 +112,7 @@ Status CpuExecutor::mixer(uint32_t layer) {
   switch (model_.config().layer(layer).mixer) {
     case MixerKind::attention:
       return attention(layer);
+    case MixerKind::latent:
     case MixerKind::recurrent:
       break;
   }
@@ -118,10 +124,11 @@ Status CpuExecutor::attention(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t width = model_.config().width;
-  const float* h = norm(step_->x, w.mixer_norm, n_);
+  const float* h = norm(step_->x, w.mixer_norm, n_, c.is_parallel() ? y_.get() : h_.get());
   multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
   rotate(c, q_.get(), c.heads, w.q_norm);
   rotate(c, k_.get(), c.kv_heads, w.k_norm);
+  scale_queries(c);
 
   attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
   RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
@@ -132,16 +139,18 @@ Status CpuExecutor::attention(uint32_t layer) {
   return {};
 }
 
-// x += W_down (silu(W_gate h) * W_up h);  h = norm(x)
+// x += W_down (f(W_gate h) * W_up h);  h = norm(x), or the mixer's input of a parallel layer
 Status CpuExecutor::feed_forward(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t width = model_.config().width;
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
   float* x = step_->x + std::size_t{first} * width;
-  const float* h = norm(x, w.ffn_norm, n);
-  multiply(h, n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
-  gate(gate_.get(), up_.get(), n);
+  const float* h =
+      c.is_parallel() ? y_.get() + std::size_t{first} * width : norm(x, w.ffn_norm, n, h_.get());
+  if (c.gated) multiply(h, n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
+  else multiply(h, n, width, {{&w.up, gate_.get()}});
+  activate(c, n);
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
   add(x, w.ffn_post_norm, n);
   return cancel_->fired() ? Status() : check_layer(layer, first);
@@ -151,12 +160,13 @@ Status CpuExecutor::logits(uint32_t first, float* out) {
   const ModelConfig& c = model_.config();
   const uint32_t n = n_ - first;
   const float* x = step_->x + std::size_t{first} * c.width;
-  multiply(norm(x, model_.weights().output_norm, n), n, c.width, {{&model_.weights().output, out}});
+  multiply(norm(x, model_.weights().output_norm, n, h_.get()), n, c.width,
+           {{&model_.weights().output, out}});
   return {};
 }
 
 Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
-  const ModelConfig& c = model_.config();
+  const LayerConfig& c = model_.config().layer(layer);
   std::atomic<bool> good{true};
   const auto check = [&](const float* x, std::size_t at, uint32_t count, std::size_t cols) {
     if (!all_below({x + at * cols, count * cols}, too_large))
@@ -170,7 +180,7 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
   by_rows(n_ - first, [&](std::size_t at, uint32_t count) {
     check(a_.get(), first + at, count, c.q_width());
     check(gate_.get(), at, count, c.feed_forward);
-    check(step_->x, first + at, count, c.width);
+    check(step_->x, first + at, count, model_.config().width);
   });
   return good ? Status() : not_a_number("layer " + std::to_string(layer));
 }
@@ -185,55 +195,100 @@ void CpuExecutor::by_rows(uint32_t n, F&& f) {
   });
 }
 
-// The normalised rows of x, in h_; x itself where the layer has no such norm.
-const float* CpuExecutor::norm(const float* x, const Array<float>& weight, uint32_t n) {
-  if (weight.empty()) return x;
-  const uint32_t cols = model_.config().width;
+// The normalised rows of x, in out; x itself where the layer has no such norm.
+const float* CpuExecutor::norm(const float* x, const Norm& weights, uint32_t n, float* out) {
+  if (weights.empty()) return x;
+  const std::size_t cols = model_.config().width;
   by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.rms_norm(x + first * cols, weight.data(), model_.config().rms_epsilon, count, cols,
-                      h_.get() + first * cols);
+    normalise(x + first * cols, weights, count, out + first * cols);
   });
-  return h_.get();
+  return out;
 }
 
-// The norm of queries or keys, then RoPE. x: [n_][heads][head_dim].
+void CpuExecutor::normalise(const float* x, const Norm& weights, uint32_t n, float* y) const {
+  const ModelConfig& c = model_.config();
+  if (c.norm == NormKind::rms)
+    return kernels_.rms_norm(x, weights.weight.data(), c.norm_epsilon, n, c.width, y);
+  kernels_.layer_norm(x, weights.weight.data(),
+                      weights.bias.empty() ? nullptr : weights.bias.data(), c.norm_epsilon, n,
+                      c.width, y);
+}
+
+// The norm of queries or keys, and RoPE. x: [n_][heads][head_dim].
 void CpuExecutor::rotate(const LayerConfig& c, float* x, uint32_t heads,
                          const Array<float>& weight) {
   const ModelConfig& config = model_.config();
-  const bool by_head = c.qk_norm == QkNorm::head;
-  const uint32_t norms = by_head ? heads : 1,
-                 norm_width = by_head ? c.head_dim : heads * c.head_dim;
   const RopeConfig* rope = c.has_rope() ? &config.ropes[c.rope] : nullptr;
   const uint32_t half = rope ? rope->dim / 2 : 0;
   const std::size_t angles = rope ? std::size_t{n_} * config.angles_before(c.rope) : 0;
   by_rows(n_, [&](std::size_t first, uint32_t count) {
     for (std::size_t t = first; t < first + count; ++t) {
       float* row = x + t * heads * c.head_dim;
-      if (c.qk_norm != QkNorm::none)
-        kernels_.rms_norm(row, weight.data(), config.rms_epsilon, norms, norm_width, row);
+      if (!c.qk_norm_after_rope) normalise_heads(c, row, heads, weight);
       const std::size_t at = angles + t * half;
       if (rope)
         kernels_.rope(row, heads, c.head_dim, rope->dim, step_->cos + at, step_->sin + at,
                       rope->neox);
+      if (c.qk_norm_after_rope) normalise_heads(c, row, heads, weight);
+    }
+  });
+}
+
+// The norm of one token's queries or keys. row: [heads][head_dim].
+void CpuExecutor::normalise_heads(const LayerConfig& c, float* row, uint32_t heads,
+                                  const Array<float>& weight) const {
+  const float epsilon = model_.config().norm_epsilon;
+  switch (c.qk_norm) {
+    case QkNorm::none:
+      return;
+    case QkNorm::plain:
+      return kernels_.rms_norm(row, nullptr, epsilon, heads, c.head_dim, row);
+    case QkNorm::head:
+      return kernels_.rms_norm(row, weight.data(), epsilon, heads, c.head_dim, row);
+    case QkNorm::projection:
+      return kernels_.rms_norm(row, weight.data(), epsilon, 1, heads * c.head_dim, row);
+    case QkNorm::own:
+      for (uint32_t h = 0; h < heads; ++h, row += c.head_dim)
+        kernels_.layer_norm(row, weight.data() + std::size_t{h} * c.head_dim, nullptr, epsilon, 1,
+                            c.head_dim, row);
+  }
+}
+
+// Factors of the scores go into the queries.
+void CpuExecutor::scale_queries(const LayerConfig& c) {
+  const Temperature& t = model_.config().temperature;
+  const bool varies = c.temperature && t.scale != 0;
+  if (c.query_scale == 1 && !varies) return;
+  const uint64_t position = step_->store.tokens();
+  const std::size_t cols = c.q_width();
+  by_rows(n_, [&](std::size_t first, uint32_t count) {
+    for (std::size_t i = first; i < first + count; ++i) {
+      float factor = c.query_scale;
+      if (varies) factor *= t.at(position + i);
+      float* q = q_.get() + i * cols;
+      for (std::size_t d = 0; d < cols; ++d) q[d] *= factor;
     }
   });
 }
 
 // x += h_, which is normalised first where the layer has such a norm.
-void CpuExecutor::add(float* x, const Array<float>& post_norm, uint32_t n) {
-  const uint32_t cols = model_.config().width;
+void CpuExecutor::add(float* x, const Norm& post_norm, uint32_t n) {
+  const std::size_t cols = model_.config().width;
+  const float scale = model_.config().residual_scale;
   by_rows(n, [&](std::size_t first, uint32_t count) {
     float* h = h_.get() + first * cols;
-    if (!post_norm.empty())
-      kernels_.rms_norm(h, post_norm.data(), model_.config().rms_epsilon, count, cols, h);
+    if (!post_norm.empty()) normalise(h, post_norm, count, h);
+    if (scale != 1)
+      for (std::size_t i = 0; i < count * cols; ++i) h[i] *= scale;
     kernels_.add(x + first * cols, h, count * cols);
   });
 }
 
-void CpuExecutor::gate(float* gate, const float* up, uint32_t n) {
-  const std::size_t cols = model_.config().feed_forward;
+void CpuExecutor::activate(const LayerConfig& c, uint32_t n) {
+  const std::size_t cols = c.feed_forward;
   by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.swiglu(gate + first * cols, up + first * cols, count * cols);
+    kernels_.activate(c.activation, gate_.get() + first * cols,
+                      c.gated ? up_.get() + first * cols : nullptr, count * cols);
   });
 }
 
@@ -296,17 +351,21 @@ void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols,
 void CpuExecutor::resize(uint32_t n) {
   if (n <= capacity_) return;
   const ModelConfig& c = model_.config();
-  const std::size_t widest = std::max({c.width, c.q_width(), c.feed_forward});
+  const std::size_t q_width = c.max_q_width(), kv_width = c.max_kv_width();
+  const std::size_t widest = std::max({std::size_t{c.width}, q_width, std::size_t{c.feed_forward}});
+  const bool parallel = std::any_of(c.layer_configs.begin(), c.layer_configs.end(),
+                                    [](const LayerConfig& layer) { return layer.is_parallel(); });
   const auto grow = [](auto& array, std::size_t size) {
     array = {};  // never old and new together
     array = make_buffer<std::remove_reference_t<decltype(array[0])>>(size);
   };
   capacity_ = 0;
   grow(h_, std::size_t{n} * c.width);
-  grow(q_, std::size_t{n} * c.q_width());
-  grow(k_, std::size_t{n} * c.kv_width());
-  grow(v_, std::size_t{n} * c.kv_width());
-  grow(a_, std::size_t{n} * c.q_width());
+  if (parallel) grow(y_, std::size_t{n} * c.width);
+  grow(q_, n * q_width);
+  grow(k_, n * kv_width);
+  grow(v_, n * kv_width);
+  grow(a_, n * q_width);
   grow(gate_, std::size_t{n} * c.feed_forward);
   grow(up_, std::size_t{n} * c.feed_forward);
   grow(quants_, n * widest);

@@ -15,9 +15,9 @@ static Status cancelled() {
   return Status::error(Code::cancelled, "cancelled; the sequence is as it was before the chunk");
 }
 
-Status Forward::create(std::shared_ptr<const Model> model, ThreadPool* pool,
+Status Forward::create(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool,
                        std::unique_ptr<Forward>* out) {
-  std::unique_ptr<Forward> forward(new Forward(std::move(model), pool));
+  std::unique_ptr<Forward> forward(new Forward(std::move(model), context, pool));
   const Model& m = *forward->model_;
   const std::vector<DeviceWeights>& gpus = m.device_weights();
   for (std::size_t i = 0; i < gpus.size(); ++i) {
@@ -40,8 +40,8 @@ Status Forward::create(std::shared_ptr<const Model> model, ThreadPool* pool,
   return {};
 }
 
-Forward::Forward(std::shared_ptr<const Model> model, ThreadPool* pool)
-    : model_(std::move(model)), pool_(pool),
+Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool)
+    : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool),
       host_(model_->config(), model_->store_shape().page, pool) {}
 
 // Abandons the executor's part of a step unless it is complete.
@@ -137,15 +137,18 @@ void Forward::embed(const StepContext& c) {
   pool_->run((n + rows - 1) / rows, [&](uint32_t task, uint32_t) {
     const uint32_t first = task * rows, end = std::min(n, first + rows);
     for (std::size_t i = 0; i < config.ropes.size(); ++i) {
-      const Rope& rope = model_->ropes()[i];
+      const Rope& rope = ropes_[i];
       const std::size_t at =
           std::size_t{n} * config.angles_before(i) + std::size_t{first} * (rope.dim() / 2);
       rope.angles(c.store.tokens() + first, end - first, cos_.get() + at, sin_.get() + at);
     }
-    for (uint32_t i = first; i < end; ++i)
+    for (uint32_t i = first; i < end; ++i) {
+      float* x = x_.get() + std::size_t{i} * width;
       cpu_kernels().dequantize_row(model_->weights().embedding,
-                                   static_cast<uint32_t>(c.step.tokens[i]),
-                                   x_.get() + std::size_t{i} * width);
+                                   static_cast<uint32_t>(c.step.tokens[i]), x);
+      if (config.embedding_scale != 1)
+        for (uint32_t d = 0; d < width; ++d) x[d] *= config.embedding_scale;
+    }
   });
 }
 
@@ -157,10 +160,21 @@ Status Forward::write_logits(const StepContext& c) {
   const std::size_t vocabulary = model_->config().vocabulary;
   std::atomic<bool> finite{true};
   pool_->run(wanted, [&](uint32_t row, uint32_t) {
-    if (!c.cancel.fired() && !all_finite({c.step.logits + row * vocabulary, vocabulary}))
-      finite = false;
+    if (c.cancel.fired()) return;
+    float* logits = c.step.logits + row * vocabulary;
+    scale_logits(logits);
+    if (!all_finite({logits, vocabulary})) finite = false;
   });
   return c.cancel.fired() || finite ? Status() : not_a_number("the output");
+}
+
+// Factor and cap of the logits of one token.
+void Forward::scale_logits(float* row) const {
+  const ModelConfig& config = model_->config();
+  if (config.logit_scale != 1)
+    for (uint32_t i = 0; i < config.vocabulary; ++i) row[i] *= config.logit_scale;
+  if (config.final_softcap != 0)
+    cpu_kernels().softcap(row, config.final_softcap, config.vocabulary);
 }
 
 void Forward::commit(const StepContext& c) {

@@ -20,8 +20,8 @@ namespace kvasir {
 
 class Forward {
  public:
-  // Code::device.
-  static Status create(std::shared_ptr<const Model> model, ThreadPool* pool,
+  // For a sequence of at most `context` tokens. Code::device.
+  static Status create(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool,
                        std::unique_ptr<Forward>* out);
 
   // Runs the tokens at the end of the store and commits them. After any failure the store is as
@@ -39,15 +39,17 @@ class Forward {
 
  private:
   class Part;
-  Forward(std::shared_ptr<const Model> model, ThreadPool* pool);
+  Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool);
   void resize(uint32_t n);
   LayerExecutor::Request request_of(const StepContext& c) const;
   Status make_plan(const StepContext& c);
   void embed(const StepContext& c);
   Status write_logits(const StepContext& c);
+  void scale_logits(float* row) const;
   void commit(const StepContext& c);
 
   std::shared_ptr<const Model> model_;
+  const std::vector<Rope>& ropes_;  // of the model
   ThreadPool* pool_;
   HostAttention host_;
   std::vector<std::unique_ptr<LayerExecutor>> executors_;  // every layer is in one, in order

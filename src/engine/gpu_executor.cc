@@ -311,7 +311,7 @@ void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
                           .qkv = qkv,
                           .q_norm = by_head ? w.q_norm.get() : nullptr,
                           .k_norm = by_head ? w.k_norm.get() : nullptr,
-                          .epsilon = config_.rms_epsilon,
+                          .epsilon = config_.norm_epsilon,
                           .rotary_dim = rotates ? config_.ropes[c.rope].dim : 0,
                           .neox = rotates && config_.ropes[c.rope].neox,
                           .cos = work_.cos + angles,
@@ -378,7 +378,7 @@ void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n) {
   DeviceActivations normed = inputs(work_.h, size_.width, {&weights_.output()});
   normed.n = n;
   enqueue(ops_.rms_norm(stream_, work_.x + first * size_.width, weights_.output_norm(),
-                        config_.rms_epsilon, check(end_layer() - 1), normed));
+                        config_.norm_epsilon, check(end_layer() - 1), normed));
   multiply(normed, {{&weights_.output(), work_.logits}});
 }
 
@@ -396,7 +396,7 @@ DeviceActivations GpuExecutor::norm(const float* weight, const DeviceCheck& chec
                                     std::initializer_list<const DeviceWeights::Matrix*> matrices) {
   DeviceActivations out = inputs(weight ? work_.h : work_.x, size_.width, matrices);
   if (weight) {
-    enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.rms_epsilon, check, out));
+    enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.norm_epsilon, check, out));
     return out;
   }
   out.f32 = work_.x;
@@ -406,7 +406,7 @@ DeviceActivations GpuExecutor::norm(const float* weight, const DeviceCheck& chec
 
 void GpuExecutor::norm_in_place(float* x, const float* weight, uint32_t cols,
                                 const DeviceCheck& check) {
-  enqueue(ops_.rms_norm(stream_, x, weight, config_.rms_epsilon, check, {n_, cols, x}));
+  enqueue(ops_.rms_norm(stream_, x, weight, config_.norm_epsilon, check, {n_, cols, x}));
 }
 
 // The residual stream += W a, which is normalised first where there is such a norm.
@@ -414,7 +414,7 @@ void GpuExecutor::add_product(const DeviceActivations& a, const DeviceWeights::M
                               const float* post_norm, uint32_t layer) {
   if (!post_norm) return multiply(a, {{&w, work_.x}}, true);
   multiply(a, {{&w, work_.h}});
-  enqueue(ops_.add_rms_norm(stream_, work_.h, post_norm, config_.rms_epsilon, check(layer),
+  enqueue(ops_.add_rms_norm(stream_, work_.h, post_norm, config_.norm_epsilon, check(layer),
                             {n_, config_.width, work_.x}));
 }
 

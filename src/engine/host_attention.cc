@@ -7,7 +7,9 @@
 namespace kvasir {
 
 HostAttention::HostAttention(const ModelConfig& config, const PageShape& page, ThreadPool* pool)
-    : config_(config), pool_(pool), attention_(config, page, cpu_kernels(), pool) {}
+    : config_(config), pool_(pool), attention_(config, page, cpu_kernels(), pool) {
+  attention_.set_softcap(config.attention_softcap);
+}
 
 Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
   const std::size_t floats = std::size_t{c.tokens()} * config_.heads;
@@ -54,7 +56,7 @@ void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows&
 // change of the strategy within a kept conversation, finds no_total and goes by other queries.
 uint32_t HostAttention::first_needed(const ForwardStep& step, uint32_t layer) const {
   const Plan& plan = step.plan;
-  if (layer + 1 < config_.layers || step.want == ForwardStep::Logits::all) return 0;
+  if (layer + 1 < config_.depth() || step.want == ForwardStep::Logits::all) return 0;
   if (step.probe || plan.by_blocks || plan.is_filter(layer)) return 0;
   if (plan.compare != CompareLevel::none) return 0;
   const bool exact = !step.selector || plan.is_dense(layer);

@@ -82,12 +82,14 @@ std::optional<std::vector<float>> Gguf::get_floats(std::string_view key) const {
 
 std::optional<std::vector<int32_t>> Gguf::get_ints(std::string_view key) const {
   const GgufValue* value = find(key);
-  if (!value || value->type != GgufType::array || !is_integer(value->element_type))
+  const bool boolean = value && value->element_type == GgufType::boolean;
+  if (!value || value->type != GgufType::array || !(boolean || is_integer(value->element_type)))
     return std::nullopt;
   const uint64_t size = scalar_bytes(value->element_type);
   std::vector<int32_t> ints(value->count);
   for (std::size_t i = 0; i < ints.size(); ++i) {
-    const auto v = load_integer<int32_t>(value->element_type, value->bytes.data() + size * i);
+    const auto v = load_integer<int32_t>(boolean ? GgufType::u8 : value->element_type,
+                                         value->bytes.data() + size * i);
     if (!v) return std::nullopt;
     ints[i] = *v;
   }

@@ -111,7 +111,7 @@ class Gguf {
   std::optional<double> get_float(std::string_view key) const;
   std::optional<bool> get_bool(std::string_view key) const;
   std::optional<std::string_view> get_string(std::string_view key) const;
-  // Arrays; nothing when absent or of another element type.
+  // Arrays; nothing when absent or of another element type. Booleans are the integers 0 and 1.
   std::optional<GgufStrings> get_strings(std::string_view key) const;
   std::optional<std::vector<float>> get_floats(std::string_view key) const;
   std::optional<std::vector<int32_t>> get_ints(std::string_view key) const;

@@ -34,6 +34,7 @@ constexpr uint64_t layers = 1024;                     // 126
 constexpr uint64_t width = uint64_t{1} << 16;         // 16,384
 constexpr uint64_t feed_forward = uint64_t{1} << 18;  // 53,248
 constexpr uint64_t heads = 1024;                      // 128
+constexpr uint64_t experts = 1024;                    // 512
 // Norms and biases of all layers, which are copied as floats: 4.2 million.
 constexpr uint64_t copied_numbers = uint64_t{1} << 23;
 

@@ -4,242 +4,272 @@
 #include <cmath>
 
 #include "backend/page.h"
-#include "base/number_text.h"
-#include "base/plausible.h"
 #include "base/quoted.h"
 #include "gguf/limits.h"
+#include "model/rope_config.h"
+#include "model/schema.h"
 
 namespace kvasir {
 namespace {
 
 constexpr std::size_t max_name = 255;  // bytes kept of a model's name
 
-// Reads "<architecture>.<key>" values and remembers the first thing that is wrong.
-class Schema {
- public:
-  Schema(const Gguf& gguf, const std::string& architecture)
-      : gguf_(gguf), prefix_(architecture + ".") {}
+bool has_tensor(const Gguf& gguf, uint32_t layer, const char* name) {
+  return gguf.find_tensor("blk." + std::to_string(layer) + "." + name) != nullptr;
+}
 
-  uint64_t required(const char* key, uint64_t low, uint64_t high) {
-    const auto value = gguf_.get_uint(prefix_ + key);
-    if (!value)
-      return fail(Status::error(Code::corrupt, "the model has no whole number '%s%s'",
-                                prefix_.c_str(), key)),
-             low;
-    return checked(key, *value, low, high);
-  }
+// The layers that see a window: by an array of the file, by its period, or by the architecture's.
+std::vector<bool> windowed_layers(const Gguf& gguf, Schema* schema, const Architecture& row,
+                                  uint32_t layers) {
+  constexpr const char* key = "attention.sliding_window_pattern";
+  std::vector<bool> windowed(layers);
+  const auto array = gguf.get_ints(schema->prefix() + key);
+  if (array && array->size() < layers)
+    schema->fail(Status::error(Code::corrupt, "the model's '%s%s' has %zu values for %u layers",
+                               schema->prefix().c_str(), key, array->size(), layers));
+  const uint64_t period = array ? 0 : schema->optional(key, row.full_every, 0, UINT32_MAX);
+  for (uint32_t l = 0; l < layers; ++l)
+    windowed[l] = array ? l < array->size() && (*array)[l] != 0
+                        : !Architecture::is_every(static_cast<uint32_t>(period), l);
+  return windowed;
+}
 
-  // At least 1, and no more than any model has.
-  uint32_t size(const char* key, uint64_t max) {
-    return claim(key, required(key, 1, UINT64_MAX), max);
-  }
+// Windows of the layers; 0: none.
+void read_windows(const Gguf& gguf, Schema* schema, ModelConfig* c) {
+  const Architecture& row = *c->architecture;
+  if (row.ignores_window) return;
+  const uint64_t window = schema->optional("attention.sliding_window", row.window, 0, UINT64_MAX);
+  if (window == 0 || (row.full_every == 0 && window >= c->context)) return;
+  if (row.full_every == 0)
+    return schema->refuse("attends through a sliding window", "attention.sliding_window");
+  const std::vector<bool> windowed = windowed_layers(gguf, schema, row, c->depth());
+  for (uint32_t l = 0; l < c->depth(); ++l)
+    if (windowed[l]) c->layer_configs[l].window = window, c->layer_configs[l].chunked = row.chunked;
+}
 
-  // One for each layer, from a number or from an array. 0 in an array is kept.
-  std::vector<uint32_t> sizes(const char* key, uint32_t layers, uint64_t max) {
-    const auto array = gguf_.get_ints(prefix_ + key);
-    if (!array) return std::vector<uint32_t>(layers, size(key, max));
-    std::vector<uint32_t> sizes(layers, 1);
-    if (array->size() < layers) {
-      fail(Status::error(Code::corrupt, "the model's '%s%s' has %zu numbers for %u layers",
-                         prefix_.c_str(), key, array->size(), layers));
-      return sizes;
-    }
-    for (uint32_t l = 0; l < layers; ++l) {
-      const int32_t value = (*array)[l];
-      sizes[l] = value == 0 ? 0 : claim(key, static_cast<uint64_t>(std::max(value, 0)), max);
-      if (value < 0)
-        fail(Status::error(Code::corrupt, "the model's '%s%s' has a negative number",
-                           prefix_.c_str(), key));
-    }
-    return sizes;
-  }
+ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
+  const Architecture& row = *c.architecture;
+  ExpertConfig e;
+  e.count = static_cast<uint32_t>(schema->optional("expert_count", 0, 0, gguf_limits::experts));
+  if (e.count == 0) return e;
+  e.used = static_cast<uint32_t>(schema->required("expert_used_count", 1, e.count));
+  const uint64_t dense = c.layer_configs[0].feed_forward;
+  const uint64_t width = row.gates_shared_expert || row.qk_norm == QkNorm::head
+                             ? std::max<uint64_t>(1, dense / e.used)
+                             : dense;
+  e.width = static_cast<uint32_t>(
+      schema->optional("expert_feed_forward_length", width, 1, gguf_limits::feed_forward));
+  const uint64_t shared = schema->optional("expert_shared_count", 0, 0, gguf_limits::experts);
+  e.shared_width = static_cast<uint32_t>(schema->optional(
+      "expert_shared_feed_forward_length", row.expert_weighs_input ? e.width : shared * e.width, 0,
+      gguf_limits::feed_forward));
+  const uint64_t gating = schema->optional("expert_gating_func", 0, 0, 4);
+  if (gating == 4) schema->refuse("chooses experts by softplus", "expert_gating_func");
+  e.gating = gating == 0   ? row.gating
+             : gating == 1 ? Gating::softmax
+             : gating == 2 ? Gating::sigmoid
+                           : Gating::softmax_chosen;
+  e.normalise =
+      gguf.get_bool(schema->prefix() + "expert_weights_norm").value_or(row.normalises_experts);
+  e.scale = static_cast<float>(schema->optional_float("expert_weights_scale", 0, -1e6, 1e6));
+  if (e.scale == 0) e.scale = 1;
+  e.groups = static_cast<uint32_t>(
+      std::max<uint64_t>(1, schema->optional("expert_group_count", 1, 0, e.count)));
+  e.groups_used = static_cast<uint32_t>(
+      std::max<uint64_t>(1, schema->optional("expert_group_used_count", e.groups, 0, e.groups)));
+  if (e.count % e.groups || e.used > e.groups_used * (e.count / e.groups))
+    schema->fail(Status::error(Code::corrupt,
+                               "the model chooses %u of %u experts in %u of %u groups", e.used,
+                               e.count, e.groups_used, e.groups));
+  e.weighs_input = row.expert_weighs_input;
+  e.chooses_by_logits = row.chooses_by_logits;
+  return e;
+}
 
-  uint64_t optional(const char* key, uint64_t otherwise, uint64_t low, uint64_t high) {
-    if (!gguf_.find(prefix_ + key)) return otherwise;
-    return required(key, low, high);
-  }
-
-  double optional_float(const char* key, double otherwise, double low, double high) {
-    if (!gguf_.find(prefix_ + key)) return otherwise;
-    const auto value = gguf_.get_float(prefix_ + key);
-    if (!value || !(*value >= low && *value <= high)) {
-      fail(Status::error(Code::corrupt, "the model's '%s%s' is not a number from %s to %s",
-                         prefix_.c_str(), key, number_text(low).c_str(),
-                         number_text(high).c_str()));
-      return otherwise;
-    }
-    return *value;
-  }
-
-  // A feature that changes the result and that the forward pass lacks.
-  void refuse_nonzero(const char* key, const char* feature) {
-    const auto value = gguf_.get_float(prefix_ + key);
-    const auto whole = gguf_.get_uint(prefix_ + key);
-    if ((value && *value != 0) || (whole && *whole != 0) ||
-        (gguf_.find(prefix_ + key) && !value && !whole))
-      refuse((std::string("uses ") + feature).c_str(), key);
-  }
-
-  // feature: "uses ALiBi".
-  void refuse(const char* feature, const char* key) {
-    fail(Status::error(Code::unsupported, "the model %s ('%s%s'), which Kvasir does not support",
-                       feature, prefix_.c_str(), key));
-  }
-  bool has(const char* key) const { return gguf_.find(prefix_ + key) != nullptr; }
-
-  void fail(Status status) {
-    if (status_.ok()) status_ = std::move(status);
-  }
-  Status take() { return std::move(status_); }
-  const std::string& prefix() const { return prefix_; }
-
- private:
-  uint32_t claim(const char* key, uint64_t value, uint64_t max) {
-    uint32_t size = 1;
-    if (!take_claim(value, max, &size))
-      fail(Status::error(Code::limit, "the model's '%s%s' is %llu: at most %llu can be read",
-                         prefix_.c_str(), key, static_cast<unsigned long long>(value),
-                         static_cast<unsigned long long>(max)));
-    return size;
-  }
-
-  uint64_t checked(const char* key, uint64_t value, uint64_t low, uint64_t high) {
-    if (value >= low && value <= high) return value;
-    fail(Status::error(Code::corrupt, "the model's '%s%s' is %llu: it must be %llu to %llu",
-                       prefix_.c_str(), key, static_cast<unsigned long long>(value),
-                       static_cast<unsigned long long>(low),
-                       static_cast<unsigned long long>(high)));
-    return low;
-  }
-
-  const Gguf& gguf_;
-  std::string prefix_;
-  Status status_;
-};
-
-RopeConfig read_rope(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
-  RopeConfig rope;
-  rope.neox = c.architecture->rope_neox;
-  rope.dim =
-      static_cast<uint32_t>(schema->optional("rope.dimension_count", c.head_dim, 2, c.head_dim));
-  if (rope.dim % 2)
-    schema->fail(Status::error(Code::corrupt, "the model rotates an odd number of dimensions (%u)",
-                               rope.dim));
-  rope.base = schema->optional_float("rope.freq_base", 10000, 1.0001, 1e12);
-  // the key of older files
-  const double linear = schema->optional_float("rope.scale_linear", 1, 1e-3, 1e6);
-  if (linear != 1) rope.scaling = RopeScaling::linear, rope.factor = linear;
-
-  const std::string type_key = schema->prefix() + "rope.scaling.type";
-  if (!gguf.find(type_key)) return rope;
-  const std::string_view type = gguf.get_string(type_key).value_or("?");
-  if (type == "none") return rope;
-  if (type != "linear" && type != "yarn") {
-    schema->fail(Status::error(
-        Code::unsupported, "the model's RoPE scaling is '%s': Kvasir knows none, linear and yarn",
-        Quoted(type).text()));
-    return rope;
-  }
-  rope.scaling = type == "yarn" ? RopeScaling::yarn : RopeScaling::linear;
-  rope.factor = schema->optional_float("rope.scaling.factor", 1, 1e-3, 1e6);
-  if (rope.scaling != RopeScaling::yarn) return rope;
-  rope.original_context =
-      schema->optional("rope.scaling.original_context_length", c.context, 1, uint64_t{1} << 32);
-  rope.yarn_attention_factor = schema->optional_float("rope.scaling.attn_factor", 1, 1e-3, 1e3);
-  rope.yarn_attention_factor = schema->optional_float("rope.scaling.yarn_attn_factor",
-                                                      rope.yarn_attention_factor, 1e-3, 1e3);
-  rope.yarn_beta_fast = schema->optional_float("rope.scaling.yarn_beta_fast", 32, 1e-3, 1e6);
-  rope.yarn_beta_slow = schema->optional_float("rope.scaling.yarn_beta_slow", 1, 1e-3, 1e6);
-  if (schema->optional_float("rope.scaling.yarn_ext_factor", 1, 0, 1e3) != 1)
-    schema->fail(Status::error(
-        Code::unsupported,
-        "the model's YaRN extrapolation factor is not 1, which Kvasir does not support"));
-  schema->refuse_nonzero("rope.scaling.yarn_log_multiplier", "a YaRN log multiplier");
-  return rope;
+// The layers that have experts.
+void place_experts(const Gguf& gguf, Schema* schema, ModelConfig* c) {
+  const ExpertConfig experts = read_experts(gguf, schema, *c);
+  if (experts.count == 0) return;
+  const uint64_t dense = schema->optional("leading_dense_block_count", 0, 0, UINT32_MAX);
+  const uint64_t step = schema->optional("interleave_moe_layer_step", 1, 0, UINT32_MAX);
+  for (uint32_t l = 0; l < c->depth(); ++l)
+    if (l >= dense && step > 0 && (l + 1) % step == 0) c->layer_configs[l].experts = experts;
 }
 
 // The layers, by the row of the architecture and the file.
-void read_layers(Schema* schema, ModelConfig* c) {
+void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig* c) {
   const Architecture& row = *c->architecture;
-  const auto heads = schema->sizes("attention.head_count", c->layers, gguf_limits::heads);
-  const auto kv_heads =
-      schema->has("attention.head_count_kv")
-          ? schema->sizes("attention.head_count_kv", c->layers, gguf_limits::heads)
-          : heads;
-  const auto feed_forward =
-      schema->sizes("feed_forward_length", c->layers, gguf_limits::feed_forward);
-  const uint64_t window = schema->optional("attention.sliding_window", 0, 0, UINT64_MAX);
-  const bool experts = schema->optional("expert_count", 0, 0, UINT64_MAX) > 0;
-  for (uint32_t l = 0; l < c->layers; ++l) {
+  const auto heads = schema->sizes("attention.head_count", layers, gguf_limits::heads);
+  const auto kv_heads = schema->has("attention.head_count_kv")
+                            ? schema->sizes("attention.head_count_kv", layers, gguf_limits::heads)
+                            : heads;
+  const auto feed_forward = schema->sizes("feed_forward_length", layers, gguf_limits::feed_forward);
+  const bool rotates = !row.finetuned_rope ||
+                       gguf.get_bool(schema->prefix() + "rope.scaling.finetuned").value_or(true);
+  for (uint32_t l = 0; l < layers; ++l) {
     LayerConfig layer;
     layer.mixer = kv_heads[l] == 0 ? MixerKind::recurrent : MixerKind::attention;
-    layer.ffn = experts ? FfnKind::experts : FfnKind::swiglu;
     layer.norms = row.norms;
+    if (row.optional_ffn_norm && !has_tensor(gguf, l, "ffn_norm.weight"))
+      layer.norms = NormPlacement::parallel;
     layer.qk_norm = row.qk_norm;
+    if (row.optional_qk_norm && !has_tensor(gguf, l, "attn_q_norm.weight"))
+      layer.qk_norm = QkNorm::none;
+    layer.qk_norm_after_rope = row.qk_norm_after_rope;
     layer.biases = row.biases;
-    if (Architecture::is_every(row.no_rope_every, l)) layer.rope = LayerConfig::no_rope;
-    const bool windowed = window < c->context && !Architecture::is_every(row.full_every, l);
-    layer.window = windowed ? window : 0;
+    layer.sinks = row.sinks;
+    layer.activation = row.activation;
+    layer.gated = row.gated;
+    if (!rotates || Architecture::is_every(row.no_rope_every, l)) layer.rope = LayerConfig::no_rope;
+    layer.temperature = row.temperature == 0 || !layer.has_rope();
     layer.heads = heads[l], layer.kv_heads = kv_heads[l];
     layer.feed_forward = feed_forward[l];
     c->layer_configs.push_back(layer);
   }
+  read_windows(gguf, schema, c);
+  place_experts(gguf, schema, c);
+  const bool has_windows = std::any_of(c->layer_configs.begin(), c->layer_configs.end(),
+                                       [](const LayerConfig& l) { return l.is_windowed(); });
+  if (has_windows && row.rope_in_windows_only)
+    for (LayerConfig& layer : c->layer_configs)
+      if (!layer.is_windowed()) layer.rope = LayerConfig::no_rope;
+  // Llama 4 with 128 experts has no norms of queries and keys, and no layer without RoPE has.
+  if (row.qk_norm == QkNorm::plain)
+    for (LayerConfig& layer : c->layer_configs)
+      if (!layer.has_rope() || schema->optional("expert_count", 0, 0, UINT64_MAX) == 128)
+        layer.qk_norm = QkNorm::none;
 }
 
 // Keys and values of all heads have one size.
-void read_head_size(Schema* schema, ModelConfig* c) {
-  const uint32_t plain = c->width / c->heads;
-  c->head_dim = static_cast<uint32_t>(schema->optional("attention.key_length", plain, 2, 4096));
-  if (c->head_dim < 2 ||
-      schema->optional("attention.value_length", c->head_dim, 2, 4096) != c->head_dim)
-    schema->refuse("has keys and values of different sizes", "attention.value_length");
-  if (c->head_dim > max_head_dim)
+uint32_t read_head_size(Schema* schema, const char* keys, const char* values, uint32_t otherwise) {
+  const auto size = static_cast<uint32_t>(schema->optional(keys, otherwise, 2, 4096));
+  if (size < 2 || schema->optional(values, size, 2, 4096) != size)
+    schema->refuse("has keys and values of different sizes", values);
+  if (size > max_head_dim)
     schema->fail(Status::error(Code::unsupported,
                                "the model's heads have %u dimensions: Kvasir supports up to %u",
-                               c->head_dim, max_head_dim));
-  for (LayerConfig& layer : c->layer_configs) layer.head_dim = c->head_dim;
+                               size, max_head_dim));
+  return size;
 }
 
-// What a LayerConfig can say and executors cannot do yet.
+// The shape of the layers with or without a window, whose keys and values are numbered.
+void shape_layers(Schema* schema, bool windowed, uint32_t head_dim, ModelConfig* c,
+                  HeadShape* shape) {
+  for (LayerConfig& layer : c->layer_configs) {
+    if (layer.is_windowed() != windowed) continue;
+    if (shape->layers == 0)
+      shape->heads = layer.heads, shape->kv_heads = layer.kv_heads, shape->head_dim = head_dim;
+    if (layer.heads != shape->heads || layer.kv_heads != shape->kv_heads)
+      schema->refuse("has layers with different numbers of heads", "attention.head_count");
+    layer.head_dim = head_dim;
+    layer.kv = shape->layers++;
+    if (!windowed) continue;
+    c->window = layer.window, c->chunked = layer.chunked;
+  }
+  if (shape->layers > 0 && shape->kv_heads > 0 && shape->heads % shape->kv_heads)
+    schema->fail(Status::error(
+        Code::corrupt, "the model has %u query heads for %u KV heads: not a whole number each",
+        shape->heads, shape->kv_heads));
+}
+
+void read_shapes(Schema* schema, ModelConfig* c) {
+  const uint32_t plain = c->width / c->layer_configs[0].heads;
+  const uint32_t full =
+      read_head_size(schema, "attention.key_length", "attention.value_length", plain);
+  const uint32_t windowed =
+      read_head_size(schema, "attention.key_length_swa", "attention.value_length_swa", full);
+  shape_layers(schema, false, full, c, c);
+  shape_layers(schema, true, windowed, c, &c->windows);
+  if (c->layers == 0)
+    schema->refuse("has no layer that attends to all tokens", "attention.sliding_window");
+  for (const LayerConfig& layer : c->layer_configs)
+    c->feed_forward = std::max(c->feed_forward, layer.has_dense() ? layer.feed_forward : 0);
+}
+
+// What a LayerConfig can say and executors cannot do yet, and what contradicts itself.
 void refuse_layers(Schema* schema, const ModelConfig& c) {
-  const LayerConfig& first = c.layer_configs[0];
   for (const LayerConfig& layer : c.layer_configs) {
     if (layer.mixer != MixerKind::attention)
       schema->refuse("has layers without attention", "attention.head_count_kv");
-    if (layer.ffn != FfnKind::swiglu) schema->refuse("is a mixture of experts", "expert_count");
-    if (layer.window > 0)
+    if (layer.is_windowed())
       schema->refuse("attends through a sliding window", "attention.sliding_window");
-    if (layer.heads != first.heads || layer.kv_heads != first.kv_heads)
-      schema->refuse("has layers with different numbers of heads", "attention.head_count");
-    if (layer.feed_forward != first.feed_forward)
-      schema->refuse("has layers of different widths", "feed_forward_length");
+    if (layer.has_experts()) schema->refuse("is a mixture of experts", "expert_count");
+    if (layer.sinks) schema->refuse("has attention sinks", "attention.sliding_window");
+    if (layer.heads == 0 || (layer.has_dense() && layer.feed_forward == 0))
+      schema->refuse("has layers without heads or without a feed-forward network",
+                     "attention.head_count");
   }
-  if (first.heads == 0 || first.feed_forward == 0)
-    schema->refuse("has layers without heads or without a feed-forward network",
-                   "attention.head_count");
-  else if (first.kv_heads > 0 && first.heads % first.kv_heads)
-    schema->fail(Status::error(
-        Code::corrupt, "the model has %u query heads for %u KV heads: not a whole number each",
-        first.heads, first.kv_heads));
 }
 
-void refuse_unsupported(Schema* schema, const Gguf& gguf) {
-  schema->refuse_nonzero("attn_logit_softcapping", "capped attention logits");
-  schema->refuse_nonzero("final_logit_softcapping", "capped logits");
-  schema->refuse_nonzero("attention.scale", "its own attention scale");
-  schema->refuse_nonzero("logit_scale", "scaled logits");
-  schema->refuse_nonzero("embedding_scale", "scaled embeddings");
-  schema->refuse_nonzero("residual_scale", "scaled residuals");
+float factor(Schema* schema, const char* key, double otherwise) {
+  const double value = schema->optional_float(key, otherwise, -1e6, 1e6);
+  return static_cast<float>(value == 0 ? otherwise : value);
+}
+
+// Factors of embeddings, sub-layers, scores and logits.
+void read_scales(Schema* schema, ModelConfig* c) {
+  const Architecture& row = *c->architecture;
+  const bool granite = row.scales == Scales::granite, minicpm = row.scales == Scales::minicpm;
+  double attention = 0;  // 0: 1 / sqrt(head_dim)
+  if (row.scales == Scales::gemma) c->embedding_scale = std::sqrt(static_cast<float>(c->width));
+  if (row.scales == Scales::cohere) c->logit_scale = factor(schema, "logit_scale", 1);
+  if (granite || minicpm) {
+    c->embedding_scale = factor(schema, "embedding_scale", minicpm ? 12 : 1);
+    c->residual_scale = factor(schema, "residual_scale",
+                               minicpm ? 1.4 / std::sqrt(static_cast<double>(c->depth())) : 1);
+    c->logit_scale = 1 / factor(schema, "logit_scale", minicpm ? 256.0 / c->width : 1);
+  }
+  if (granite) attention = schema->optional_float("attention.scale", 0, 0, 1e6);
+  if (row.wide_scale_layers > 0 && c->depth() == row.wide_scale_layers)
+    attention = 1 / std::sqrt(static_cast<double>(c->width) / c->heads);
+  if (attention > 0)
+    for (LayerConfig& layer : c->layer_configs)
+      layer.query_scale = static_cast<float>(attention * std::sqrt(layer.head_dim));
+  if (row.softcaps) {
+    c->attention_softcap = static_cast<float>(
+        schema->optional_float("attn_logit_softcapping", row.attention_softcap, 0, 1e6));
+    c->final_softcap = static_cast<float>(
+        schema->optional_float("final_logit_softcapping", row.final_softcap, 0, 1e6));
+  }
+}
+
+void read_temperature(Schema* schema, ModelConfig* c) {
+  if (c->architecture->temperature > 0) {  // of Llama 4
+    c->temperature = {c->architecture->temperature, 8192, 1};
+    return;
+  }
+  c->temperature.scale =
+      static_cast<float>(schema->optional_float("attention.temperature_scale", 0, 0, 1e3));
+  c->temperature.length = schema->optional("attention.temperature_length",
+                                           c->ropes[0].original_context, 1, uint64_t{1} << 40);
+}
+
+void refuse_unsupported(Schema* schema, const Gguf& gguf, const Architecture& row) {
+  if (!row.softcaps) {
+    schema->refuse_nonzero("attn_logit_softcapping", "capped attention logits");
+    schema->refuse_nonzero("final_logit_softcapping", "capped logits");
+  }
+  if (row.scales != Scales::granite)
+    schema->refuse_nonzero("attention.scale", "its own attention scale");
+  if (row.scales == Scales::none || row.scales == Scales::gemma)
+    schema->refuse_nonzero("logit_scale", "scaled logits");
+  if (row.scales != Scales::granite && row.scales != Scales::minicpm) {
+    schema->refuse_nonzero("embedding_scale", "scaled embeddings");
+    schema->refuse_nonzero("residual_scale", "scaled residuals");
+  }
   schema->refuse_nonzero("attention.max_alibi_bias", "ALiBi");
   schema->refuse_nonzero("attention.clamp_kqv", "clamped projections");
   if (gguf.get_bool(schema->prefix() + "attention.causal") == false)
     schema->fail(Status::error(Code::unsupported,
                                "the model's attention is not causal: it is not a text generator"));
-  if (gguf.get_bool(schema->prefix() + "use_parallel_residual") == true)
-    schema->refuse("uses parallel residuals", "use_parallel_residual");
 }
 
 }  // namespace
+
+bool ModelConfig::has_longrope() const {
+  return std::any_of(ropes.begin(), ropes.end(),
+                     [](const RopeConfig& r) { return r.scaling == RopeScaling::longrope; });
+}
 
 Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
   ModelConfig c;
@@ -253,20 +283,25 @@ Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
   c.name = gguf.get_string("general.name").value_or("").substr(0, max_name);
 
   Schema schema(gguf, c.architecture->name);
-  c.layers = schema.size("block_count", gguf_limits::layers);
+  const uint32_t blocks = schema.size("block_count", gguf_limits::layers);
+  c.skipped_layers =
+      static_cast<uint32_t>(schema.optional("nextn_predict_layers", 0, 0, blocks - 1));
   c.width = schema.size("embedding_length", gguf_limits::width);
   c.context = schema.required("context_length", 1, uint64_t{1} << 31);
-  c.rms_epsilon =
-      static_cast<float>(schema.optional_float("attention.layer_norm_rms_epsilon", 1e-5, 1e-12, 1));
-  read_layers(&schema, &c);
+  c.norm = c.architecture->norm;
+  c.norm_epsilon = static_cast<float>(schema.optional_float(
+      c.norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
+      1e-5, 1e-12, 1));
+  RETURN_IF_ERROR(schema.take());
+  read_layers(gguf, &schema, blocks - c.skipped_layers, &c);
   refuse_layers(&schema, c);
   RETURN_IF_ERROR(schema.take());
-  c.heads = c.layer_configs[0].heads;
-  c.kv_heads = c.layer_configs[0].kv_heads;
-  c.feed_forward = c.layer_configs[0].feed_forward;
-  read_head_size(&schema, &c);
-  c.ropes.push_back(read_rope(gguf, &schema, c));
-  refuse_unsupported(&schema, gguf);
+  read_shapes(&schema, &c);
+  RETURN_IF_ERROR(schema.take());
+  read_ropes(gguf, &schema, &c);
+  read_scales(&schema, &c);
+  read_temperature(&schema, &c);
+  refuse_unsupported(&schema, gguf, *c.architecture);
   RETURN_IF_ERROR(schema.take());
   *out = std::move(c);
   return {};

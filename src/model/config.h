@@ -2,6 +2,8 @@
 // in its range and they agree.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -13,20 +15,23 @@
 
 namespace kvasir {
 
-enum class RopeScaling : uint32_t { none, linear, yarn };
+enum class RopeScaling : uint32_t { none, linear, yarn, longrope };
 
 struct RopeConfig {
   uint32_t dim = 0;  // dimensions of a head that rotate, even
   double base = 10000;
-  bool neox = false;  // pairs (i, i + dim/2) instead of (2i, 2i + 1)
+  bool neox = false;     // pairs (i, i + dim/2) instead of (2i, 2i + 1)
+  bool divisors = true;  // "rope_freqs.weight" divides its frequencies, where the file has it
   RopeScaling scaling = RopeScaling::none;
   double factor = 1;  // context extension: positions are divided by it
   uint64_t original_context = 0;
-  double yarn_attention_factor = 1;
-  double yarn_beta_fast = 32, yarn_beta_slow = 1;  // YaRN, arXiv 2309.00071, section 3.2
+  double magnitude = 1;  // of cosines and sines
+  // YaRN, arXiv 2309.00071, section 3.2
+  double yarn_beta_fast = 32, yarn_beta_slow = 1;
+  bool rounds_range = true;  // the range of the ramp, to whole dimensions
 };
 
-// The shape of attention, the same in every layer.
+// The shape of attention, the same in every layer of a store.
 struct HeadShape {
   uint32_t layers = 0;
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
@@ -36,19 +41,44 @@ struct HeadShape {
   uint32_t kv_width() const { return kv_heads * head_dim; }
 };
 
-// The heads of HeadShape are those of every layer: the store has one shape.
+// Queries are multiplied by 1 + scale * ln(floor((position + offset) / length) + 1).
+struct Temperature {
+  float scale = 0;  // 0: none
+  uint64_t length = 1, offset = 0;
+
+  float at(uint64_t position) const {
+    const uint64_t turns = (position + offset) / length;
+    return 1 + scale * static_cast<float>(std::log(static_cast<double>(turns + 1)));
+  }
+};
+
+// HeadShape describes the layers that keep the keys and values of every token: those that a
+// strategy selects in. `windows` describes the layers that see a window.
 struct ModelConfig : HeadShape {
   const Architecture* architecture = nullptr;  // a row of the table; static storage
   std::string name;                            // "" when the file has none
+  HeadShape windows;                           // windows.layers 0: none
+  uint64_t window = 0;                         // of these
+  bool chunked = false;                        // LayerConfig::chunked of these
   uint32_t width = 0;
-  uint32_t feed_forward = 0;  // of the widest layer
+  uint32_t feed_forward = 0;  // of the widest dense network
   uint32_t vocabulary = 0;
-  uint64_t context = 0;  // tokens
-  float rms_epsilon = 0;
+  uint64_t context = 0;         // tokens
+  uint32_t skipped_layers = 0;  // behind the last layer: they predict more than one token
+  NormKind norm = NormKind::rms;
+  float norm_epsilon = 0;
+  float embedding_scale = 1, residual_scale = 1, logit_scale = 1;  // factors
+  float attention_softcap = 0, final_softcap = 0;  // c tanh(x / c) of scores and logits; 0: none
+  Temperature temperature;
   std::vector<RopeConfig> ropes;           // sets of RoPE parameters
-  std::vector<LayerConfig> layer_configs;  // [layers]
+  std::vector<LayerConfig> layer_configs;  // [depth()]
 
+  uint32_t depth() const { return static_cast<uint32_t>(layer_configs.size()); }
   const LayerConfig& layer(uint32_t l) const { return layer_configs[l]; }
+  // Widths of the widest layer.
+  uint32_t max_q_width() const { return std::max(q_width(), windows.q_width()); }
+  uint32_t max_kv_width() const { return std::max(kv_width(), windows.kv_width()); }
+  bool has_longrope() const;
   // Cosines of a token, of all RoPE sets before `set`; of all where set is ropes.size().
   uint32_t angles_before(std::size_t set) const {
     uint32_t n = 0;

@@ -92,9 +92,12 @@ class DeviceWeights::Loader {
 
   Status layer(const LayerWeights& from, Layer* to) {
     const std::pair<const Array<float>*, DeviceBuffer<float>*> vectors[] = {
-        {&from.mixer_norm, &to->mixer_norm}, {&from.mixer_post_norm, &to->mixer_post_norm},
-        {&from.q_norm, &to->q_norm},         {&from.k_norm, &to->k_norm},
-        {&from.ffn_norm, &to->ffn_norm},     {&from.ffn_post_norm, &to->ffn_post_norm}};
+        {&from.mixer_norm.weight, &to->mixer_norm},
+        {&from.mixer_post_norm.weight, &to->mixer_post_norm},
+        {&from.q_norm, &to->q_norm},
+        {&from.k_norm, &to->k_norm},
+        {&from.ffn_norm.weight, &to->ffn_norm},
+        {&from.ffn_post_norm.weight, &to->ffn_post_norm}};
     for (const auto& [host, device] : vectors) RETURN_IF_ERROR(vector(*host, device));
     const std::pair<const Linear*, Matrix*> its[] = {
         {&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
@@ -130,15 +133,15 @@ struct Sizes {
     for (const LayerWeights& w : weights.layers) {
       std::size_t matrices = 0;
       layers.push_back(0);
-      for (const Array<float>* norm :
-           {&w.mixer_norm, &w.mixer_post_norm, &w.q_norm, &w.k_norm, &w.ffn_norm, &w.ffn_post_norm})
+      for (const Array<float>* norm : {&w.mixer_norm.weight, &w.mixer_post_norm.weight, &w.q_norm,
+                                       &w.k_norm, &w.ffn_norm.weight, &w.ffn_post_norm.weight})
         layers.back() += floats(*norm);
       for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
         add(*linear, &matrices, &layers.back());
       layers.back() += Device::allocated_size(matrices);
     }
     std::size_t matrix = 0;
-    output = floats(weights.output_norm);
+    output = floats(weights.output_norm.weight);
     add(weights.output, &matrix, &output);
     output += Device::allocated_size(matrix);
     margin = device_workspace_bytes(config, usual_step) + Device::allocated_size(piece);
@@ -201,7 +204,7 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
   if (output) {
     const std::pair<const Linear*, Matrix*> its[] = {{&weights.output, &output_}};
     Status s = loader.matrices(its, &output_memory_);
-    if (s.ok()) s = loader.vector(weights.output_norm, &output_norm_);
+    if (s.ok()) s = loader.vector(weights.output_norm.weight, &output_norm_);
     if (s.code() == Code::no_memory) {
       output_ = {}, output_memory_ = {};
     } else if (!s.ok()) {
@@ -212,11 +215,35 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
   return {};
 }
 
+// What GPUs compute of a model's features; Code::unsupported names another one.
+static Status check_features(const ModelConfig& config) {
+  const char* feature = nullptr;
+  for (const LayerConfig& c : config.layer_configs) {
+    if (c.mixer != MixerKind::attention) feature = "a mixer that is not attention";
+    if (c.is_parallel()) feature = "parallel mixers and networks";
+    if (c.qk_norm == QkNorm::own || c.qk_norm == QkNorm::plain || c.qk_norm_after_rope)
+      feature = "its norm of queries and keys";
+    if (c.query_scale != 1 || (c.temperature && config.temperature.scale != 0))
+      feature = "scaled queries";
+    if (c.is_windowed()) feature = "windowed attention";
+    if (c.sinks) feature = "attention sinks";
+    if (c.has_experts()) feature = "experts";
+    if (c.activation != Activation::silu || !c.gated) feature = "its activation";
+  }
+  if (config.norm != NormKind::rms) feature = "layer norms";
+  if (config.attention_softcap != 0) feature = "capped scores";
+  if (config.residual_scale != 1) feature = "scaled residuals";
+  if (!feature) return {};
+  return Status::error(Code::unsupported, "GPUs do not compute %s of %s models yet", feature,
+                       config.architecture->name);
+}
+
 Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
                              const DeviceOptions& options, const Cancel* cancel,
                              std::vector<DeviceWeights>* out) {
   std::vector<int> indexes;
   RETURN_IF_ERROR(Device::find(options.name, &indexes));
+  RETURN_IF_ERROR(check_features(config));
   const Sizes sizes(weights, config, *cuda_kernels());
   std::vector<std::shared_ptr<Device>> devices;
   const bool choose = options.name == "auto", optional = choose || options.name == "cuda:all";
@@ -253,7 +280,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
                     devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.margin);
   std::vector<DeviceWeights> result;
   uint32_t next = 0;
-  for (std::size_t d = 0; d < devices.size() && next < config.layers; ++d) {
+  for (std::size_t d = 0; d < devices.size() && next < config.depth(); ++d) {
     std::vector<uint64_t> rooms;
     for (std::size_t other = d; other < devices.size(); ++other)
       rooms.push_back(sizes.room(*devices[other]));
@@ -264,7 +291,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
     part.device_ = devices[d];
     Status s =
         part.load(weights, next, split.layers[0],
-                  split.output && next + split.layers[0] == config.layers, sizes.piece, cancel);
+                  split.output && next + split.layers[0] == config.depth(), sizes.piece, cancel);
     if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
       missing = std::move(s);
       continue;

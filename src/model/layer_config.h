@@ -8,49 +8,98 @@
 
 #include <cstdint>
 
+#include "backend/activation.h"
+
 namespace kvasir {
 
 // The block that mixes tokens.
 enum class MixerKind : uint8_t {
   attention,
+  latent,     // attention whose keys and values are products of a small latent vector (MLA)
   recurrent,  // a state of fixed size in place of keys and values; not supported
 };
 
-enum class FfnKind : uint8_t {
-  swiglu,   // W_down (silu(W_gate x) * W_up x)
-  experts,  // a router chooses some of many; not supported
-};
-
-// The norms of a mixer and of a feed-forward network.
+// Where the norms of a mixer and of a feed-forward network stand.
 enum class NormPlacement : uint8_t {
-  before,  // x += f(norm(x))
-  after,   // x += norm(f(x))
-  both,    // x += norm(f(norm(x)))
+  before,    // x += f(norm(x))
+  after,     // x += norm(f(x))
+  both,      // x += norm(f(norm(x)))
+  parallel,  // y = norm(x); x += mixer(y) + ffn(y)
 };
 
-// RMS norm of queries and keys, before RoPE.
+enum class NormKind : uint8_t {
+  rms,    // x / sqrt(mean(x^2) + epsilon) * weight
+  layer,  // (x - mean) / sqrt(variance + epsilon) * weight + bias, where there is a bias
+};
+
+// Norm of queries and keys, of the model's NormKind.
 enum class QkNorm : uint8_t {
   none,
   head,        // of each head; weights: [head_dim]
   projection,  // of all heads together; weights: [heads * head_dim], [kv_heads * head_dim]
+  own,         // of each head, with weights of its own: [heads][head_dim], [kv_heads][head_dim]
+  plain,       // of each head, without weights
+};
+
+// From the logits of a router to the weights of experts.
+enum class Gating : uint8_t {
+  softmax,         // of all logits
+  sigmoid,         // of each logit
+  softmax_chosen,  // of the chosen logits
+};
+
+// A feed-forward network of which a router chooses some experts for each token:
+//
+//   p = gating(W_router x);  chosen = the `used` largest of p + selection bias
+//   y = sum over chosen of weight_e expert_e(x) + shared(x);  weight_e = p_e, normalised, * scale
+struct ExpertConfig {
+  uint32_t count = 0;  // 0: one dense network
+  uint32_t used = 0;
+  uint32_t width = 0;         // of an expert
+  uint32_t shared_width = 0;  // of the expert that every token uses; 0: none
+  Gating gating = Gating::softmax;
+  bool normalise = false;     // weights are divided by their sum
+  float scale = 1;            // of the weights
+  uint32_t groups = 1;        // equal runs of experts;
+  uint32_t groups_used = 1;   // only those with the largest sums of their two best are chosen from
+  bool weighs_input = false;  // the weight multiplies the expert's input
+  bool chooses_by_logits = false;  // by the logits instead of p
+  bool beside_dense = false;       // the layer has a dense network too (Gemma 4)
 };
 
 struct LayerConfig {
   static constexpr uint32_t no_rope = UINT32_MAX;
 
   MixerKind mixer = MixerKind::attention;
-  FfnKind ffn = FfnKind::swiglu;
   NormPlacement norms = NormPlacement::before;
   QkNorm qk_norm = QkNorm::none;
-  bool biases = true;   // matrices may have biases
-  uint32_t rope = 0;    // index of ModelConfig::ropes, or no_rope
-  uint64_t window = 0;  // newest tokens that a query sees, itself included; 0: all
+  bool qk_norm_after_rope = false;
+  bool v_norm = false;       // values: RMS norm of each head, without weights
+  bool biases = true;        // matrices may have biases
+  bool sinks = false;        // each query head has one more logit, learned, without a value
+  bool temperature = false;  // queries grow with the position: ModelConfig::temperature
+  uint32_t rope = 0;         // index of ModelConfig::ropes, or no_rope
+  uint64_t window = 0;       // newest tokens that a query sees, itself included; 0: all
+  bool chunked = false;      // a query sees the tokens since the last multiple of `window` instead
   uint32_t heads = 0, kv_heads = 0, head_dim = 0;
-  uint32_t feed_forward = 0;
+  float query_scale = 1;  // queries are multiplied by it; scores are q . k / sqrt(head_dim)
+  // The place of its keys and values: a number among the layers without a window, or among those
+  // with one.
+  uint32_t kv = 0;
+  bool writes_kv = true;  // false: it attends the keys and values of an earlier layer
+
+  Activation activation = Activation::silu;
+  bool gated = true;          // W_down (f(W_gate x) * W_up x); otherwise W_down f(W_up x)
+  uint32_t feed_forward = 0;  // of the dense network
+  ExpertConfig experts;
 
   bool norm_before() const { return norms != NormPlacement::after; }
-  bool norm_after() const { return norms != NormPlacement::before; }
+  bool norm_after() const { return norms == NormPlacement::after || norms == NormPlacement::both; }
+  bool is_parallel() const { return norms == NormPlacement::parallel; }
   bool has_rope() const { return rope != no_rope; }
+  bool is_windowed() const { return window > 0; }
+  bool has_experts() const { return experts.count > 0; }
+  bool has_dense() const { return !has_experts() || experts.beside_dense; }
   uint32_t q_width() const { return heads * head_dim; }
   uint32_t kv_width() const { return kv_heads * head_dim; }
 };

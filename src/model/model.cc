@@ -89,6 +89,18 @@ Status Model::refuse_holes() const {
   return {};
 }
 
+void Model::make_ropes(const RopeDivisors& divisors) {
+  for (const RopeConfig& rope : config_.ropes) {
+    const bool is_long = rope.scaling == RopeScaling::longrope;
+    const std::span<const float> freqs =
+        rope.divisors ? std::span<const float>(divisors.freqs) : std::span<const float>();
+    ropes_.emplace_back(rope, is_long ? std::span<const float>(divisors.shorts) : freqs);
+    if (!config_.has_longrope()) continue;
+    long_context_ = rope.original_context;
+    long_ropes_.emplace_back(rope, is_long ? std::span<const float>(divisors.longs) : freqs);
+  }
+}
+
 Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* cancel) {
   const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
   RETURN_IF_ERROR(Gguf::parse(bytes, &gguf_));
@@ -101,9 +113,9 @@ Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* c
     return Status::error(Code::corrupt,
                          "the model has no tensor 'token_embd.weight': it holds no weights");
   config_.vocabulary = tokenizer_->size();
-  Array<float> divisors;
+  RopeDivisors divisors;
   RETURN_IF_ERROR(bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors));
-  for (const RopeConfig& rope : config_.ropes) ropes_.emplace_back(rope, divisors);
+  make_ropes(divisors);
   if (chat_format.empty()) {
     chat_ = recognise_chat_format(gguf_, *tokenizer_);
   } else if (const auto chosen = chat_format_by_name(chat_format)) {

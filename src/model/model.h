@@ -33,24 +33,61 @@ struct Linear {
   Array<float> bias;  // [rows]
 };
 
-// A LayerConfig says which norms exist; others are empty.
+// The matrices of all experts, one after another in the mapped file.
+struct ExpertMatrices {
+  WeightView first;        // of expert 0
+  std::size_t stride = 0;  // bytes from an expert's matrix to the next one's
+  Array<float> biases;     // [experts][rows], or empty
+  Array<float> scales;     // [experts] factors of the products, or empty
+
+  WeightView of(uint32_t expert) const {
+    WeightView w = first;
+    w.data += expert * stride;
+    return w;
+  }
+};
+
+struct ExpertWeights {
+  Linear router;                // [experts][width]
+  Array<float> selection_bias;  // [experts], or empty
+  ExpertMatrices gate, up, down;
+  Linear shared_gate, shared_up, shared_down;  // of the shared expert, where there is one
+  Array<float> shared_router;                  // [width]: its gate, or empty
+};
+
+// Weights of a norm; empty where a layer has no such norm, or a norm has no weights.
+struct Norm {
+  Array<float> weight, bias;
+
+  bool empty() const { return weight.empty(); }
+};
+
+// A LayerConfig says which of these exist; others are empty.
 struct LayerWeights {
-  Array<float> mixer_norm, mixer_post_norm;  // [width]
+  Norm mixer_norm, mixer_post_norm;  // [width]
   // [heads * head_dim][width], [kv_heads * head_dim][width] twice, [width][heads * head_dim]
   Linear q, k, v, o;
-  Array<float> q_norm, k_norm;           // as QkNorm has them
-  Array<float> ffn_norm, ffn_post_norm;  // [width]
-  Linear gate, up, down;                 // [feed_forward][width] twice, [width][feed_forward]
+  Array<float> q_norm, k_norm;  // as QkNorm has them
+  Array<float> sinks;           // [heads]
+  Norm ffn_norm, ffn_post_norm;
+  Linear gate, up, down;  // [feed_forward][width] twice, [width][feed_forward]
+  ExpertWeights experts;
 };
 
 struct Weights {
   WeightView embedding;  // [vocabulary][width]
   std::vector<LayerWeights> layers;
-  Array<float> output_norm;  // [width]
-  Linear output;             // [vocabulary][width]; the embedding when tied
+  Norm output_norm;  // [width]
+  Linear output;     // [vocabulary][width]; the embedding when tied
   uint64_t parameters = 0;
   uint64_t bytes = 0;   // in the file
   std::string formats;  // "Q4_K Q6_K F32", most bytes first
+};
+
+// Divisors of RoPE's frequencies: [dim / 2] each, or empty.
+struct RopeDivisors {
+  Array<float> freqs;          // of sets without longrope
+  Array<float> longs, shorts;  // of longrope: for contexts above the original one, and up to it
 };
 
 using Fingerprint = std::array<uint8_t, 32>;
@@ -72,7 +109,15 @@ class Model {
   const std::string& path() const { return path_; }
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
-  const std::vector<Rope>& ropes() const { return ropes_; }  // by LayerConfig::rope
+  // By LayerConfig::rope, for a sequence of at most `context` tokens.
+  const std::vector<Rope>& ropes(uint64_t context) const {
+    return has_long_ropes(context) ? long_ropes_ : ropes_;
+  }
+  // Whether the context decides them, and is a long one (longrope).
+  bool has_long_ropes(uint64_t context) const {
+    return !long_ropes_.empty() && context > long_context_;
+  }
+  uint64_t long_context() const { return long_context_; }  // tokens up to which it is a short one
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   ChatFormat chat() const { return chat_; }
   bool chat_is_chosen() const { return chat_is_chosen_; }  // by the caller, not recognised
@@ -96,6 +141,7 @@ class Model {
   Status map(const std::string& path, const std::string& chat_format, ModelUse use,
              const std::string& hash_folder, const Cancel* cancel);
   Status refuse_holes() const;
+  void make_ropes(const RopeDivisors& divisors);
   Status read(const std::string& chat_format, ModelUse use, const Cancel* cancel);
 
   std::string path_;
@@ -104,6 +150,8 @@ class Model {
   ModelConfig config_;
   Weights weights_;
   std::vector<Rope> ropes_;
+  std::vector<Rope> long_ropes_;  // longrope: of contexts above long_context_; otherwise empty
+  uint64_t long_context_ = 0;
   std::unique_ptr<const Tokenizer> tokenizer_;
   ChatFormat chat_ = ChatFormat::raw;
   bool chat_is_chosen_ = false;
@@ -118,6 +166,6 @@ class Model {
 // that names it. Nothing is copied before all of them fit. ModelUse::inspect leaves the copied
 // vectors empty.
 Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& config,
-                    ModelUse use, Weights* out, Array<float>* rope_divisors);
+                    ModelUse use, Weights* out, RopeDivisors* divisors);
 
 }  // namespace kvasir

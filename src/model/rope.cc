@@ -19,9 +19,10 @@ double yarn_dimension(const RopeConfig& c, double rotations) {
 
 Rope::Rope(const RopeConfig& c, std::span<const float> divisors) : frequency_(c.dim / 2) {
   const bool yarn = c.scaling == RopeScaling::yarn;
-  const double low = yarn ? std::max(0.0, std::floor(yarn_dimension(c, c.yarn_beta_fast))) : 0;
-  const double high =
-      yarn ? std::min(c.dim - 1.0, std::ceil(yarn_dimension(c, c.yarn_beta_slow))) : 0;
+  double low = yarn ? yarn_dimension(c, c.yarn_beta_fast) : 0;
+  double high = yarn ? yarn_dimension(c, c.yarn_beta_slow) : 0;
+  if (c.rounds_range) low = std::floor(low), high = std::ceil(high);
+  low = std::max(0.0, low), high = std::min(c.dim - 1.0, high);
   for (uint32_t i = 0; i < c.dim / 2; ++i) {
     double f = std::pow(c.base, -2.0 * i / c.dim);
     if (!divisors.empty()) f /= static_cast<double>(divisors[i]);
@@ -32,7 +33,7 @@ Rope::Rope(const RopeConfig& c, std::span<const float> divisors) : frequency_(c.
     }
     frequency_[i] = f;
   }
-  if (yarn) magnitude_ = c.yarn_attention_factor * (1 + 0.1 * std::log(c.factor));  // equation 22
+  magnitude_ = c.magnitude;
 }
 
 void Rope::angles(uint64_t first, uint32_t n, float* cos, float* sin) const {

@@ -13,7 +13,7 @@ namespace kvasir {
 class Rope {
  public:
   Rope() = default;
-  // divisors: [dim / 2] from the file ("rope_freqs.weight", Llama 3), or empty.
+  // divisors: [dim / 2] from the file (Llama 3, longrope), or empty.
   Rope(const RopeConfig& config, std::span<const float> divisors);
 
   uint32_t dim() const { return static_cast<uint32_t>(frequency_.size()) * 2; }
@@ -22,7 +22,7 @@ class Rope {
 
  private:
   Array<double> frequency_;  // [dim / 2] radians a token
-  double magnitude_ = 1;     // YaRN scales both cos and sin
+  double magnitude_ = 1;     // of cosines and sines
 };
 
 }  // namespace kvasir

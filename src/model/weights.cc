@@ -1,5 +1,7 @@
 // Tensor names to places in the forward pass.
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <map>
 #include <string>
 #include <vector>
@@ -14,27 +16,68 @@ namespace {
 
 class Binder {
  public:
-  Binder(const Gguf& gguf, const std::byte* file)
-      : gguf_(gguf), file_(file), used_(gguf.tensors().size()) {}
+  Binder(const Gguf& gguf, const std::byte* file, const ModelConfig& config)
+      : gguf_(gguf), file_(file), depth_(config.depth()), skipped_layers_(config.skipped_layers),
+        used_(gguf.tensors().size()) {}
 
   WeightView matrix(const std::string& name, uint32_t rows, uint32_t cols) {
     const GgufTensor* t = take(name, true);
-    if (!t || !check_shape(*t, cols, rows)) return {};
+    if (!t || !check_shape(*t, {cols, rows, 1})) return {};
     return {file_ + t->offset, t->type, rows, cols, static_cast<std::size_t>(t->bytes / rows)};
   }
 
   // A small vector, which read() copies to *out as floats; *out stays empty when it is absent and
   // not required.
   void vector(const std::string& name, uint32_t size, bool required, Array<float>* out) {
+    table(name, size, 1, required, out);
+  }
+
+  // Several of them: [count][size].
+  void table(const std::string& name, uint32_t size, uint32_t count, bool required,
+             Array<float>* out) {
     const GgufTensor* t = take(name, required);
-    if (!t || !check_shape(*t, size, 1)) return;
-    copies_.push_back({t, out});
-    copied_numbers_ += size;
+    if (!t || !check_shape(*t, {size, count, 1})) return;
+    copies_.push_back({t, size, count, 0, out});
+    copied_numbers_ += uint64_t{size} * count;
   }
 
   void linear(const std::string& name, uint32_t rows, uint32_t cols, bool biases, Linear* out) {
     out->w = matrix(name + ".weight", rows, cols);
     if (biases) vector(name + ".bias", rows, false, &out->bias);
+  }
+
+  // Matrices whose rows are one after another in one tensor.
+  struct Part {
+    uint32_t rows;
+    Linear* out;
+  };
+  void fused(const std::string& name, uint32_t cols, bool biases,
+             std::initializer_list<Part> parts) {
+    uint32_t rows = 0, first = 0;
+    for (const Part& part : parts) rows += part.rows;
+    const WeightView all = matrix(name + ".weight", rows, cols);
+    const GgufTensor* bias = biases ? take(name + ".bias", false) : nullptr;
+    if (bias && !check_shape(*bias, {rows, 1, 1})) bias = nullptr;
+    for (const Part& part : parts) {
+      part.out->w = all;
+      part.out->w.rows = part.rows;
+      if (all.data) part.out->w.data += std::size_t{first} * all.row_bytes;
+      if (bias) copies_.push_back({bias, part.rows, 1, first, &part.out->bias});
+      first += part.rows;
+    }
+    if (bias) copied_numbers_ += rows;
+  }
+
+  // The matrices of all experts.
+  void experts(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
+               ExpertMatrices* out) {
+    const GgufTensor* t = take(name + ".weight", true);
+    if (t && check_shape(*t, {cols, rows, count})) {
+      out->stride = static_cast<std::size_t>(t->bytes / count);
+      out->first = {file_ + t->offset, t->type, rows, cols, out->stride / rows};
+    }
+    table(name + ".bias", rows, count, false, &out->biases);
+    vector(name + ".scale", count, false, &out->scales);
   }
 
   bool has(const std::string& name) const { return gguf_.find_tensor(name) != nullptr; }
@@ -43,7 +86,7 @@ class Binder {
   // result.
   Status finish() {
     for (const GgufTensor& t : gguf_.tensors())
-      if (!used_[number(t)])
+      if (!used_[number(t)] && !is_skipped(t))
         fail(Status::error(Code::unsupported,
                            "the model has a tensor '%s' that Kvasir has no place for",
                            Quoted(t.name).text()));
@@ -59,11 +102,16 @@ class Binder {
   Status read() {
     for (const Copy& copy : copies_) {
       const GgufTensor& t = *copy.tensor;
-      const auto size = static_cast<uint32_t>(t.dims[0]);  // as it was asked for
-      copy.out->resize(size);
-      cpu_kernels().dequantize_row(
-          {file_ + t.offset, t.type, 1, size, static_cast<std::size_t>(t.bytes)}, 0,
-          copy.out->data());
+      copy.out->resize(std::size_t{copy.size} * copy.count);
+      const auto cols = static_cast<uint32_t>(t.dims[0]);
+      const WeightView rows = {file_ + t.offset, t.type, copy.count, cols,
+                               static_cast<std::size_t>(t.bytes / copy.count)};
+      Array<float> row(cols);
+      for (uint32_t r = 0; r < copy.count; ++r) {
+        cpu_kernels().dequantize_row(rows, r, row.data());
+        std::copy_n(row.data() + copy.first, copy.size,
+                    copy.out->data() + std::size_t{r} * copy.size);
+      }
       if (!all_finite(*copy.out))
         return Status::error(Code::corrupt, "tensor '%s' holds a number that is not finite",
                              Quoted(t.name).text());
@@ -74,8 +122,19 @@ class Binder {
  private:
   struct Copy {
     const GgufTensor* tensor;
+    uint32_t size, count;  // [count][size],
+    uint32_t first;        // from this column on
     Array<float>* out;
   };
+
+  // Layers behind the last one, and divisors that no set of RoPE uses.
+  bool is_skipped(const GgufTensor& t) const {
+    if (t.name.substr(0, 4) != "blk.") return t.name.substr(0, 5) == "rope_";
+    uint32_t layer = 0;
+    const auto [end, error] =
+        std::from_chars(t.name.data() + 4, t.name.data() + t.name.size(), layer);
+    return error == std::errc() && layer >= depth_ && layer - depth_ < skipped_layers_;
+  }
 
   std::size_t number(const GgufTensor& t) const {
     return static_cast<std::size_t>(&t - gguf_.tensors().data());
@@ -89,14 +148,18 @@ class Binder {
     return t;
   }
 
-  bool check_shape(const GgufTensor& t, uint64_t d0, uint64_t d1) {
-    if (t.dims[0] == d0 && t.dims[1] == d1 && t.dims[2] == 1 && t.dims[3] == 1) return true;
-    fail(Status::error(Code::corrupt,
-                       "tensor '%s' is %llu x %llu where the metadata says %llu x %llu",
-                       Quoted(t.name).text(), static_cast<unsigned long long>(t.dims[0]),
-                       static_cast<unsigned long long>(t.dims[1]),
-                       static_cast<unsigned long long>(d0), static_cast<unsigned long long>(d1)));
+  bool check_shape(const GgufTensor& t, std::array<uint64_t, 3> dims) {
+    if (std::equal(dims.begin(), dims.end(), t.dims) && t.dims[3] == 1) return true;
+    fail(Status::error(Code::corrupt, "tensor '%s' is %s where the metadata says %s",
+                       Quoted(t.name).text(), text_of({t.dims[0], t.dims[1], t.dims[2]}).c_str(),
+                       text_of(dims).c_str()));
     return false;
+  }
+
+  // "64 x 128", "64 x 128 x 8"
+  static std::string text_of(std::array<uint64_t, 3> dims) {
+    std::string text = std::to_string(dims[0]) + " x " + std::to_string(dims[1]);
+    return dims[2] == 1 ? text : text + " x " + std::to_string(dims[2]);
   }
 
   void fail(Status s) {
@@ -105,6 +168,7 @@ class Binder {
 
   const Gguf& gguf_;
   const std::byte* file_;
+  const uint32_t depth_, skipped_layers_;
   std::vector<bool> used_;  // [tensors]
   std::vector<Copy> copies_;
   uint64_t copied_numbers_ = 0;
@@ -125,53 +189,143 @@ std::string formats_by_bytes(const Gguf& gguf) {
 
 }  // namespace
 
-static void bind_layer(Binder* bind, const ModelConfig& model, uint32_t number, LayerWeights* out) {
-  const LayerConfig& layer = model.layer_configs[number];
-  const TensorNames& names = model.architecture->names;
-  const std::string at = "blk." + std::to_string(number) + ".";
-  const auto norm = [&](bool exists, const char* name, uint32_t size, Array<float>* weight) {
-    if (exists) bind->vector(at + name + ".weight", size, true, weight);
-  };
-  const auto linear = [&](const char* name, uint32_t rows, uint32_t cols, Linear* weights) {
-    bind->linear(at + name, rows, cols, layer.biases, weights);
-  };
-  const uint32_t width = model.width, q_width = layer.q_width(), kv_width = layer.kv_width();
-  norm(layer.norm_before(), names.mixer_norm, width, &out->mixer_norm);
-  linear(names.q, q_width, width, &out->q);
-  linear(names.k, kv_width, width, &out->k);
-  linear(names.v, kv_width, width, &out->v);
-  linear(names.o, width, q_width, &out->o);
-  const bool qk_norm = layer.qk_norm != QkNorm::none, by_head = layer.qk_norm == QkNorm::head;
-  norm(qk_norm, names.q_norm, by_head ? layer.head_dim : q_width, &out->q_norm);
-  norm(qk_norm, names.k_norm, by_head ? layer.head_dim : kv_width, &out->k_norm);
-  norm(layer.norm_after(), names.mixer_post_norm, width, &out->mixer_post_norm);
-  norm(layer.norm_before(), names.ffn_norm, width, &out->ffn_norm);
-  linear(names.gate, layer.feed_forward, width, &out->gate);
-  linear(names.up, layer.feed_forward, width, &out->up);
-  linear(names.down, width, layer.feed_forward, &out->down);
-  norm(layer.norm_after(), names.ffn_post_norm, width, &out->ffn_post_norm);
+namespace {
+
+// Binds the tensors of one layer.
+class LayerBinder {
+ public:
+  LayerBinder(Binder* bind, const ModelConfig& model, uint32_t number, LayerWeights* out)
+      : bind_(*bind), model_(model), names_(model.architecture->names),
+        layer_(model.layer_configs[number]), at_("blk." + std::to_string(number) + "."), w_(*out) {}
+
+  void bind() {
+    const uint32_t width = model_.width;
+    norm(layer_.norm_before(), names_.mixer_norm, &w_.mixer_norm);
+    attention();
+    norm(layer_.norm_after(), names_.mixer_post_norm, &w_.mixer_post_norm);
+    norm(layer_.norm_before() && !layer_.is_parallel(), names_.ffn_norm, &w_.ffn_norm);
+    if (layer_.has_dense()) dense();
+    if (layer_.has_experts()) experts(width, layer_.experts);
+    norm(layer_.norm_after(), names_.ffn_post_norm, &w_.ffn_post_norm);
+  }
+
+ private:
+  std::string name(const char* tensor) const { return at_ + tensor; }
+  void linear(const char* tensor, uint32_t rows, uint32_t cols, Linear* out) {
+    bind_.linear(name(tensor), rows, cols, layer_.biases, out);
+  }
+  void norm(bool exists, const char* tensor, Norm* out) {
+    if (!exists) return;
+    bind_.vector(name(tensor) + ".weight", model_.width, true, &out->weight);
+    if (model_.norm == NormKind::layer)
+      bind_.vector(name(tensor) + ".bias", model_.width, false, &out->bias);
+  }
+
+  void attention() {
+    const uint32_t width = model_.width, q = layer_.q_width(), kv = layer_.kv_width();
+    if (bind_.has(name(names_.qkv) + ".weight")) {
+      bind_.fused(name(names_.qkv), width, layer_.biases, {{q, &w_.q}, {kv, &w_.k}, {kv, &w_.v}});
+    } else {
+      linear(names_.q, q, width, &w_.q);
+      if (layer_.writes_kv) linear(names_.k, kv, width, &w_.k), linear(names_.v, kv, width, &w_.v);
+    }
+    linear(names_.o, width, q, &w_.o);
+    qk_norm(names_.q_norm, layer_.heads, &w_.q_norm);
+    if (layer_.writes_kv) qk_norm(names_.k_norm, layer_.kv_heads, &w_.k_norm);
+    if (layer_.sinks) bind_.vector(name(names_.sinks) + ".weight", layer_.heads, true, &w_.sinks);
+  }
+
+  void qk_norm(const char* tensor, uint32_t heads, Array<float>* out) {
+    const std::string weight = name(tensor) + ".weight";
+    if (layer_.qk_norm == QkNorm::head) bind_.vector(weight, layer_.head_dim, true, out);
+    if (layer_.qk_norm == QkNorm::projection)
+      bind_.vector(weight, heads * layer_.head_dim, true, out);
+    if (layer_.qk_norm == QkNorm::own) bind_.table(weight, layer_.head_dim, heads, true, out);
+  }
+
+  void dense() {
+    const uint32_t width = model_.width, inner = layer_.feed_forward;
+    if (layer_.gated && !bind_.has(name(names_.gate) + ".weight")) {
+      bind_.fused(name(names_.up), width, layer_.biases, {{inner, &w_.gate}, {inner, &w_.up}});
+    } else {
+      if (layer_.gated) linear(names_.gate, inner, width, &w_.gate);
+      linear(names_.up, inner, width, &w_.up);
+    }
+    linear(names_.down, width, inner, &w_.down);
+  }
+
+  void experts(uint32_t width, const ExpertConfig& e) {
+    ExpertWeights& w = w_.experts;
+    bind_.linear(name("ffn_gate_inp"), e.count, width, true, &w.router);
+    bind_.vector(name("exp_probs_b.bias"), e.count, false, &w.selection_bias);
+    if (bind_.has(name("ffn_gate_up_exps.weight"))) {
+      bind_.experts(name("ffn_gate_up_exps"), e.count, 2 * e.width, width, &w.gate);
+      w.up.stride = w.gate.stride;
+      w.gate.first.rows = e.width;
+      w.up.first = w.gate.first;
+      if (w.up.first.data) w.up.first.data += std::size_t{e.width} * w.up.first.row_bytes;
+    } else {
+      if (layer_.gated) bind_.experts(name("ffn_gate_exps"), e.count, e.width, width, &w.gate);
+      bind_.experts(name("ffn_up_exps"), e.count, e.width, width, &w.up);
+    }
+    bind_.experts(name("ffn_down_exps"), e.count, width, e.width, &w.down);
+    if (e.shared_width == 0) return;
+    if (layer_.gated) linear("ffn_gate_shexp", e.shared_width, width, &w.shared_gate);
+    linear("ffn_up_shexp", e.shared_width, width, &w.shared_up);
+    linear("ffn_down_shexp", width, e.shared_width, &w.shared_down);
+    if (model_.architecture->gates_shared_expert)
+      bind_.vector(name("ffn_gate_inp_shexp.weight"), width, true, &w.shared_router);
+  }
+
+  Binder& bind_;
+  const ModelConfig& model_;
+  const TensorNames& names_;
+  const LayerConfig& layer_;
+  const std::string at_;
+  LayerWeights& w_;
+};
+
+}  // namespace
+
+static void bind_divisors(Binder* bind, const ModelConfig& c, RopeDivisors* out) {
+  const uint32_t size = c.ropes[0].dim / 2;
+  if (c.has_longrope()) {
+    bind->vector("rope_factors_long.weight", size, false, &out->longs);
+    bind->vector("rope_factors_short.weight", size, false, &out->shorts);
+  }
+  bind->vector("rope_freqs.weight", size, false, &out->freqs);
+}
+
+static Status check_divisors(const RopeDivisors& divisors) {
+  for (const Array<float>* all : {&divisors.freqs, &divisors.longs, &divisors.shorts})
+    for (const float d : *all)
+      if (!(d > 0))
+        return Status::error(Code::corrupt, "tensor '%s' holds a number that is not positive",
+                             all == &divisors.freqs   ? "rope_freqs.weight"
+                             : all == &divisors.longs ? "rope_factors_long.weight"
+                                                      : "rope_factors_short.weight");
+  return {};
 }
 
 Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& c, ModelUse use,
-                    Weights* out, Array<float>* rope_divisors) {
+                    Weights* out, RopeDivisors* divisors) {
   Weights w;
-  w.layers.resize(c.layers);
-  Binder bind(gguf, file);
+  w.layers.resize(c.depth());
+  Binder bind(gguf, file, c);
   w.embedding = bind.matrix("token_embd.weight", c.vocabulary, c.width);
-  for (uint32_t l = 0; l < c.layers; ++l) bind_layer(&bind, c, l, &w.layers[l]);
-  bind.vector("output_norm.weight", c.width, true, &w.output_norm);
+  for (uint32_t l = 0; l < c.depth(); ++l) LayerBinder(&bind, c, l, &w.layers[l]).bind();
+  bind.vector("output_norm.weight", c.width, true, &w.output_norm.weight);
+  if (c.norm == NormKind::layer)
+    bind.vector("output_norm.bias", c.width, false, &w.output_norm.bias);
   if (bind.has("output.weight")) {
     bind.linear("output", c.vocabulary, c.width, true, &w.output);
   } else {
     w.output.w = w.embedding;
   }
-  bind.vector("rope_freqs.weight", c.ropes[0].dim / 2, false, rope_divisors);
+  bind_divisors(&bind, c, divisors);
   RETURN_IF_ERROR(bind.finish());
   if (use != ModelUse::inspect) RETURN_IF_ERROR(bind.read());
-  for (float d : *rope_divisors)
-    if (!(d > 0))
-      return Status::error(Code::corrupt,
-                           "tensor 'rope_freqs.weight' holds a number that is not positive");
+  RETURN_IF_ERROR(check_divisors(*divisors));
   for (const GgufTensor& t : gguf.tensors()) {
     w.parameters += t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3];
     w.bytes += t.bytes;

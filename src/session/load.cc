@@ -173,6 +173,18 @@ static Status check_model(const format::Identity& id, const std::string& path, c
   return {};
 }
 
+// Checks that the session computes RoPE as the saved tokens have it.
+static Status check_rope(const std::string& path, const SavedSequence& state, const Model& model,
+                         uint64_t context) {
+  if (state.tokens == 0 || state.long_rope == model.has_long_ropes(context)) return {};
+  const char* than = state.long_rope ? "more than" : "at most";
+  return Status::error(Code::model_mismatch,
+                       "%s was computed for a context of %s %" PRIu64
+                       " tokens, where the model's RoPE differs: load it with such context_tokens, "
+                       "or prefill the document again; nothing was loaded",
+                       path.c_str(), than, model.long_context());
+}
+
 // Checks lengths in tokens. saved: the file's; trained: the model's; context: the session's.
 static Status check_length(const std::string& path, uint64_t saved, uint64_t wanted_tokens,
                            uint64_t trained, uint64_t context) {
@@ -209,6 +221,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   ChatRecord chat;
   RETURN_IF_ERROR(read_chat(peek, &chat));
   RETURN_IF_ERROR(check_saved(peek, model->store_shape(), config.group(), state));
+  RETURN_IF_ERROR(check_rope(path, state, *model, options.context));
   RETURN_IF_ERROR(check_length(path, state.tokens, tokens_wanted, config.context, options.context));
   if (verify) {
     Progress progress(std::move(report));

@@ -270,6 +270,7 @@ uint64_t Session::prefill_key(bool sparsely) const {
   };
   add(options_.window);
   add(uint32_t{options_.full_precision});
+  if (model_->has_long_ropes(options_.context)) facts += "longrope";
   if (sparsely) {
     add(sparse_way);
     facts += options_.read.strategy;

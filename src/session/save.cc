@@ -44,6 +44,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   SavedSequence state;
   state.turn = static_cast<uint32_t>(sequence_.turn);
   state.window_tokens = options_.window;
+  state.long_rope = model_->has_long_ropes(options_.context);
   state.document_tokens = sequence_.turn == Turn::answer ? sequence_.document_tokens : 0;
   state.document_turn =
       static_cast<uint32_t>(sequence_.turn == Turn::answer ? sequence_.document_turn : Turn::empty);

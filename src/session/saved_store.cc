@@ -20,7 +20,7 @@ namespace {
 std::array<uint8_t, state_bytes> encode(const SavedSequence& s) {
   std::array<uint8_t, state_bytes> out{};
   store32(out.data() + state_turn, s.turn);
-  store32(out.data() + state_full_precision, s.full_precision);
+  store32(out.data() + state_full_precision, s.full_precision | (s.long_rope ? long_rope_flag : 0));
   store32(out.data() + state_window_tokens, s.window_tokens);
   store32(out.data() + state_window_count, s.window_count);
   store32(out.data() + state_pages, s.pages);
@@ -34,11 +34,13 @@ std::array<uint8_t, state_bytes> encode(const SavedSequence& s) {
 
 SavedSequence decode(const std::byte* section) {
   const auto* at = reinterpret_cast<const uint8_t*>(section);
-  return {load32(at + state_turn),          load32(at + state_full_precision),
+  const uint32_t flags = load32(at + state_full_precision);
+  return {load32(at + state_turn),          flags & ~long_rope_flag,
           load32(at + state_window_tokens), load32(at + state_window_count),
           load32(at + state_pages),         load32(at + state_page_tokens),
           load64(at + state_tokens),        load64(at + state_document_tokens),
-          load32(at + state_document_turn), load32(at + state_probed_pages)};
+          load32(at + state_document_turn), load32(at + state_probed_pages),
+          (flags & long_rope_flag) != 0};
 }
 
 // Returns the first contradiction in a sequence's facts, or null. Used by load and save.

@@ -30,6 +30,7 @@ struct SavedSequence {
   uint64_t document_tokens = 0;
   uint32_t document_turn = 0;
   uint32_t probed_pages = 0;
+  bool long_rope = false;  // of a model with longrope: computed with its factors for long contexts
 
   uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
   SectionFacts facts(uint32_t vocabulary) const { return {vocabulary, tokens, page_tokens}; }

@@ -80,7 +80,7 @@ Status Session::start() {
     RETURN_IF_ERROR(ThreadPool::create(options_.threads, &pool));
     pool_ = std::move(pool);
   }
-  return Forward::create(model_, pool_.get(), &forward_);
+  return Forward::create(model_, options_.context, pool_.get(), &forward_);
 }
 
 Status Session::fork(std::unique_ptr<Session>* out) const {

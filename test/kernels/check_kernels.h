@@ -61,8 +61,10 @@ void check_quantize(Check&);
 void check_matmul(Check&);
 void check_dequantize_row(Check&);
 void check_rms_norm(Check&);
+void check_layer_norm(Check&);
 void check_rope(Check&);
-void check_swiglu(Check&);
+void check_activate(Check&);
+void check_softcap(Check&);
 void check_add(Check&);
 
 void check_quantize_queries(Check&);

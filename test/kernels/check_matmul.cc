@@ -105,6 +105,29 @@ struct RmsNorm {
   Guarded<float> x, weight, y;
 };
 
+struct LayerNorm {
+  LayerNorm(Random& random, bool random_shape, bool has_bias)
+      : n(1 + random.below(4)), cols(random_shape ? 2 + random.below(4200) : 4096),
+        x(std::size_t{n} * cols), weight(cols), bias(has_bias ? cols : 0), y(x.size()) {
+    fill(x, random, 10);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] += 3;
+    fill(weight, random);
+    fill(bias, random);
+  }
+  const float* bias_or_null() const { return bias.size() ? bias.data() : nullptr; }
+  void call(const Kernels& k) {
+    k.layer_norm(x.data(), weight.data(), bias_or_null(), 1e-5f, n, cols, y.data());
+  }
+  double error() const {
+    std::vector<double> expected(x.size());
+    reference::layer_norm(x.data(), weight.data(), bias_or_null(), 1e-5f, n, cols, expected.data());
+    return guarded(relative_error(y.data(), expected.data(), y.size()), y);
+  }
+  static constexpr double tolerance = elementwise_tolerance;
+  uint32_t n, cols;
+  Guarded<float> x, weight, bias, y;
+};
+
 struct Rope {
   Rope(Random& random, bool random_shape, bool neox_)
       : neox(neox_), heads(random_shape ? 1 + random.below(9) : 32),
@@ -132,21 +155,26 @@ struct Rope {
   Guarded<float> x, y, cos, sin;
 };
 
-struct Swiglu {
-  Swiglu(Random& random, bool random_shape)
-      : gate(random_shape ? 1 + random.below(5000) : 11008), up(gate.size()), y(gate.size()) {
+// Gates up to 85: the whole range of the exponential.
+struct Activate {
+  Activate(Random& random, bool random_shape, Activation function)
+      : f(function), gate(random_shape ? 1 + random.below(5000) : 11008), up(gate.size()),
+        y(gate.size()) {
+    const float range = f == Activation::silu ? 85 : 8;
     for (std::size_t i = 0; i < gate.size(); ++i) {
-      gate[i] = random.uniform(-85, 85);
+      gate[i] = random.uniform(-range, range);
       up[i] = random.uniform(1, 3);
     }
   }
   void call(const Kernels& k) {
     std::memcpy(y.data(), gate.data(), y.size() * sizeof(float));
-    k.swiglu(y.data(), up.data(), y.size());
+    k.activate(f, y.data(), up.data(), y.size());
   }
   double error() const {
     std::vector<double> expected(y.size());
-    reference::swiglu(gate.data(), up.data(), y.size(), expected.data());
+    reference::activate(f, gate.data(), up.data(), y.size(), expected.data());
+    if (f != Activation::silu)
+      return guarded(relative_error(y.data(), expected.data(), y.size()), y);
     double worst = 0;
     for (std::size_t i = 0; i < y.size(); ++i) {
       const double e = expected[i] == 0 ? 0 : std::fabs(double{y[i]} / expected[i] - 1);
@@ -154,8 +182,27 @@ struct Swiglu {
     }
     return guarded(worst, y);
   }
-  static constexpr double tolerance = swiglu_tolerance;
+  static constexpr double tolerance = activation_tolerance;
+  Activation f;
   Guarded<float> gate, up, y;
+};
+
+struct Softcap {
+  Softcap(Random& random, bool random_shape)
+      : x(random_shape ? 1 + random.below(5000) : 32000), y(x.size()) {
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = random.uniform(-200, 200);
+  }
+  void call(const Kernels& k) {
+    std::memcpy(y.data(), x.data(), x.size() * sizeof(float));
+    k.softcap(y.data(), 30, y.size());
+  }
+  double error() const {
+    std::vector<double> expected(x.size());
+    for (std::size_t i = 0; i < x.size(); ++i) expected[i] = 30 * std::tanh(double{x[i]} / 30);
+    return guarded(relative_error(y.data(), expected.data(), y.size()), y);
+  }
+  static constexpr double tolerance = elementwise_tolerance;
+  Guarded<float> x, y;
 };
 
 struct Add {
@@ -194,12 +241,24 @@ void check_dequantize_row(Check& check) {
 
 void check_rms_norm(Check& check) { check.run<RmsNorm>(""); }
 
+void check_layer_norm(Check& check) {
+  check.run<LayerNorm>("with bias", true);
+  check.run<LayerNorm>("without bias", false);
+}
+
 void check_rope(Check& check) {
   check.run<Rope>("neox", true);
   check.run<Rope>("neighbours", false);
 }
 
-void check_swiglu(Check& check) { check.run<Swiglu>(""); }
+void check_activate(Check& check) {
+  check.run<Activate>("silu", Activation::silu);
+  check.run<Activate>("gelu", Activation::gelu);
+  check.run<Activate>("relu_squared", Activation::relu_squared);
+  check.run<Activate>("clamped_silu", Activation::clamped_silu);
+}
+
+void check_softcap(Check& check) { check.run<Softcap>(""); }
 
 void check_add(Check& check) { check.run<Add>(""); }
 

@@ -299,7 +299,7 @@ TEST_CASE("a device's norms and gates agree with the reference, in floats and ro
     Memory<float> dx(x.data(), x.size()), dw(weight.data(), cols), dup(up.data(), up.size());
     std::vector<double> normed(x.size()), gated(x.size());
     reference::rms_norm(x.data(), weight.data(), 1e-5f, n, cols, normed.data());
-    reference::swiglu(x.data(), up.data(), x.size(), gated.data());
+    reference::activate(Activation::silu, x.data(), up.data(), x.size(), gated.data());
     for (const auto& [with_f32, with_q] :
          {std::pair(true, false), std::pair(true, true), std::pair(false, true)}) {
       if (with_q && cols % 32 != 0) continue;

@@ -86,7 +86,7 @@ TEST_CASE("rope rotates the pairs of its layout and nothing else") {
 }
 
 TEST_CASE(
-    "swiglu is right to a few units in the last place over the whole range of its exponential") {
+    "silu is right to a few units in the last place over the whole range of its exponential") {
   constexpr std::size_t n = 40001;
   for (const Kernels* k : test::all_kernels()) {
     CAPTURE(std::string(k->name));
@@ -96,8 +96,8 @@ TEST_CASE(
       gate[i] = (static_cast<float>(i) - 20000) * 0.00425f;  // -85 .. 85
       up[i] = 1 + static_cast<float>(i % 7) * 0.25f;
     }
-    reference::swiglu(gate.data(), up.data(), n, expected.data());
-    k->swiglu(gate.data(), up.data(), n);
+    reference::activate(Activation::silu, gate.data(), up.data(), n, expected.data());
+    k->activate(Activation::silu, gate.data(), up.data(), n);
     CHECK(gate.guards_intact());
     double worst = 0;
     for (std::size_t i = 0; i < n; ++i) {
@@ -105,18 +105,18 @@ TEST_CASE(
       const double error = std::fabs(double{gate[i]} / expected[i] - 1);
       worst = error <= worst ? worst : error;
     }
-    CHECK(worst < test::swiglu_tolerance);
+    CHECK(worst < test::activation_tolerance);
   }
 }
 
-TEST_CASE("swiglu of huge gates saturates and does not turn into not-a-number") {
+TEST_CASE("silu of huge gates saturates and does not turn into not-a-number") {
   for (const Kernels* k : test::all_kernels()) {
     CAPTURE(std::string(k->name));
     const float values[] = {-3e38f, -1e30f, -1000, -104,  -89, -88,   88,    89,
                             104,    1000,   1e30f, 3e38f, 0,   -0.0f, 1e-40f};
     Guarded<float> gate(std::size(values)), up(std::size(values));
     for (std::size_t i = 0; i < std::size(values); ++i) gate[i] = values[i], up[i] = 1;
-    k->swiglu(gate.data(), up.data(), std::size(values));
+    k->activate(Activation::silu, gate.data(), up.data(), std::size(values));
     for (std::size_t i = 0; i < std::size(values); ++i) {
       CAPTURE(values[i]);
       if (values[i] > 80) CHECK(gate[i] == values[i]);
@@ -124,8 +124,75 @@ TEST_CASE("swiglu of huge gates saturates and does not turn into not-a-number") 
       else CHECK(std::fabs(gate[i]) <= 1e-40f);
     }
     gate[0] = NAN;
-    k->swiglu(gate.data(), up.data(), 1);
+    k->activate(Activation::silu, gate.data(), up.data(), 1);
     CHECK(std::isnan(gate[0]));
+  }
+}
+
+TEST_CASE("layer_norm and rms_norm without weights agree with the reference") {
+  Random random(15);
+  for (uint32_t cols : {2u, 15u, 16u, 17u, 384u, 1000u}) {
+    for (const Kernels* k : test::all_kernels()) {
+      CAPTURE(std::string(k->name));
+      CAPTURE(cols);
+      constexpr uint32_t n = 3;
+      Guarded<float> x(n * cols), weight(cols), bias(cols), y(n * cols), ones(cols);
+      fill(x, random, 10), fill(weight, random), fill(bias, random);
+      for (uint32_t c = 0; c < cols; ++c) ones[c] = 1;
+      std::vector<double> expected(n * cols);
+      for (const float* b : {static_cast<const float*>(bias.data()), (const float*)nullptr}) {
+        reference::layer_norm(x.data(), weight.data(), b, 1e-5f, n, cols, expected.data());
+        k->layer_norm(x.data(), weight.data(), b, 1e-5f, n, cols, y.data());
+        CHECK(y.guards_intact());
+        CHECK(test::relative_error(y.data(), expected.data(), n * cols) <
+              test::elementwise_tolerance);
+      }
+      reference::rms_norm(x.data(), ones.data(), 1e-5f, n, cols, expected.data());
+      k->rms_norm(x.data(), nullptr, 1e-5f, n, cols, y.data());
+      CHECK(test::relative_error(y.data(), expected.data(), n * cols) <
+            test::elementwise_tolerance);
+    }
+  }
+}
+
+TEST_CASE("every activation agrees with the reference, with up and without") {
+  Random random(16);
+  constexpr std::size_t n = 1003;
+  for (const Kernels* k : test::all_kernels()) {
+    for (const Activation f :
+         {Activation::silu, Activation::gelu, Activation::relu_squared, Activation::clamped_silu}) {
+      CAPTURE(std::string(k->name));
+      CAPTURE(static_cast<int>(f));
+      Guarded<float> x(n), up(n), y(n);
+      fill(x, random, 6), fill(up, random, 6);
+      std::vector<double> expected(n);
+      for (const bool gated : {true, false}) {
+        if (!gated && f == Activation::clamped_silu) continue;
+        const float* with = gated ? up.data() : nullptr;
+        reference::activate(f, x.data(), with, n, expected.data());
+        std::memcpy(y.data(), x.data(), n * sizeof(float));
+        k->activate(f, y.data(), with, n);
+        CHECK(y.guards_intact());
+        CHECK(test::relative_error(y.data(), expected.data(), n) < test::elementwise_tolerance);
+      }
+      y[0] = NAN, up[0] = 1;
+      k->activate(f, y.data(), up.data(), 1);
+      CHECK((std::isnan(y[0]) || f == Activation::clamped_silu));
+    }
+  }
+}
+
+TEST_CASE("softcap bounds its input and keeps small numbers") {
+  for (const Kernels* k : test::all_kernels()) {
+    CAPTURE(std::string(k->name));
+    float x[] = {0, 1e-3f, -1, 29, 60, -1e30f};
+    k->softcap(x, 30, std::size(x));
+    CHECK(x[0] == 0);
+    CHECK(std::fabs(x[1] - 1e-3f) < 4e-6f);
+    CHECK(std::fabs(x[2] - 30 * std::tanh(-1.0f / 30)) < 4e-6f);
+    CHECK(std::fabs(x[3] - 30 * std::tanh(29.0f / 30)) < 1e-5f);
+    CHECK(std::fabs(x[4] - 30 * std::tanh(2.0f)) < 1e-5f);
+    CHECK(x[5] == -30);
   }
 }
 
@@ -155,7 +222,7 @@ TEST_CASE("elementwise operations give the same bits on every instruction set") 
   for (const Kernels* k : test::all_kernels()) {
     Guarded<float> a(n);
     k->rms_norm(x.data(), weight.data(), 1e-5f, 1, n, a.data());
-    k->swiglu(a.data(), y.data(), n);
+    k->activate(Activation::silu, a.data(), y.data(), n);
     k->rope(a.data(), 1, n, 700, weight.data(), y.data(), true);
     if (first.empty()) first.assign(a.data(), a.data() + n);
     CHECK(std::memcmp(first.data(), a.data(), n * sizeof(float)) == 0);

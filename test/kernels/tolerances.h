@@ -8,7 +8,7 @@ inline constexpr double elementwise_tolerance = 3e-7;
 
 // Largest relative error of an element: 2 units in the last place of the exponential, one each for
 // sum, quotient and product.
-inline constexpr double swiglu_tolerance = 4e-7;
+inline constexpr double activation_tolerance = 4e-7;
 
 // Integer parts are exact; what is left are the roundings, 6e-8 each, of a float sum over cols / 32
 // blocks (or cols products of floats), in which a format's offset and product may cancel. Relative

@@ -1,6 +1,7 @@
 // Metadata of a file: it makes a LayerConfig for each layer, or an error that names the key.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <string>
 #include <vector>
 
@@ -58,7 +59,9 @@ TEST_CASE("an architecture's row and the file fill every layer") {
   for (uint32_t l = 0; l < llama.layers; ++l) {
     const LayerConfig& layer = llama.layer(l);
     CHECK(layer.mixer == MixerKind::attention);
-    CHECK(layer.ffn == FfnKind::swiglu);
+    CHECK(layer.activation == Activation::silu);
+    CHECK(layer.gated);
+    CHECK_FALSE(layer.has_experts());
     CHECK(layer.norms == NormPlacement::before);
     CHECK(layer.qk_norm == QkNorm::none);
     CHECK(layer.has_rope());
@@ -89,6 +92,69 @@ TEST_CASE("olmo2 has norms after its blocks and of whole projections, and no bia
                 "olmo2.attention.sliding_window");  // OLMo 3
 }
 
+TEST_CASE("an architecture's row gives norms, activation and scales") {
+  const ModelConfig starcoder2 = config_of(model_of("starcoder2"));
+  CHECK(starcoder2.norm == NormKind::layer);
+  CHECK_FALSE(starcoder2.layer(0).gated);
+  CHECK(starcoder2.layer(0).activation == Activation::gelu);
+  CHECK(config_of(model_of("nemotron")).layer(0).activation == Activation::relu_squared);
+  CHECK(config_of(model_of("command-r")).layer(0).is_parallel());
+
+  const ModelConfig granite = config_of(model_of("granite")
+                                            .key("granite.attention.scale", 0.5f)
+                                            .key("granite.embedding_scale", 12.0f)
+                                            .key("granite.residual_scale", 0.25f)
+                                            .key("granite.logit_scale", 8.0f));
+  CHECK(granite.embedding_scale == 12);
+  CHECK(granite.residual_scale == 0.25f);
+  CHECK(granite.logit_scale == 0.125f);
+  CHECK(granite.layer(0).query_scale == 2);  // 0.5 * sqrt(16)
+  CHECK(config_of(model_of("command-r").key("command-r.logit_scale", 0.25f)).logit_scale == 0.25f);
+
+  // Defaults that minicpm's older files leave out.
+  const ModelConfig minicpm = config_of(model_of("minicpm"));
+  CHECK(minicpm.embedding_scale == 12);
+  CHECK(minicpm.residual_scale == 0.7f);  // 1.4 / sqrt(4)
+  CHECK(minicpm.logit_scale == 0.25f);    // width / 256
+}
+
+TEST_CASE("granite without fine-tuned RoPE has none") {
+  CHECK(config_of(model_of("granite")).layer(0).has_rope());
+  CHECK_FALSE(config_of(model_of("granite").key("granite.rope.scaling.finetuned", false))
+                  .layer(0)
+                  .has_rope());
+}
+
+TEST_CASE("RoPE's magnitude follows YaRN, its log multiplier and the file's factor") {
+  const auto yarn = [](float multiplier) {
+    return model_of("mistral3")
+        .key("mistral3.rope.scaling.type", "yarn")
+        .key("mistral3.rope.scaling.factor", 16.0f)
+        .key("mistral3.rope.scaling.yarn_log_multiplier", multiplier);
+  };
+  CHECK(config_of(yarn(0)).ropes[0].magnitude == doctest::Approx(1 + 0.1 * std::log(16.0)));
+  CHECK(config_of(yarn(1)).ropes[0].magnitude == doctest::Approx(1));
+  CHECK(
+      config_of(model_of("phi3").key("phi3.rope.scaling.attn_factor", 1.19f)).ropes[0].magnitude ==
+      doctest::Approx(1.19));
+}
+
+TEST_CASE("queries grow with the position beyond the temperature's length") {
+  const ModelConfig c = config_of(model_of("mistral3")
+                                      .key("mistral3.attention.temperature_scale", 0.1f)
+                                      .key("mistral3.rope.scaling.original_context_length", 64u));
+  CHECK(c.temperature.at(0) == 1);
+  CHECK(c.temperature.at(63) == 1);
+  CHECK(c.temperature.at(64) == doctest::Approx(1 + 0.1 * std::log(2.0)));
+  CHECK(c.temperature.at(191) == doctest::Approx(1 + 0.1 * std::log(3.0)));
+}
+
+TEST_CASE("blocks that predict several tokens are no layers") {
+  const ModelConfig c = config_of(model_of("qwen2").key("qwen2.nextn_predict_layers", 1u));
+  CHECK(c.depth() == 3);
+  CHECK(c.skipped_layers == 1);
+}
+
 TEST_CASE("sizes may be one number for all layers or one each") {
   GgufBuilder file;
   file.key("general.architecture", "llama");
@@ -109,7 +175,7 @@ TEST_CASE("a feature that the engine lacks is refused by name") {
     return model_of("llama").key(std::string("llama.") + key, value);
   };
   check_refused(with("attention.sliding_window", 128u), "llama.attention.sliding_window");
-  check_refused(with("expert_count", 8u), "llama.expert_count");
+  check_refused(with("expert_count", 8u).key("llama.expert_used_count", 2u), "llama.expert_count");
   check_refused(with("attention.key_length", 512u).key("llama.attention.value_length", 512u),
                 "512");
   check_refused(with("attention.value_length", 32u), "llama.attention.value_length");
@@ -117,8 +183,7 @@ TEST_CASE("a feature that the engine lacks is refused by name") {
        {"attn_logit_softcapping", "final_logit_softcapping", "attention.scale", "logit_scale",
         "embedding_scale", "residual_scale", "attention.max_alibi_bias", "attention.clamp_kqv"})
     check_refused(with(key, 0.5f), key);
-  check_refused(with("use_parallel_residual", true), "llama.use_parallel_residual");
-  check_refused(with("rope.scaling.type", "longrope"), "longrope");
+  check_refused(with("rope.scaling.type", "dynamic"), "dynamic");
   check_refused(model_of("no-such-model"), "no-such-model");
   // A window that no sequence outgrows is no feature.
   CHECK(config_of(with("attention.sliding_window", 512u)).layer(0).window == 0);
