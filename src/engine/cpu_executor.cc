@@ -1,6 +1,7 @@
 // A run of layers on the CPU.
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <initializer_list>
 
 #include "base/checked.h"
@@ -47,9 +48,12 @@ class CpuExecutor final : public LayerExecutor {
   void rotate(const LayerConfig& c, float* x, uint32_t heads, const Array<float>& weight);
   void normalise_heads(const LayerConfig& c, float* row, uint32_t heads,
                        const Array<float>& weight) const;
+  void make_values(const LayerConfig& c);
   void scale_queries(const LayerConfig& c);
   void add(float* x, const Norm& post_norm, uint32_t n);
   void activate(const LayerConfig& c, uint32_t n);
+  void make_layer_inputs();
+  void finish_layer(uint32_t layer, uint32_t first);
   Status check_layer(uint32_t layer, uint32_t first);
   template <class F>
   void by_rows(uint32_t n, F&& f);
@@ -68,6 +72,7 @@ class CpuExecutor final : public LayerExecutor {
   Buffer<float> y_;               // [n][width] the input of a parallel layer's mixer and network
   Buffer<float> q_, k_, v_, a_;   // [n][heads or kv_heads][head_dim]; a: attention's output
   Buffer<float> gate_, up_;       // [n][feed_forward]
+  Buffer<float> layer_inputs_;    // [n][depth][layer_input]
   Buffer<int8_t> quants_;         // [n][widest input]
   Buffer<float> scales_;          // [n][widest input / 32]
   Buffer<int16_t> sums_;          // [n][widest input / 16]
@@ -86,10 +91,12 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
   };
   for (uint32_t l = first_layer; l < end_layer(); ++l) {
     const LayerWeights& w = weights.layers[l];
-    for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+    for (const Linear* linear :
+         {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate, &w.input_out})
       if (linear->w.data) consider(*linear);
   }
   consider(weights.output);
+  if (weights.input_projection.w.data) consider(weights.input_projection);
   scratch_.resize(scratch_size_ * pool->threads());
 }
 
@@ -105,6 +112,7 @@ Status CpuExecutor::plan(const StepContext& c, const Request&, LayerRun* run) {
 Status CpuExecutor::begin(const StepContext& c) {
   step_ = &c, cancel_ = &c.cancel, n_ = c.tokens();
   resize(n_);
+  if (model_.config().layer_input > 0) make_layer_inputs();
   return {};
 }
 
@@ -125,9 +133,12 @@ Status CpuExecutor::attention(uint32_t layer) {
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t width = model_.config().width;
   const float* h = norm(step_->x, w.mixer_norm, n_, c.is_parallel() ? y_.get() : h_.get());
-  multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  if (!c.writes_kv) multiply(h, n_, width, {{&w.q, q_.get()}});
+  else if (c.v_is_k) multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}});
+  else multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  if (c.writes_kv) make_values(c);
   rotate(c, q_.get(), c.heads, w.q_norm);
-  rotate(c, k_.get(), c.kv_heads, w.k_norm);
+  if (c.writes_kv) rotate(c, k_.get(), c.kv_heads, w.k_norm);
   scale_queries(c);
 
   attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
@@ -153,6 +164,7 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   activate(c, n);
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
   add(x, w.ffn_post_norm, n);
+  finish_layer(layer, first);
   return cancel_->fired() ? Status() : check_layer(layer, first);
 }
 
@@ -174,6 +186,7 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
   };
   by_rows(n_, [&](std::size_t at, uint32_t count) {
     check(q_.get(), at, count, c.q_width());
+    if (!c.writes_kv) return;
     check(k_.get(), at, count, c.kv_width());
     check(v_.get(), at, count, c.kv_width());
   });
@@ -254,6 +267,19 @@ void CpuExecutor::normalise_heads(const LayerConfig& c, float* row, uint32_t hea
   }
 }
 
+// What values have of their own: the keys in their place, and a norm.
+void CpuExecutor::make_values(const LayerConfig& c) {
+  if (!c.v_is_k && !c.v_norm) return;
+  const std::size_t cols = c.kv_width();
+  by_rows(n_, [&](std::size_t first, uint32_t count) {
+    float* v = v_.get() + first * cols;
+    if (c.v_is_k) std::copy_n(k_.get() + first * cols, count * cols, v);
+    if (c.v_norm)
+      kernels_.rms_norm(v, nullptr, model_.config().norm_epsilon, count * c.kv_heads, c.head_dim,
+                        v);
+  });
+}
+
 // Factors of the scores go into the queries.
 void CpuExecutor::scale_queries(const LayerConfig& c) {
   const Temperature& t = model_.config().temperature;
@@ -289,6 +315,55 @@ void CpuExecutor::activate(const LayerConfig& c, uint32_t n) {
   by_rows(n, [&](std::size_t first, uint32_t count) {
     kernels_.activate(c.activation, gate_.get() + first * cols,
                       c.gated ? up_.get() + first * cols : nullptr, count * cols);
+  });
+}
+
+// What each layer gets of each token besides the stream, from its embedding e:
+//
+//   (norm(W e / sqrt(width)) + sqrt(size) E[token]) / sqrt(2), of each layer
+void CpuExecutor::make_layer_inputs() {
+  const ModelConfig& c = model_.config();
+  const Weights& w = model_.weights();
+  const uint32_t size = c.layer_input;
+  const std::size_t cols = std::size_t{c.depth()} * size;
+  multiply(step_->x, n_, c.width, {{&w.input_projection, layer_inputs_.get()}});
+  const float projected = 1 / std::sqrt(static_cast<float>(c.width)),
+              embedded = std::sqrt(static_cast<float>(size)), both = 1 / std::sqrt(2.0f);
+  by_rows(n_, [&](std::size_t first, uint32_t count) {
+    Array<float> embedding(cols);
+    for (std::size_t t = first; t < first + count; ++t) {
+      float* inputs = layer_inputs_.get() + t * cols;
+      for (std::size_t i = 0; i < cols; ++i) inputs[i] *= projected;
+      kernels_.rms_norm(inputs, w.input_norm.weight.data(), c.norm_epsilon, c.depth(), size,
+                        inputs);
+      kernels_.dequantize_row(w.input_embedding, static_cast<uint32_t>(step_->step.tokens[t]),
+                              embedding.data());
+      for (std::size_t i = 0; i < cols; ++i)
+        inputs[i] = (inputs[i] + embedded * embedding[i]) * both;
+    }
+  });
+}
+
+// x += norm(W_out (gelu(W_gate x) * the layer's input)), then the factor of the layer's output.
+void CpuExecutor::finish_layer(uint32_t layer, uint32_t first) {
+  const ModelConfig& c = model_.config();
+  const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t n = n_ - first, size = c.layer_input;
+  float* x = step_->x + std::size_t{first} * c.width;
+  if (size > 0) {
+    multiply(x, n, c.width, {{&w.input_gate, gate_.get()}});
+    by_rows(n, [&](std::size_t begin, uint32_t count) {
+      for (std::size_t t = begin; t < begin + count; ++t)
+        kernels_.activate(Activation::gelu, gate_.get() + t * size,
+                          layer_inputs_.get() + ((first + t) * c.depth() + layer) * size, size);
+    });
+    multiply(gate_.get(), n, size, {{&w.input_out, h_.get()}});
+    add(x, w.input_norm, n);
+  }
+  if (w.output_scale.empty()) return;
+  by_rows(n, [&](std::size_t begin, uint32_t count) {
+    for (std::size_t i = begin * c.width; i < (begin + count) * c.width; ++i)
+      x[i] *= w.output_scale[0];
   });
 }
 
@@ -366,7 +441,8 @@ void CpuExecutor::resize(uint32_t n) {
   grow(k_, n * kv_width);
   grow(v_, n * kv_width);
   grow(a_, n * q_width);
-  grow(gate_, std::size_t{n} * c.feed_forward);
+  grow(gate_, std::size_t{n} * std::max(c.feed_forward, c.layer_input));
+  grow(layer_inputs_, std::size_t{n} * c.depth() * c.layer_input);
   grow(up_, std::size_t{n} * c.feed_forward);
   grow(quants_, n * widest);
   grow(scales_, n * ceil_div(widest, 32));

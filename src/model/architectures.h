@@ -69,6 +69,7 @@ struct Architecture {
   bool chunked = false;
   bool rope_in_windows_only = false;  // of a model with windows
   bool scaling_in_full_only = false;  // RoPE scaling, of a model with windows
+  bool freqs_in_full_only = false;    // "rope_freqs.weight" too
   double windowed_base = 0;           // of RoPE, where the file does not say; 0: rope.freq_base
   bool rounds_yarn = true;            // the range of YaRN's ramp to whole dimensions
   bool finetuned_rope = false;  // without rope.scaling.finetuned there is RoPE, with false none
@@ -76,6 +77,8 @@ struct Architecture {
   bool softcaps = false;                           // the file may say
   uint32_t wide_scale_layers = 0;  // with so many layers, scores are q . k / sqrt(width / heads)
   Scales scales = Scales::none;
+  bool unit_scale = false;  // scores are q . k
+  bool norms_values = false;
   float temperature = 0;  // of queries in layers without RoPE (Llama 4)
 
   TensorNames names = {};

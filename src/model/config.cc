@@ -52,6 +52,7 @@ ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c
   ExpertConfig e;
   e.count = static_cast<uint32_t>(schema->optional("expert_count", 0, 0, gguf_limits::experts));
   if (e.count == 0) return e;
+  e.beside_dense = row.norms_values;
   e.used = static_cast<uint32_t>(schema->required("expert_used_count", 1, e.count));
   const uint64_t dense = c.layer_configs[0].feed_forward;
   const uint64_t width = row.gates_shared_expert || row.qk_norm == QkNorm::head
@@ -116,6 +117,8 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
     if (row.optional_qk_norm && !has_tensor(gguf, l, "attn_q_norm.weight"))
       layer.qk_norm = QkNorm::none;
     layer.qk_norm_after_rope = row.qk_norm_after_rope;
+    layer.v_norm = row.norms_values;
+    layer.v_is_k = row.norms_values && !has_tensor(gguf, l, "attn_v.weight");
     layer.biases = row.biases;
     layer.sinks = row.sinks;
     layer.activation = row.activation;
@@ -162,7 +165,7 @@ void shape_layers(Schema* schema, bool windowed, uint32_t head_dim, ModelConfig*
     if (layer.heads != shape->heads || layer.kv_heads != shape->kv_heads)
       schema->refuse("has layers with different numbers of heads", "attention.head_count");
     layer.head_dim = head_dim;
-    layer.kv = shape->layers++;
+    if (layer.writes_kv) layer.kv = shape->layers++;
     if (!windowed) continue;
     c->window = layer.window, c->chunked = layer.chunked;
   }
@@ -172,7 +175,28 @@ void shape_layers(Schema* schema, bool windowed, uint32_t head_dim, ModelConfig*
         shape->heads, shape->kv_heads));
 }
 
+// The last layers attend the keys and values of the last layer before them that sees as much.
+void share_layers(Schema* schema, ModelConfig* c) {
+  const uint64_t shared = schema->optional("attention.shared_kv_layers", 0, 0, c->depth() - 1);
+  const uint64_t own = c->depth() - shared;
+  for (uint64_t l = own; l < c->depth(); ++l) c->layer_configs[l].writes_kv = false;
+}
+
+// Their places, once those of the others are known.
+void place_shared_layers(Schema* schema, ModelConfig* c) {
+  for (uint32_t l = 0; l < c->depth(); ++l) {
+    LayerConfig& layer = c->layer_configs[l];
+    if (layer.writes_kv) continue;
+    const HeadShape& shape = layer.is_windowed() ? c->windows : *c;
+    if (shape.layers == 0)
+      schema->fail(Status::error(
+          Code::corrupt, "layer %u of the model shares keys and values that no layer has", l));
+    layer.kv = shape.layers - 1;
+  }
+}
+
 void read_shapes(Schema* schema, ModelConfig* c) {
+  share_layers(schema, c);
   const uint32_t plain = c->width / c->layer_configs[0].heads;
   const uint32_t full =
       read_head_size(schema, "attention.key_length", "attention.value_length", plain);
@@ -180,6 +204,7 @@ void read_shapes(Schema* schema, ModelConfig* c) {
       read_head_size(schema, "attention.key_length_swa", "attention.value_length_swa", full);
   shape_layers(schema, false, full, c, c);
   shape_layers(schema, true, windowed, c, &c->windows);
+  place_shared_layers(schema, c);
   if (c->layers == 0)
     schema->refuse("has no layer that attends to all tokens", "attention.sliding_window");
   for (const LayerConfig& layer : c->layer_configs)
@@ -222,6 +247,7 @@ void read_scales(Schema* schema, ModelConfig* c) {
   if (granite) attention = schema->optional_float("attention.scale", 0, 0, 1e6);
   if (row.wide_scale_layers > 0 && c->depth() == row.wide_scale_layers)
     attention = 1 / std::sqrt(static_cast<double>(c->width) / c->heads);
+  if (row.unit_scale) attention = 1;
   if (attention > 0)
     for (LayerConfig& layer : c->layer_configs)
       layer.query_scale = static_cast<float>(attention * std::sqrt(layer.head_dim));
@@ -288,6 +314,8 @@ Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
       static_cast<uint32_t>(schema.optional("nextn_predict_layers", 0, 0, blocks - 1));
   c.width = schema.size("embedding_length", gguf_limits::width);
   c.context = schema.required("context_length", 1, uint64_t{1} << 31);
+  c.layer_input = static_cast<uint32_t>(
+      schema.optional("embedding_length_per_layer_input", 0, 0, gguf_limits::width));
   c.norm = c.architecture->norm;
   c.norm_epsilon = static_cast<float>(schema.optional_float(
       c.norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",

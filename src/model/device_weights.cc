@@ -226,12 +226,14 @@ static Status check_features(const ModelConfig& config) {
     if (c.query_scale != 1 || (c.temperature && config.temperature.scale != 0))
       feature = "scaled queries";
     if (c.is_windowed()) feature = "windowed attention";
+    if (c.v_norm || !c.writes_kv) feature = "shared or normalised values";
     if (c.sinks) feature = "attention sinks";
     if (c.has_experts()) feature = "experts";
     if (c.activation != Activation::silu || !c.gated) feature = "its activation";
   }
   if (config.norm != NormKind::rms) feature = "layer norms";
   if (config.attention_softcap != 0) feature = "capped scores";
+  if (config.layer_input != 0) feature = "inputs of layers";
   if (config.residual_scale != 1) feature = "scaled residuals";
   if (!feature) return {};
   return Status::error(Code::unsupported, "GPUs do not compute %s of %s models yet", feature,

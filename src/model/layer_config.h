@@ -75,6 +75,7 @@ struct LayerConfig {
   QkNorm qk_norm = QkNorm::none;
   bool qk_norm_after_rope = false;
   bool v_norm = false;       // values: RMS norm of each head, without weights
+  bool v_is_k = false;       // values are the keys before their norm and RoPE
   bool biases = true;        // matrices may have biases
   bool sinks = false;        // each query head has one more logit, learned, without a value
   bool temperature = false;  // queries grow with the position: ModelConfig::temperature

@@ -33,6 +33,13 @@ struct Linear {
   Array<float> bias;  // [rows]
 };
 
+// Weights of a norm; empty where a layer has no such norm, or a norm has no weights.
+struct Norm {
+  Array<float> weight, bias;
+
+  bool empty() const { return weight.empty(); }
+};
+
 // The matrices of all experts, one after another in the mapped file.
 struct ExpertMatrices {
   WeightView first;        // of expert 0
@@ -48,18 +55,14 @@ struct ExpertMatrices {
 };
 
 struct ExpertWeights {
-  Linear router;                // [experts][width]
+  Linear router;  // [experts][width]
+  // Where a layer has a dense network beside its experts: the router's norm of x, that of the
+  // experts' input and output, and that of the dense network's output.
+  Norm router_norm, input_norm, output_norm, dense_norm;
   Array<float> selection_bias;  // [experts], or empty
   ExpertMatrices gate, up, down;
   Linear shared_gate, shared_up, shared_down;  // of the shared expert, where there is one
   Array<float> shared_router;                  // [width]: its gate, or empty
-};
-
-// Weights of a norm; empty where a layer has no such norm, or a norm has no weights.
-struct Norm {
-  Array<float> weight, bias;
-
-  bool empty() const { return weight.empty(); }
 };
 
 // A LayerConfig says which of these exist; others are empty.
@@ -72,10 +75,18 @@ struct LayerWeights {
   Norm ffn_norm, ffn_post_norm;
   Linear gate, up, down;  // [feed_forward][width] twice, [width][feed_forward]
   ExpertWeights experts;
+  // x += norm(W_out (f(W_gate x) * the layer's input)), where the model has layer inputs
+  Linear input_gate, input_out;  // [layer_input][width], [width][layer_input]
+  Norm input_norm;
+  Array<float> output_scale;  // [1]: a factor of x behind the layer, or empty
 };
 
 struct Weights {
   WeightView embedding;  // [vocabulary][width]
+  // Of layer inputs: [vocabulary][depth * layer_input], [depth * layer_input][width]
+  WeightView input_embedding;
+  Linear input_projection;
+  Norm input_norm;  // [layer_input]
   std::vector<LayerWeights> layers;
   Norm output_norm;  // [width]
   Linear output;     // [vocabulary][width]; the embedding when tied

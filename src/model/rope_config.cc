@@ -76,6 +76,7 @@ RopeConfig windowed_set(Schema* schema, const ModelConfig& c, const RopeConfig& 
   const uint32_t head = c.windows.head_dim;
   rope.dim = static_cast<uint32_t>(
       schema->optional("rope.dimension_count_swa", std::min(full.dim, head), 2, head));
+  rope.divisors = !row.freqs_in_full_only;
   if (row.scaling_in_full_only) rope.scaling = RopeScaling::none, rope.magnitude = 1;
   return rope;
 }

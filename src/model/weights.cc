@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -80,6 +81,7 @@ class Binder {
     vector(name + ".scale", count, false, &out->scales);
   }
 
+  void ignore(const std::string& name) { (void)take(name, false); }
   bool has(const std::string& name) const { return gguf_.find_tensor(name) != nullptr; }
 
   // Everything in the file must have found its place: a tensor we do not know would change the
@@ -207,6 +209,8 @@ class LayerBinder {
     if (layer_.has_dense()) dense();
     if (layer_.has_experts()) experts(width, layer_.experts);
     norm(layer_.norm_after(), names_.ffn_post_norm, &w_.ffn_post_norm);
+    if (model_.layer_input > 0) layer_input(width, model_.layer_input);
+    bind_.vector(name("layer_output_scale.weight"), 1, false, &w_.output_scale);
   }
 
  private:
@@ -227,7 +231,11 @@ class LayerBinder {
       bind_.fused(name(names_.qkv), width, layer_.biases, {{q, &w_.q}, {kv, &w_.k}, {kv, &w_.v}});
     } else {
       linear(names_.q, q, width, &w_.q);
-      if (layer_.writes_kv) linear(names_.k, kv, width, &w_.k), linear(names_.v, kv, width, &w_.v);
+      if (layer_.writes_kv) linear(names_.k, kv, width, &w_.k);
+      if (layer_.writes_kv && !layer_.v_is_k) linear(names_.v, kv, width, &w_.v);
+      if (!layer_.writes_kv)  // what is there is not used
+        for (const char* unused : {names_.k, names_.v, names_.k_norm})
+          bind_.ignore(name(unused) + ".weight");
     }
     linear(names_.o, width, q, &w_.o);
     qk_norm(names_.q_norm, layer_.heads, &w_.q_norm);
@@ -254,8 +262,20 @@ class LayerBinder {
     linear(names_.down, width, inner, &w_.down);
   }
 
+  void layer_input(uint32_t width, uint32_t size) {
+    linear("inp_gate", size, width, &w_.input_gate);
+    linear("proj", width, size, &w_.input_out);
+    norm(true, "post_norm", &w_.input_norm);
+  }
+
   void experts(uint32_t width, const ExpertConfig& e) {
     ExpertWeights& w = w_.experts;
+    if (e.beside_dense) {
+      bind_.vector(name("ffn_gate_inp.scale"), width, true, &w.router_norm.weight);
+      norm(true, "pre_ffw_norm_2", &w.input_norm);
+      norm(true, "post_ffw_norm_2", &w.output_norm);
+      norm(true, "post_ffw_norm_1", &w.dense_norm);
+    }
     bind_.linear(name("ffn_gate_inp"), e.count, width, true, &w.router);
     bind_.vector(name("exp_probs_b.bias"), e.count, false, &w.selection_bias);
     if (bind_.has(name("ffn_gate_up_exps.weight"))) {
@@ -317,6 +337,12 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
   bind.vector("output_norm.weight", c.width, true, &w.output_norm.weight);
   if (c.norm == NormKind::layer)
     bind.vector("output_norm.bias", c.width, false, &w.output_norm.bias);
+  if (c.layer_input > 0) {
+    const uint32_t all = c.depth() * c.layer_input;
+    w.input_embedding = bind.matrix("per_layer_token_embd.weight", c.vocabulary, all);
+    bind.linear("per_layer_model_proj", all, c.width, false, &w.input_projection);
+    bind.vector("per_layer_proj_norm.weight", c.layer_input, true, &w.input_norm.weight);
+  }
   if (bind.has("output.weight")) {
     bind.linear("output", c.vocabulary, c.width, true, &w.output);
   } else {
@@ -326,6 +352,9 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
   RETURN_IF_ERROR(bind.finish());
   if (use != ModelUse::inspect) RETURN_IF_ERROR(bind.read());
   RETURN_IF_ERROR(check_divisors(*divisors));
+  // A router with a norm of its own divides by sqrt(width).
+  for (LayerWeights& layer : w.layers)
+    for (float& x : layer.experts.router_norm.weight) x /= std::sqrt(static_cast<float>(c.width));
   for (const GgufTensor& t : gguf.tensors()) {
     w.parameters += t.dims[0] * t.dims[1] * t.dims[2] * t.dims[3];
     w.bytes += t.bytes;
