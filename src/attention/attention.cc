@@ -31,37 +31,55 @@ Attention::Attention(const HeadShape& config, const PageShape& shape, const Kern
 
 Attention::~Attention() = default;
 
-// Gathers the query rows [token][head of the group] of the tokens first + i * stride, i < count.
-// Scales them by 1 / sqrt(head_dim), pads and quantises them.
-QueryRows Attention::gather(Worker* w, const float* q, uint32_t first, uint32_t count,
-                            uint32_t stride, uint32_t kv_head, bool split) const {
+// Scales the queries by 1 / sqrt(head_dim), pads and quantises them.
+Attention::HeadQueries Attention::gather(const AttentionRequest& req, const HeadTokens& tokens,
+                                         bool split, Worker* w) const {
   const uint32_t group = config_.group(), head_dim = config_.head_dim, dim = shape_.dim,
-                 rows = count * group;
+                 rows = tokens.count * group;
   const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
   for (uint32_t r = 0; r < rows; ++r) {
-    const std::size_t head = std::size_t{kv_head} * group + r % group;
-    const float* from =
-        q + (first + std::size_t{r / group} * stride) * config_.q_width() + head * head_dim;
+    const float* from = req.q + out_at(tokens.first + r / group * tokens.stride, tokens.head) +
+                        r % group * head_dim;
     float* to = w->q.data() + std::size_t{r} * dim;
     for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] * scale;
     std::fill(to + head_dim, to + dim, 0.0f);
   }
   int8_t* halves = split ? w->split.data() : nullptr;
   kernels_.quantize_queries(w->q.data(), rows, dim, w->q8.data(), halves, w->scale.data());
-  return {rows, dim, w->q.data(), w->q8.data(), halves, w->scale.data()};
+  return {
+      req, tokens.head, {rows, dim, w->q.data(), w->q8.data(), halves, w->scale.data()}, softcap_};
 }
 
-void Attention::write_out(const AttentionState& state, uint32_t first, uint32_t count,
-                          uint32_t kv_head, float* out, float* lse) const {
+void Attention::write_out(const AttentionState& state, const HeadTokens& tokens, float* out,
+                          float* lse) const {
   const uint32_t group = config_.group();
-  const std::size_t head = std::size_t{kv_head} * group * config_.head_dim;
-  for (uint32_t t = 0; t < count; ++t)
+  for (uint32_t t = 0; t < tokens.count; ++t)
     kernels_.finish(row_of(state, t * group, shape_.dim), group, shape_.dim, config_.head_dim,
-                    out + (std::size_t{first} + t) * config_.q_width() + head, config_.head_dim);
+                    out + out_at(tokens.first + t, tokens.head), config_.head_dim);
   if (!lse) return;
-  for (uint32_t r = 0; r < count * group; ++r)
-    lse[(std::size_t{first} + r / group) * config_.heads + kv_head * group + r % group] =
+  for (uint32_t r = 0; r < tokens.count * group; ++r)
+    lse[(std::size_t{tokens.first} + r / group) * config_.heads + tokens.head * group + r % group] =
         state.m[r] + std::log(state.l[r]);
+}
+
+void Attention::reserve_partials(std::size_t count) {
+  partials_.resize(
+      std::max(partials_.size(), count * round_up(state_floats(block_rows_, shape_.dim), 16)));
+}
+
+AttentionState Attention::partial(std::size_t i, uint32_t rows) {
+  return state_at(partials_.data() + i * round_up(state_floats(block_rows_, shape_.dim), 16), rows,
+                  shape_.dim);
+}
+
+AttentionState Attention::empty_partial(std::size_t i, uint32_t rows) {
+  return empty_state(partial(i, rows).o, rows, shape_.dim);
+}
+
+AttentionState Attention::merge_partials(std::size_t i, uint32_t count, uint32_t rows) {
+  for (uint32_t part = 1; part < count; ++part)
+    kernels_.merge(partial(i, rows), partial(i + part, rows), rows, shape_.dim);
+  return partial(i, rows);
 }
 
 Status Attention::run(const AttentionRequest& req, float* out, float* lse) {
@@ -104,35 +122,35 @@ void Attention::filter(const AttentionRequest& req, const float* lse, const Rece
 }
 
 // Attends the sinks, and the window and the step's tokens up to each query's own.
-void Attention::attend_sinks_and_window(const AttentionRequest& req, const NearRows& near,
-                                        const QueryRows& rows, float cap,
+void Attention::attend_sinks_and_window(const HeadQueries& queries, const HeadTokens& tokens,
                                         const AttentionState& state, Worker* w) const {
-  const uint32_t group = config_.group(), dim = shape_.dim;
-  if (req.store.pages().pages() > 0) {
-    const KvStore::Rows sinks = req.store.sinks(req.layer, near.head);
-    attend_rows(req, near.head, rows, {sinks.k, sinks.v, req.store.sink_count()}, cap, state, w);
+  const KvStore& store = queries.req.store;
+  const uint32_t group = config_.group(), dim = shape_.dim, layer = queries.req.layer;
+  if (store.pages().pages() > 0) {
+    const KvStore::Rows sinks = store.sinks(layer, queries.head);
+    attend_rows(queries, {sinks.k, sinks.v, store.sink_count()}, state, w);
   }
-  const uint32_t window_rows =
-      req.store.window_count() + near.first + (near.count - 1) * near.stride + 1;
-  for (uint32_t at = 0; at < window_rows && !req.cancel.fired(); at += part_tokens) {
-    for (uint32_t r = 0; r < rows.rows; ++r) {
-      const uint32_t seen = req.store.window_count() + near.first + r / group * near.stride + 1;
-      w->limits[r] = seen - std::min(seen, at);
-    }
-    const KvStore::Rows window = req.store.window(req.layer, near.head);
-    attend_rows(req, near.head, rows,
+  const auto seen = [&](uint32_t i) {  // rows up to token i's own
+    return store.window_count() + tokens.first + i * tokens.stride + 1;
+  };
+  const uint32_t window_rows = seen(tokens.count - 1);
+  const KvStore::Rows window = store.window(layer, queries.head);
+  for (uint32_t at = 0; at < window_rows && !queries.req.cancel.fired(); at += part_tokens) {
+    for (uint32_t r = 0; r < queries.rows.rows; ++r)
+      w->limits[r] = seen(r / group) - std::min(seen(r / group), at);
+    attend_rows(queries,
                 {window.k + std::size_t{at} * dim, window.v + std::size_t{at} * dim,
                  std::min(part_tokens, window_rows - at), w->limits.data()},
-                cap, state, w);
+                state, w);
   }
 }
 
-Status Attention::exact(const AttentionRequest& req, float cap, float* out, float* lse) {
-  const uint32_t group = config_.group(), heads = config_.kv_heads, dim = shape_.dim,
-                 tokens = req.tokens - req.first;
+// Verifies and lists the sealed pages after that of the sinks. After a cancel the lists are
+// incomplete.
+Status Attention::list_pages(const AttentionRequest& req) {
   const uint32_t sealed = req.store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
   std::atomic<bool> intact{true};
-  pool_->run(heads, [&](uint32_t h, uint32_t) {
+  pool_->run(config_.kv_heads, [&](uint32_t h, uint32_t) {
     page_lists_[h].resize(pages);
     for (uint32_t p = 0; p < pages; ++p) {
       // the call may read and verify a page of a mapped file
@@ -141,52 +159,45 @@ Status Attention::exact(const AttentionRequest& req, float cap, float* out, floa
       if (!req.store.pages().intact_page(req.layer, h, p + 1)) intact = false;
     }
   });
-  if (!intact) return req.store.pages().damaged();
+  return intact ? Status() : req.store.pages().damaged();
+}
 
-  const uint32_t block_tokens = block_rows_ / group;
-  const auto blocks = static_cast<uint32_t>(ceil_div(tokens, block_tokens));
+Status Attention::exact(const AttentionRequest& req, float cap, float* out, float* lse) {
+  RETURN_IF_ERROR(list_pages(req));
+  const uint32_t group = config_.group(), heads = config_.kv_heads, tokens = req.tokens - req.first,
+                 block_tokens = block_rows_ / group;
+  const auto pages = static_cast<uint32_t>(page_lists_[0].size()),
+             blocks = static_cast<uint32_t>(ceil_div(tokens, block_tokens));
   const uint32_t part_pages = part_tokens / shape_.page_tokens;
   const uint32_t parts =
       blocks == 1 ? std::max(1u, static_cast<uint32_t>(ceil_div(pages, part_pages))) : 1;
-  const std::size_t state_size = round_up(state_floats(block_rows_, dim), 16);
-  if (parts > 1) partials_.resize(std::max(partials_.size(), heads * parts * state_size));
+  if (parts > 1) reserve_partials(std::size_t{heads} * parts);
 
   // The most expensive tasks (last blocks, longest limits) go first, so that threads end evenly.
   pool_->run(heads * blocks * parts, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = blocks - 1 - task / heads % blocks,
-                   part = task / heads / blocks;
-    const uint32_t first = req.first + block * block_tokens,
-                   count = std::min(block_tokens, req.tokens - first);
-    const QueryRows rows = gather(&w, req.q, first, count, 1, h, false);
-    const AttentionState state =
-        empty_state(parts > 1 ? partials_.data() + (h * parts + part) * state_size : w.state.data(),
-                    rows.rows, dim);
+                   part = task / heads / blocks, first = req.first + block * block_tokens;
+    const HeadTokens own{h, first, std::min(block_tokens, req.tokens - first)};
+    HeadQueries queries = gather(req, own, false, &w);
+    queries.cap = cap;
+    const uint32_t rows = queries.rows.rows;
+    const AttentionState state = parts > 1 ? empty_partial(h * parts + part, rows)
+                                           : empty_state(w.state.data(), rows, shape_.dim);
     const uint32_t begin = parts > 1 ? part * part_pages : 0;
     const uint32_t end = parts > 1 ? std::min(pages, begin + part_pages) : pages;
-    if (part == 0) attend_sinks_and_window(req, {h, first, count, 1}, rows, cap, state, &w);
+    if (part == 0) attend_sinks_and_window(queries, own, state, &w);
     // Each call has whole tiles of the kernel, so the sums are those of a single call.
     for (uint32_t p = begin; p < end && !req.cancel.fired(); p += part_pages)
-      attend_pages(req, h, rows, {page_lists_[h].data() + p, std::min(part_pages, end - p)}, cap,
-                   state, &w);
-    w.counts.tokens_read += uint64_t{count} * (end - begin) * shape_.page_tokens;
-    w.counts.pages_touched += uint64_t{count} * (end - begin);
-    if (parts == 1) write_out(state, first, count, h, out, lse);
+      attend_pages(queries, {page_lists_[h].data() + p, std::min(part_pages, end - p)}, state, &w);
+    w.counts.tokens_read += uint64_t{own.count} * (end - begin) * shape_.page_tokens;
+    w.counts.pages_touched += uint64_t{own.count} * (end - begin);
+    if (parts == 1) write_out(state, own, out, lse);
   });
   if (parts == 1 || req.cancel.fired()) return {};
-  const uint32_t rows = tokens * group;
-  const auto state_at = [&](std::size_t i) {
-    float* at = partials_.data() + i * state_size;
-    return AttentionState{at, at + std::size_t{rows} * dim,
-                          at + std::size_t{rows} * dim + round_up(rows, 16)};
-  };
-  for (uint32_t h = 0; h < heads; ++h) {
-    for (uint32_t part = 1; part < parts; ++part)
-      kernels_.merge(state_at(std::size_t{h} * parts), state_at(std::size_t{h} * parts + part),
-                     rows, dim);
-    write_out(state_at(std::size_t{h} * parts), req.first, tokens, h, out, lse);
-  }
+  for (uint32_t h = 0; h < heads; ++h)
+    write_out(merge_partials(h * parts, parts, tokens * group), {h, req.first, tokens}, out, lse);
   return {};
 }
 
@@ -210,23 +221,22 @@ Status Attention::probe(const AttentionRequest& req, uint32_t count, const float
 }
 
 // Makes the selector's input for the queries of a KV head's group.
-SelectorQuery Attention::query_of(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                                  uint64_t budget) const {
-  const KvStore& store = req.store;
-  const Plan& plan = req.plan;
+SelectorQuery Attention::query_of(const HeadQueries& queries, uint64_t budget) const {
+  const KvStore& store = queries.req.store;
+  const Plan& plan = queries.req.plan;
   return {.kernels = kernels_,
           .pages = store.pages(),
           .sketch = store.sketch(),
-          .layer = req.layer,
-          .kv_head = head,
-          .rows = rows,
+          .layer = queries.req.layer,
+          .kv_head = queries.head,
+          .rows = queries.rows,
           .near_m = nullptr,
           .near_l = nullptr,
           .first_page = 1,
           .budget_tokens = budget,
           .share = plan.share_heads,
           .range = plan.range,
-          .memory = req.memory,
+          .memory = queries.req.memory,
           .unit_tokens = plan.unit_tokens,
           .representatives = &store.representatives(),
           .coverage = plan.coverage,
@@ -234,92 +244,88 @@ SelectorQuery Attention::query_of(const AttentionRequest& req, uint32_t head, co
           .breadth = plan.search_breadth};
 }
 
-// A block of neighbouring tokens shares a scan of the summaries. Blocks are small enough for every
-// thread to have one. With three heads per group, a question of twenty tokens scans the summaries
-// three times; with more than three threads per KV head, more often. A row's sums do not depend on
-// its block, so results do not depend on the number of threads.
+// Number of blocks of neighbouring tokens that share a scan of the summaries. Blocks are small
+// enough for every thread to have one. With three heads per group, a question of twenty tokens
+// scans the summaries three times; with more than three threads per KV head, more often. A row's
+// sums do not depend on its block, so results do not depend on the number of threads.
+uint32_t Attention::scan_blocks(const Plan& plan, uint32_t tokens) const {
+  const bool shares = plan.strategy->has(StrategyInfo::scans) && plan.compare == CompareLevel::none;
+  const uint32_t block_tokens = shares ? std::max(1u, scanned_rows / config_.group()) : 1;
+  const uint64_t per_head = ceil_div(pool_->threads(), config_.kv_heads);
+  return static_cast<uint32_t>(
+      std::max(ceil_div(tokens, block_tokens), std::min<uint64_t>(tokens, per_head)));
+}
+
 Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_t stride,
                             float* out, float* lse) {
-  const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group();
-  const bool compare = req.plan.compare != CompareLevel::none;
-  // tokens of a block
-  const uint32_t most = req.plan.strategy->has(StrategyInfo::scans) && !compare
-                            ? std::max(1u, scanned_rows / group)
-                            : 1;
-  const auto blocks = static_cast<uint32_t>(std::max(
-      ceil_div(count, most), std::min<uint64_t>(count, ceil_div(pool_->threads(), heads))));
+  const uint32_t heads = config_.kv_heads, dim = shape_.dim, group = config_.group(),
+                 blocks = scan_blocks(req.plan, count);
+  const bool compares = req.plan.compare != CompareLevel::none;
   FirstFailure failure;
   pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, block = task / heads;
-    const auto first = static_cast<uint32_t>(uint64_t{count} * block / blocks),
-               end = static_cast<uint32_t>(uint64_t{count} * (block + 1) / blocks);
-    const uint32_t tokens = end - first;
-    const uint32_t at = req.first + first * stride;
-    const QueryRows rows = gather(&w, req.q, at, tokens, stride, h, true);
-    const AttentionState state = empty_state(w.state.data(), rows.rows, dim);
-    attend_sinks_and_window(req, {h, at, tokens, stride}, rows, softcap_, state, &w);
+    const uint32_t h = task % heads;
+    const QueryGroup block = query_group_of(count, blocks, task / heads);
+    const HeadTokens own{h, req.first + block.first * stride, block.count, stride};
+    const HeadQueries queries = gather(req, own, true, &w);
+    const AttentionState state = empty_state(w.state.data(), queries.rows.rows, dim);
+    attend_sinks_and_window(queries, own, state, &w);
     AttentionState near = state;  // by uncapped scores, as the selector's scores of pages
     if (softcap_ != 0) {
       w.near.resize(w.state.size());
-      near = empty_state(w.near.data(), rows.rows, dim);
-      attend_sinks_and_window(req, {h, at, tokens, stride}, rows, 0, near, &w);
+      near = empty_state(w.near.data(), queries.rows.rows, dim);
+      attend_sinks_and_window(queries.uncapped(), own, near, &w);
     }
     w.compare.estimated.clear(), w.compare.certified.clear();
-    if (compare) w.compare.keep_near(near, group, dim);
-    SelectorQuery query = query_of(req, h, rows, req.plan.budget(req.layer));
-    query.near_m = near.m, query.near_l = near.l, query.token = at;
-    query.first_extent =
-        static_cast<uint32_t>(uint64_t{req.store.pages().extents()} * task / (heads * blocks));
+    if (compares) w.compare.keep_near(near, group, dim);
+    SelectorQuery query = query_of(queries, req.plan.budget(req.layer));
+    query.near_m = near.m, query.near_l = near.l, query.token = own.first;
+    query.first_extent = first_extent_of(req.store.pages(), task, heads * blocks);
     const Scanned scanned = req.selector->scan(query, &w.selector);
     if (!scanned.intact) return failure.note(req.store.pages().damaged());
-    w.counts.summary_bytes += scanned.summary_bytes;
-    w.counts.keys_scanned += scanned.keys_scanned;
-    for (uint32_t t = 0; t < tokens; ++t) {
+    w.counts += scanned;
+    for (uint32_t t = 0; t < own.count; ++t) {
       if (req.cancel.fired()) return;
       query.first_row = t * group;
-      query.token = at + t * stride;
-      query.rows = row_of(rows, query.first_row, group);
+      query.token = own.first + t * stride;
+      query.rows = row_of(queries.rows, query.first_row, group);
       query.near_m = near.m + query.first_row, query.near_l = near.l + query.first_row;
       req.selector->choose(query, &w.selector, &w.selection);
       if (!w.selection.intact) return failure.note(req.store.pages().damaged());
-      const AttentionState its = row_of(state, query.first_row, dim);
-      const bool traced = trace_ && first + t + 1 == count;
-      if (Status s = attend_choice(req, h, query.rows, its, traced, &w); !s.ok())
+      const HeadQueries token = queries.of_rows(query.first_row, group);
+      const AttentionState token_state = row_of(state, query.first_row, dim);
+      const bool traced = trace_ && block.first + t + 1 == count;
+      if (Status s = attend_choice(token, token_state, traced, &w); !s.ok())
         return failure.note(std::move(s));
-      if (traced) trace_near(req, h, query.rows, query.token, its.m, &w);
+      if (traced) trace_near(token, query.token, token_state.m, &w);
     }
-    write_out(state, first, tokens, h, out, lse);
-    if (!compare) return;
-    const float* its_out =
-        out + std::size_t{first} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
-    if (!comparison_.compare({kernels_, req.store.pages(), req.layer, h, 1, first, rows,
-                              &w.selection, its_out, &req.cancel},
-                             &w.compare))
+    write_out(state, {h, block.first, block.count}, out, lse);
+    // a comparison has blocks of one token
+    if (compares && !compare(queries, block.first, &w.selection, out, &w))
       failure.note(req.store.pages().damaged());
   });
   return std::move(failure).take();
 }
 
-// Fetches the pages of list i of the selection and of its samples, and sets their addresses. The
+// Fetches the pages of a list of the selection and of its samples, and sets their addresses. The
 // addresses stay valid until `hold` is released. A page that is in both, or has several samples, is
 // read once.
-Status Attention::fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t i,
+Status Attention::fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t list,
                                PageStore::Hold* hold, Worker* w) const {
   Selection& s = w->selection;
   if (!s.sampled) {
-    w->counts.pages_touched += s.lists[i].size();
-    return s.lists[i].empty() ? Status()
-                              : req.store.pages().fetch(req.layer, head, s.page_numbers[i],
-                                                        s.lists[i].data(), hold);
+    w->counts.pages_touched += s.lists[list].size();
+    return s.lists[list].empty() ? Status()
+                                 : req.store.pages().fetch(req.layer, head, s.page_numbers[list],
+                                                           s.lists[list].data(), hold);
   }
-  const std::size_t read = s.lists[i].size(), sampled = s.samples[i].size();
+  const std::size_t read = s.lists[list].size(), sampled = s.samples[list].size();
   const auto in_order = [&](auto&& f) {  // both are ascending
     for (std::size_t a = 0, b = 0; a < read || b < sampled;) {
-      if (b == sampled || (a < read && s.page_numbers[i][a] <= s.sample_numbers[i][b]))
-        f(&s.lists[i][a], s.page_numbers[i][a]), ++a;
-      else f(&s.samples[i][b], s.sample_numbers[i][b]), ++b;
+      if (b == sampled || (a < read && s.page_numbers[list][a] <= s.sample_numbers[list][b]))
+        f(&s.lists[list][a], s.page_numbers[list][a]), ++a;
+      else f(&s.samples[list][b], s.sample_numbers[list][b]), ++b;
     }
   };
   w->numbers.clear();
@@ -338,49 +344,56 @@ Status Attention::fetch_choice(const AttentionRequest& req, uint32_t head, std::
   return {};
 }
 
-// Attends the selection of one token: first the always-read part, then the samples. `rows` and
-// `state` are those of the token. traced: also records in trace_.
-Status Attention::attend_choice(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                                const AttentionState& state, bool traced, Worker* w) const {
+// Attends the selection of one token: first the always-read part, then the samples. traced: also
+// records in trace_.
+Status Attention::attend_choice(const HeadQueries& queries, const AttentionState& state,
+                                bool traced, Worker* w) const {
+  const AttentionRequest& req = queries.req;
+  const Selection& choice = w->selection;
   PageStore::Hold hold;
-  const std::size_t lists = w->selection.lists.size();
-  for (std::size_t i = 0; i < lists; ++i) {
-    const QueryRows some = lists == 1 ? rows : row_of(rows, static_cast<uint32_t>(i));
-    const AttentionState its =
-        lists == 1 ? state : row_of(state, static_cast<uint32_t>(i), shape_.dim);
+  const auto lists = static_cast<uint32_t>(choice.lists.size());
+  for (uint32_t i = 0; i < lists; ++i) {
+    const HeadQueries listed = lists == 1 ? queries : queries.of_head(i);
+    const AttentionState sums = lists == 1 ? state : row_of(state, i, shape_.dim);
+    const uint32_t rows = listed.rows.rows;
     const auto attend = [&](const Array<PageRef>& pages) {
-      if (!pages.empty()) attend_pages(req, head, some, pages, softcap_, its, w);
+      if (!pages.empty()) attend_pages(listed, pages, sums, w);
     };
     // relative to the final maximum of the state
     const auto trace = [&](const Array<PageRef>& pages, const Array<uint32_t>& numbers) {
       for (std::size_t p = 0; p < pages.size(); ++p)
-        trace_page(head, static_cast<uint32_t>(i), some, pages[p], numbers[p], its.m, w);
+        trace_page(listed, pages[p], numbers[p], sums.m, w);
     };
-    RETURN_IF_ERROR(fetch_choice(req, head, i, &hold, w));
-    attend(w->selection.lists[i]);
-    if (req.plan.certify && !certify(req, head, some, i, its, w))
-      return req.store.pages().damaged();
-    if (w->selection.sampled) {
-      w->read_m.assign(its.m, its.m + some.rows);
-      w->read_l.assign(its.l, its.l + some.rows);
-      attend(w->selection.samples[i]);
-      if (traced) trace(w->selection.samples[i], w->selection.sample_numbers[i]);
-      for (uint32_t r = 0; r < some.rows; ++r) {
-        const double read = its.l[r] > 0
-                                ? static_cast<double>(w->read_l[r] / its.l[r]) *
-                                      std::exp(static_cast<double>(w->read_m[r] - its.m[r]))
+    RETURN_IF_ERROR(fetch_choice(req, queries.head, i, &hold, w));
+    attend(choice.lists[i]);
+    if (req.plan.certify && !certify(listed, i, sums, w)) return req.store.pages().damaged();
+    if (choice.sampled) {
+      w->read_m.assign(sums.m, sums.m + rows);
+      w->read_l.assign(sums.l, sums.l + rows);
+      attend(choice.samples[i]);
+      if (traced) trace(choice.samples[i], choice.sample_numbers[i]);
+      for (uint32_t r = 0; r < rows; ++r) {
+        const double read = sums.l[r] > 0
+                                ? static_cast<double>(w->read_l[r] / sums.l[r]) *
+                                      std::exp(static_cast<double>(w->read_m[r] - sums.m[r]))
                                 : 0;
         w->counts.mass += read;
         if (req.plan.compare != CompareLevel::none) w->compare.estimated.push_back(read);
       }
-      w->counts.queries += some.rows;
+      w->counts.queries += rows;
     }
-    if (traced) trace(w->selection.lists[i], w->selection.page_numbers[i]);
+    if (traced) trace(choice.lists[i], choice.page_numbers[i]);
   }
-  w->counts.tokens_read += w->selection.tokens;
-  w->counts.summary_bytes += w->selection.summary_bytes;
-  w->counts.keys_scanned += w->selection.keys_scanned;
+  w->counts += choice;
   return {};
+}
+
+bool Attention::compare(const HeadQueries& queries, uint32_t token, const Selection* choice,
+                        const float* out, Worker* w) {
+  return comparison_.compare(
+      {kernels_, queries.req.store.pages(), queries.req.layer, queries.head, 1, token, queries.rows,
+       choice, out + out_at(token, queries.head), &queries.req.cancel},
+      &w->compare);
 }
 
 Status Attention::compare_exact(const AttentionRequest& req, const float* out) {
@@ -389,17 +402,12 @@ Status Attention::compare_exact(const AttentionRequest& req, const float* out) {
   pool_->run(heads * req.tokens, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, token = task / heads;
-    const QueryRows rows = gather(&w, req.q, token, 1, 1, h, false);
+    const HeadTokens token{task % heads, task / heads, 1};
+    const HeadQueries queries = gather(req, token, false, &w).uncapped();
     const AttentionState state = empty_state(w.state.data(), group, shape_.dim);
-    attend_sinks_and_window(req, {h, token, 1, 1}, rows, 0, state, &w);
+    attend_sinks_and_window(queries, token, state, &w);
     w.compare.keep_near(state, group, shape_.dim);
-    const float* its_out =
-        out + std::size_t{token} * config_.q_width() + std::size_t{h} * group * config_.head_dim;
-    if (!comparison_.compare({kernels_, req.store.pages(), req.layer, h, 1, token, rows, nullptr,
-                              its_out, &req.cancel},
-                             &w.compare))
-      intact = false;
+    if (!compare(queries, token.first, nullptr, out, &w)) intact = false;
   });
   return intact ? Status() : req.store.pages().damaged();
 }

@@ -20,6 +20,7 @@
 #include "attention/compare.h"
 #include "attention/hybrid_gpu.h"
 #include "attention/layer_scales.h"
+#include "attention/list_parts.h"
 #include "attention/request.h"
 #include "attention/trace.h"
 #include "backend/kernels.h"
@@ -60,6 +61,17 @@ struct ReadCounts {
     certified += o.certified;
     certificate += o.certificate;
     min_certificate = std::min(min_certificate, o.min_certificate);
+    return *this;
+  }
+  ReadCounts& operator+=(const Scanned& scanned) {
+    summary_bytes += scanned.summary_bytes;
+    keys_scanned += scanned.keys_scanned;
+    return *this;
+  }
+  ReadCounts& operator+=(const Selection& choice) {  // of one token
+    tokens_read += choice.tokens;
+    summary_bytes += choice.summary_bytes;
+    keys_scanned += choice.keys_scanned;
     return *this;
   }
 };
@@ -119,9 +131,25 @@ class Attention {
 
  private:
   struct Worker;  // scratch of one thread
-  // Tokens of the step that attend sinks and window: first + i * stride for i < count.
-  struct NearRows {
+  // Tokens first + i * stride of the step, i < count, with the query heads of a KV head's group.
+  struct HeadTokens {
     uint32_t head, first, count, stride = 1;
+  };
+  // The query rows of a task, [token][query head of the group], in the arrays of a worker.
+  struct HeadQueries {
+    const AttentionRequest& req;
+    uint32_t head;  // KV head
+    QueryRows rows;
+    float cap;                // of the scores, as set_softcap(); 0: none
+    uint32_t first_head = 0;  // of the group: the query head of the first row
+
+    HeadQueries uncapped() const { return {req, head, rows, 0, first_head}; }
+    // The rows of one token, from `row` on.
+    HeadQueries of_rows(uint32_t row, uint32_t count) const {
+      return {req, head, row_of(rows, row, count), cap, first_head};
+    }
+    // The only row of one query head, of a token's rows.
+    HeadQueries of_head(uint32_t i) const { return {req, head, row_of(rows, i), cap, i}; }
   };
   // Full-precision keys and values, [count][dim]. limits: [rows] number of first keys that each
   // query row attends, or null: all.
@@ -130,74 +158,102 @@ class Attention {
     uint32_t count;
     const uint32_t* limits = nullptr;
   };
-  SelectorQuery query_of(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                         uint64_t budget) const;
 
-  // cap, here and below: of set_softcap().
+  HeadQueries gather(const AttentionRequest& req, const HeadTokens& tokens, bool split,
+                     Worker* w) const;
+  SelectorQuery query_of(const HeadQueries& queries, uint64_t budget) const;
+  // Index of the first output of a KV head's group in [tokens][heads][head_dim].
+  std::size_t out_at(uint32_t token, uint32_t kv_head) const {
+    return std::size_t{token} * config_.q_width() +
+           std::size_t{kv_head} * config_.group() * config_.head_dim;
+  }
+  // Writes the rows of neighbouring tokens.
+  void write_out(const AttentionState& state, const HeadTokens& tokens, float* out,
+                 float* lse) const;
+
+  // Slots of partials_, with room for block_rows_ rows each.
+  void reserve_partials(std::size_t count);
+  AttentionState partial(std::size_t i, uint32_t rows);
+  AttentionState empty_partial(std::size_t i, uint32_t rows);
+  // Merges the partials i + 1 to i + count - 1 into partial i, in order.
+  AttentionState merge_partials(std::size_t i, uint32_t count, uint32_t rows);
+
   Status exact(const AttentionRequest& req, float cap, float* out, float* lse);
+  Status list_pages(const AttentionRequest& req);
   // For the `count` tokens req.first + i * stride; out: [count][heads][head_dim].
   Status selective(const AttentionRequest& req, uint32_t count, uint32_t stride, float* out,
                    float* lse);
+  uint32_t scan_blocks(const Plan& plan, uint32_t tokens) const;
   Status by_blocks(const AttentionRequest& req, float* out, float* lse);
   Status attend_query_batch(const AttentionRequest& req, float* out, float* lse);
 
-  void attend_sinks_and_window(const AttentionRequest& req, const NearRows& near,
-                               const QueryRows& rows, float cap, const AttentionState& state,
-                               Worker* w) const;
-  void attend_rows(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                   const RowsOfKeys& keys, float cap, const AttentionState& state, Worker* w) const;
-  void attend_pages(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                    std::span<const PageRef> pages, float cap, const AttentionState& state,
-                    Worker* w) const;
-  Status fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t i,
+  void attend_sinks_and_window(const HeadQueries& queries, const HeadTokens& tokens,
+                               const AttentionState& state, Worker* w) const;
+  void attend_rows(const HeadQueries& queries, const RowsOfKeys& keys, const AttentionState& state,
+                   Worker* w) const;
+  void attend_pages(const HeadQueries& queries, std::span<const PageRef> pages,
+                    const AttentionState& state, Worker* w) const;
+  // list: of the worker's selection, here and below.
+  Status fetch_choice(const AttentionRequest& req, uint32_t head, std::size_t list,
                       PageStore::Hold* hold, Worker* w) const;
-  Status attend_choice(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                       const AttentionState& state, bool traced, Worker* w) const;
-  bool certify(const AttentionRequest& req, uint32_t head, const QueryRows& rows, std::size_t list,
-               const AttentionState& state, Worker* w) const;
+  Status attend_choice(const HeadQueries& queries, const AttentionState& state, bool traced,
+                       Worker* w) const;
+  bool certify(const HeadQueries& queries, std::size_t list, const AttentionState& state,
+               Worker* w) const;
   // After exact(): adds to the comparison that exact attention equals itself.
   Status compare_exact(const AttentionRequest& req, const float* out);
+  // Compares a token's output in one KV head, [group][head_dim].
+  bool compare(const HeadQueries& queries, uint32_t token, const Selection* choice,
+               const float* out, Worker* w);
 
-  void choose_for_block(const AttentionRequest& req, const NearRows& block, uint64_t budget,
+  void choose_for_block(const AttentionRequest& req, const HeadTokens& block, uint64_t budget,
                         Worker* w) const;
 
-  struct Question;
-  Status choose_for_batch(const Question& batch);
-  Status attend_for_batch(const Question& batch, float* out, float* lse);
-  // State i: [kv_heads] near parts, then the parts of pages.
-  AttentionState question_state(std::size_t i, uint32_t rows);
+  struct QueryBatch;
+  // Partials: [kv_heads] of sinks and window, then those of the parts.
+  struct BatchPart {
+    uint32_t head;
+    ListPart pages;
+  };
+  Status choose_for_batch(const QueryBatch& batch);
+  Status sum_batch_shares(const QueryBatch& batch);
+  QueryRows attend_batch_near(const QueryBatch& batch, uint32_t task, Worker* w);
+  Status attend_for_batch(const QueryBatch& batch, float* out, float* lse);
+  Status attend_batch_part(const QueryBatch& batch, const BatchPart& part,
+                           const AttentionState& state, Worker* w);
 
   // A part of co-execution: `rows` query rows of a head, from row `row` of token `first` on.
   struct HybridPart {
     uint32_t head, first, row, rows;
-    uint32_t choice, list, begin, end;  // page numbers in a list of block_choices_, or in all pages
-    bool is_of_rows(const HybridPart& o) const {
+    uint32_t choice;  // of block_choices_
+    ListPart pages;   // of that selection, or of all pages
+    bool has_rows_of(const HybridPart& o) const {
       return head == o.head && first == o.first && row == o.row;
     }
   };
-  Status choose_hybrid(const AttentionRequest& req, const HybridGpu::Lists& lists, HybridGpu* gpu);
+  // What the GPU attends of a step of one token.
+  struct GpuShare {
+    HybridGpu::Lists lists;
+    uint32_t sixteenths;
+  };
+  Status choose_hybrid(const AttentionRequest& req, const GpuShare& share, HybridGpu* gpu);
   Status share_chosen(const AttentionRequest& req, HybridGpu* gpu);
   Status share_all(const AttentionRequest& req, HybridGpu* gpu);
   void share_among_tasks(uint32_t n, uint32_t pages);
-  Status attend_pages_of(const AttentionRequest& req, const HybridPart& part, const QueryRows& rows,
-                         const AttentionState& state, Worker* w) const;
-  bool split_for_gpu(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
-                     const HybridGpu::Lists& lists, Selection* choice, Worker* w) const;
+  bool split_for_gpu(const AttentionRequest& req, uint32_t head, const GpuShare& share,
+                     Selection* choice, Worker* w) const;
   Status attend_parts(const AttentionRequest& req, bool chosen);
-  void merge_parts(uint32_t n, HybridGpu* gpu);
-  Status attend_chosen(const AttentionRequest& req, const HybridPart& part, const QueryRows& rows,
+  Status attend_all(const HeadQueries& queries, const ListPart& pages, const AttentionState& state,
+                    Worker* w) const;
+  Status attend_chosen(const HeadQueries& queries, const HybridPart& part,
                        const AttentionState (&states)[2], Worker* w) const;
-  AttentionState hybrid_state(std::size_t i, uint32_t which, uint32_t rows);
+  void merge_parts(uint32_t n, HybridGpu* gpu);
 
-  void trace_near(const AttentionRequest& req, uint32_t head, const QueryRows& rows, uint32_t token,
-                  const float* bases, Worker* w) const;
-  void trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page, uint32_t number,
-                  const float* bases, Worker* w) const;
+  // bases: [rows] of Trace::set_base(), here and below.
+  void trace_near(const HeadQueries& queries, uint32_t token, const float* bases, Worker* w) const;
+  void trace_page(const HeadQueries& queries, PageRef page, uint32_t number, const float* bases,
+                  Worker* w) const;
   void trace_exact(const AttentionRequest& req, const float* lse);
-  QueryRows gather(Worker* worker, const float* q, uint32_t first, uint32_t count, uint32_t stride,
-                   uint32_t kv_head, bool split) const;
-  void write_out(const AttentionState& state, uint32_t first, uint32_t count, uint32_t kv_head,
-                 float* out, float* lse) const;
 
   const HeadShape config_;
   float softcap_ = 0;
@@ -208,17 +264,13 @@ class Attention {
   const uint32_t block_rows_;  // query rows of a block: its tokens times the heads of a group
   std::vector<Worker> workers_;
   std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but that of the sinks
-  Array<float> partials_;                   // states of a block's parts
+  Array<float> partials_;                   // of the parts of a block
   // Selections: [blocks of the step] of the last filter layer, one list each; or [kv_heads] of a
   // query batch; or [kv_heads][tokens] of co-execution.
   std::vector<Selection> block_choices_;
-  std::vector<Array<float>>
-      question_sums_;  // [parts of the batch][kv_heads] summed shares of quads
-  struct QuestionPart {
-    uint32_t head, begin, end;  // page numbers in the head's selection
-  };
-  std::vector<QuestionPart> question_parts_;
-  LayerScales question_scales_;
+  std::vector<Array<float>> batch_sums_;  // [tasks of a batch][kv_heads] summed shares of quads
+  std::vector<BatchPart> batch_parts_;
+  LayerScales batch_scales_;
   std::vector<HybridPart> hybrid_parts_;  // parts of the same rows are adjacent
   Array<float> probed_;                   // [count][heads * head_dim] output of a probe
   ReadCounts counts_;

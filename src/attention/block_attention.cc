@@ -61,25 +61,18 @@ void unite(std::span<const Selection> parts, uint32_t pages, Selection* out) {
 }  // namespace
 
 // Selects for the tokens of a block; the result is the worker's selection.
-void Attention::choose_for_block(const AttentionRequest& req, const NearRows& block,
+void Attention::choose_for_block(const AttentionRequest& req, const HeadTokens& block,
                                  uint64_t budget, Worker* w) const {
-  const auto tokens = static_cast<uint32_t>(ceil_div(block.count, block_stride));
   // the block's last token always selects
-  const uint32_t from = block.first + (block.count - 1) % block_stride;
-  const QueryRows rows = gather(w, req.q, from, tokens, block_stride, block.head, true);
-  const AttentionState near = empty_state(w->state.data(), rows.rows, shape_.dim);
-  attend_sinks_and_window(req, {block.head, from, tokens, block_stride}, rows, 0, near, w);
-  SelectorQuery query{.kernels = kernels_,
-                      .pages = req.store.pages(),
-                      .sketch = req.store.sketch(),
-                      .layer = req.layer,
-                      .kv_head = block.head,
-                      .rows = rows,
-                      .near_m = near.m,
-                      .near_l = near.l,
-                      .first_page = 1,
-                      .budget_tokens = budget,
-                      .share = true};
+  const HeadTokens selecting{block.head, block.first + (block.count - 1) % block_stride,
+                             static_cast<uint32_t>(ceil_div(block.count, block_stride)),
+                             block_stride};
+  const HeadQueries queries = gather(req, selecting, true, w).uncapped();
+  const AttentionState near = empty_state(w->state.data(), queries.rows.rows, shape_.dim);
+  attend_sinks_and_window(queries, selecting, near, w);
+  SelectorQuery query = query_of(queries, budget);
+  query.near_m = near.m, query.near_l = near.l;
+  query.share = true;
   query.draw = static_cast<uint32_t>(req.store.tokens() + block.first);
   query.cancel = &req.cancel;
   req.selector->select_for_rows(query, summed_rows, &w->selector, &w->selection);
@@ -101,30 +94,27 @@ Status Attention::by_blocks(const AttentionRequest& req, float* out, float* lse)
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, block = blocks - 1 - task / heads,
                    first = block * block_tokens, count = std::min(block_tokens, req.tokens - first);
-    if (req.plan.filter.empty())
-      choose_for_block(req, {h, first, count}, req.plan.budget(req.layer), &w);
+    const HeadTokens own{h, first, count};
+    if (req.plan.filter.empty()) choose_for_block(req, own, req.plan.budget(req.layer), &w);
     else w.selection = block_choices_[block];
     if (req.cancel.fired()) return;
-    const QueryRows rows = gather(&w, req.q, first, count, 1, h, true);
-    const AttentionState state = empty_state(w.state.data(), rows.rows, shape_.dim);
-    attend_sinks_and_window(req, {h, first, count, 1}, rows, 0, state, &w);
+    const HeadQueries queries = gather(req, own, true, &w).uncapped();
+    const AttentionState state = empty_state(w.state.data(), queries.rows.rows, shape_.dim);
+    attend_sinks_and_window(queries, own, state, &w);
     if (!w.selection.intact) return failure.note(req.store.pages().damaged());
     add_recent(recent, pages, shape_.page_tokens, &w.selection);
     PageStore::Hold hold;
     const uint64_t touched = w.counts.pages_touched;
     if (Status s = fetch_choice(req, h, 0, &hold, &w); !s.ok()) return failure.note(std::move(s));
     w.counts.pages_touched = touched + count * (w.counts.pages_touched - touched);
-    const auto attend = [&](const Array<PageRef>& refs, uint32_t together) {
-      for (std::size_t at = 0; at < refs.size() && !req.cancel.fired(); at += together)
-        kernels_.attend_pages(
-            rows, refs.data() + at,
-            static_cast<uint32_t>(std::min<std::size_t>(together, refs.size() - at)), state,
-            w.scratch.data());
+    const auto attend = [&](const Array<PageRef>& refs, std::size_t entries) {
+      for (std::size_t at = 0; at < refs.size() && !req.cancel.fired(); at += entries)
+        attend_pages(queries, {refs.data() + at, std::min(entries, refs.size() - at)}, state, &w);
     };
     attend(w.selection.lists[0], part_tokens / shape_.page_tokens);
     if (w.selection.sampled) attend(w.selection.samples[0], part_tokens / quad_tokens);
     w.counts.tokens_read += count * w.selection.tokens;
-    write_out(state, first, count, h, out, lse);
+    write_out(state, own, out, lse);
   });
   return std::move(failure).take();
 }

@@ -123,79 +123,88 @@ double output_error(const float* out, const float* exact, uint32_t n) {
 
 }  // namespace
 
+Comparison::RowSums Comparison::sum_row(const Scratch& s, uint32_t row, double near_m,
+                                        double near_l) const {
+  const float* scores = s.scores.data() + std::size_t{row} * n_;
+  RowSums sums{std::max(near_m, static_cast<double>(*std::max_element(scores, scores + n_)))};
+  sums.near = near_l * std::exp(near_m - sums.largest);
+  sums.total = sums.read = sums.certain = sums.near;
+  for (uint32_t t = 0; t < n_; ++t) {
+    const double weight = std::exp(static_cast<double>(scores[t]) - sums.largest);
+    sums.total += weight;
+    if (s.read[t]) sums.read += weight;
+    if (s.read[t] == 1) sums.certain += weight;
+  }
+  return sums;
+}
+
+Compared Comparison::compare_row(const Case& one, uint32_t row, const RowSums& sums,
+                                 Scratch* s) const {
+  const uint32_t head_dim = one.pages.shape().page.head_dim;
+  const std::size_t out_at = std::size_t{row} * head_dim;
+  s->best.resize(std::min(compared_best, n_));
+  const uint32_t best =
+      one.kernels.top_k(s->scores.data() + std::size_t{row} * n_, n_,
+                        static_cast<uint32_t>(s->best.size()), s->best.data(), s->bytes.data());
+  const auto share_of_best = [&] {
+    const auto found = std::count_if(s->best.begin(), s->best.begin() + best,
+                                     [&](uint32_t t) { return s->read[t] != 0; });
+    return static_cast<double>(found) / std::max(best, 1u);
+  };
+  Compared c;
+  c.queries = 1;
+  c.mass = c.min_mass = sums.read / sums.total;
+  c.error = c.largest_error = output_error(one.out + out_at, s->exact.data() + out_at, head_dim);
+  c.recall = c.min_recall = share_of_best();
+  if (!s->estimated.empty()) {
+    c.estimates = 1;
+    c.mass_estimated = s->estimated[row];
+    c.estimate_error = std::fabs(s->estimated[row] - sums.certain / sums.total);
+  }
+  if (!s->certified.empty()) {
+    c.certified = 1;
+    c.certificate = s->certified[row];
+    c.certificate_excess = c.certificate - sums.certain / sums.total;
+  }
+  if (one.chosen && row < one.chosen->found.size() && !one.chosen->found[row].empty()) {
+    c.searches = 1;
+    c.search_keys = static_cast<double>(one.chosen->found[row].size());
+    mark_found(one, row, n_, &s->read);
+    c.search_recall = share_of_best();
+  }
+  return c;
+}
+
 bool Comparison::compare(const Case& one, Scratch* s) {
   if (n_ == 0) return true;
-  const uint32_t rows = one.rows.rows, dim = one.rows.dim,
-                 head_dim = one.pages.shape().page.head_dim;
+  const uint32_t rows = one.rows.rows, dim = one.rows.dim;
   // copied before attend_exactly() adds the pages to the state
   const Array<float> near_ml(s->near.data() + std::size_t{rows} * dim,
                              s->near.data() + s->near.size());
   if (!attend_exactly(one, n_, s)) return false;
-  Compared& sum = step_[std::size_t{one.token} * kv_heads_ + one.kv_head];
   for (uint32_t r = 0; r < rows && !one.cancelled(); ++r) {
-    const float* scores = s->scores.data() + std::size_t{r} * n_;
-    const double near_m = static_cast<double>(near_ml[r]),
-                 largest =
-                     std::max(near_m, static_cast<double>(*std::max_element(scores, scores + n_)));
-    const double near = static_cast<double>(near_ml[rows + r]) * std::exp(near_m - largest);
     const uint32_t count = mark_read(one, r, n_, &s->read);
-    double total = near, read = near, certain = near;
-    for (uint32_t t = 0; t < n_; ++t) {
-      const double weight = std::exp(static_cast<double>(scores[t]) - largest);
-      total += weight;
-      if (s->read[t]) read += weight;
-      if (s->read[t] == 1) certain += weight;
-    }
-    s->best.resize(std::min(compared_best, n_));
-    const uint32_t best = one.kernels.top_k(scores, n_, static_cast<uint32_t>(s->best.size()),
-                                            s->best.data(), s->bytes.data());
-    const auto share_of_best = [&] {
-      const auto found = std::count_if(s->best.begin(), s->best.begin() + best,
-                                       [&](uint32_t t) { return s->read[t] != 0; });
-      return static_cast<double>(found) / std::max(best, 1u);
-    };
-
-    Compared c;
-    c.queries = 1;
-    c.mass = c.min_mass = read / total;
-    c.error = c.largest_error = output_error(one.out + std::size_t{r} * head_dim,
-                                             s->exact.data() + std::size_t{r} * head_dim, head_dim);
-    c.recall = c.min_recall = share_of_best();
+    const RowSums sums =
+        sum_row(*s, r, static_cast<double>(near_ml[r]), static_cast<double>(near_ml[rows + r]));
+    Compared c = compare_row(one, r, sums, s);
     c.tokens = count;
-    if (!s->estimated.empty()) {
-      c.estimates = 1;
-      c.mass_estimated = s->estimated[r];
-      c.estimate_error = std::fabs(s->estimated[r] - certain / total);
-    }
-    if (!s->certified.empty()) {
-      c.certified = 1;
-      c.certificate = s->certified[r];
-      c.certificate_excess = c.certificate - certain / total;
-    }
-    if (one.chosen && r < one.chosen->found.size() && !one.chosen->found[r].empty()) {
-      c.searches = 1;
-      c.search_keys = static_cast<double>(one.chosen->found[r].size());
-      mark_found(one, r, n_, &s->read);
-      c.search_recall = share_of_best();
-    }
-    sum += c;
-    if (layers_too_ && one.token + 1 == tokens_) keep_shares(one, *s, r, largest, total, near);
+    step_[std::size_t{one.token} * kv_heads_ + one.kv_head] += c;
+    if (layers_too_ && one.token + 1 == tokens_) keep_shares(one, *s, r, sums);
   }
   return true;
 }
 
-void Comparison::keep_shares(const Case& one, const Scratch& s, uint32_t row, double largest,
-                             double total, double near) {
+void Comparison::keep_shares(const Case& one, const Scratch& s, uint32_t row, const RowSums& sums) {
   const float* scores = s.scores.data() + std::size_t{row} * n_;
   float* best = best_.data() + std::size_t{one.kv_head} * n_;
   float* sum = shares_.data() + std::size_t{one.kv_head} * n_;
   for (uint32_t t = 0; t < n_; ++t) {
     const auto share =
-        static_cast<float>(std::exp(static_cast<double>(scores[t]) - largest) / total);
+        static_cast<float>(std::exp(static_cast<double>(scores[t]) - sums.largest) / sums.total);
     best[t] = std::max(best[t], share);
     sum[t] += share;
   }
-  near_heads_[one.kv_head] += near / total;
+  near_heads_[one.kv_head] += sums.near / sums.total;
   if (one.kv_head == 0 && row == 0) group_ = one.rows.rows;
 }
 

@@ -102,8 +102,17 @@ class Comparison {
   }
 
  private:
-  void keep_shares(const Case& one, const Scratch& scratch, uint32_t row, double largest,
-                   double total, double near);
+  // Sums of a row: exponentials of its scores relative to the largest.
+  struct RowSums {
+    double largest;
+    double near = 0;     // of sinks and window
+    double total = 0;    // of all tokens
+    double read = 0;     // of tokens that were read
+    double certain = 0;  // the same without samples
+  };
+  RowSums sum_row(const Scratch& scratch, uint32_t row, double near_m, double near_l) const;
+  Compared compare_row(const Case& one, uint32_t row, const RowSums& sums, Scratch* scratch) const;
+  void keep_shares(const Case& one, const Scratch& scratch, uint32_t row, const RowSums& sums);
   void end_layer_set(const Kernels& kernels, uint32_t layer);
   void add_covered();
 

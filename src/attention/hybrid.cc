@@ -1,10 +1,10 @@
-// The CPU's part of co-execution. The device attends sinks and window. The CPU selects pages, lists
-// the device's part of them, and attends the others.
+// The CPU's part of co-execution. The GPU attends sinks and window. The CPU selects pages, lists
+// the GPU's part of them, and attends the others.
 //
 //   choose  selects for each token, as selective() does
-//   share   assigns the end of every list to the device; it begins when all lists are complete
+//   share   assigns the end of every list to the GPU; it begins when all lists are complete
 //   attend  attends the rest in parallel parts, whose borders depend on sizes alone
-//   merge   merges the parts of the same rows, in order, into the array that the device merges with
+//   merge   merges the parts of the same rows, in order, into the array that the GPU merges with
 //           its own partials
 #include <algorithm>
 #include <atomic>
@@ -14,13 +14,12 @@
 #include "attention/hybrid_gpu.h"
 #include "attention/worker.h"
 #include "backend/device_attention.h"
+#include "backend/query_groups.h"
 #include "base/checked.h"
 #include "os/os.h"
-#include "select/blocks.h"
 
 namespace kvasir {
 
-constexpr uint32_t part_entries = 64;       // pages or samples of a selection that a task attends
 constexpr uint32_t part_tokens_all = 4096;  // tokens that a task attends if all are attended
 // bytes of pages that page_rate() attends: minimum per layer, maximum in all, more than any cache
 constexpr std::size_t min_measured = std::size_t{1} << 20, max_measured = std::size_t{512} << 20;
@@ -38,68 +37,60 @@ Status Attention::run_with_gpu(const AttentionRequest& req, HybridGpu* gpu) {
   return s;
 }
 
-// Selects for each token: block_choices_, [kv_heads][n]. Moves the device's part to `lists`, if
-// they have room.
-Status Attention::choose_hybrid(const AttentionRequest& req, const HybridGpu::Lists& lists,
+// Selects for each token: block_choices_, [kv_heads][n]. Moves the GPU's part to its lists, if they
+// have room.
+Status Attention::choose_hybrid(const AttentionRequest& req, const GpuShare& share,
                                 HybridGpu* gpu) {
-  const uint32_t heads = config_.kv_heads, group = config_.group();
+  const uint32_t heads = config_.kv_heads, group = config_.group(), n = req.tokens,
+                 blocks = scan_blocks(req.plan, n);
   const float* near = nullptr;
   if (req.plan.strategy->has(StrategyInfo::compares_near)) RETURN_IF_ERROR(gpu->near(&near));
-  // tokens of a block
-  const uint32_t most =
-      req.plan.strategy->has(StrategyInfo::scans) ? std::max(1u, scanned_rows / group) : 1;
-  const auto blocks = static_cast<uint32_t>(
-      std::max(ceil_div(req.tokens, most),
-               std::min<uint64_t>(req.tokens, ceil_div(pool_->threads(), heads))));
-  block_choices_.resize(
-      std::max<std::size_t>(block_choices_.size(), std::size_t{heads} * req.tokens));
+  block_choices_.resize(std::max(block_choices_.size(), std::size_t{heads} * n));
   FirstFailure failure;
   pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, block = task / heads;
-    const auto first = static_cast<uint32_t>(uint64_t{req.tokens} * block / blocks),
-               end = static_cast<uint32_t>(uint64_t{req.tokens} * (block + 1) / blocks);
-    const QueryRows rows = gather(&w, req.q, first, end - first, 1, h, true);
-    const std::size_t at = (std::size_t{h} * req.tokens + first) * group,
-                      all = std::size_t{heads} * req.tokens * group;
+    const uint32_t h = task % heads;
+    const QueryGroup block = query_group_of(n, blocks, task / heads);
+    const HeadQueries queries = gather(req, {h, block.first, block.count}, true, &w);
+    const std::size_t at = (std::size_t{h} * n + block.first) * group,
+                      all = std::size_t{heads} * n * group;
     const float *near_m = near ? near + at : nullptr, *near_l = near ? near + all + at : nullptr;
-    SelectorQuery query = query_of(req, h, rows, req.plan.budget(req.layer));
-    query.near_m = near_m, query.near_l = near_l, query.token = first;
-    query.first_extent =
-        static_cast<uint32_t>(uint64_t{req.store.pages().extents()} * task / (heads * blocks));
+    SelectorQuery query = query_of(queries, req.plan.budget(req.layer));
+    query.near_m = near_m, query.near_l = near_l, query.token = block.first;
+    query.first_extent = first_extent_of(req.store.pages(), task, heads * blocks);
     const Scanned scanned = req.selector->scan(query, &w.selector);
     if (!scanned.intact) return failure.note(req.store.pages().damaged());
-    w.counts.summary_bytes += scanned.summary_bytes, w.counts.keys_scanned += scanned.keys_scanned;
-    for (uint32_t t = first; t < end && !req.cancel.fired(); ++t) {
-      query.first_row = (t - first) * group;
-      query.token = t;
-      query.rows = row_of(rows, query.first_row, group);
+    w.counts += scanned;
+    for (uint32_t t = 0; t < block.count && !req.cancel.fired(); ++t) {
+      query.first_row = t * group;
+      query.token = block.first + t;
+      query.rows = row_of(queries.rows, query.first_row, group);
       query.near_m = near_m ? near_m + query.first_row : nullptr,
       query.near_l = near_l ? near_l + query.first_row : nullptr;
-      Selection& its = block_choices_[std::size_t{h} * req.tokens + t];
-      req.selector->choose(query, &w.selector, &its);
-      if (!its.intact) return failure.note(req.store.pages().damaged());
-      if (lists.most > 0 && !split_for_gpu(req, h, gpu->sixteenths(), lists, &its, &w))
+      Selection& choice = block_choices_[std::size_t{h} * n + query.token];
+      req.selector->choose(query, &w.selector, &choice);
+      if (!choice.intact || !split_for_gpu(req, h, share, &choice, &w))
         return failure.note(req.store.pages().damaged());
-      w.counts.tokens_read += its.tokens, w.counts.summary_bytes += its.summary_bytes,
-          w.counts.keys_scanned += its.keys_scanned;
+      w.counts += choice;
     }
   });
   return std::move(failure).take();
 }
 
-// Moves the device's part from the end of the selection to `lists`. If query heads have separate
-// lists, the CPU attends all of them.
-bool Attention::split_for_gpu(const AttentionRequest& req, uint32_t head, uint32_t sixteenths,
-                              const HybridGpu::Lists& lists, Selection* choice, Worker* w) const {
+// Moves the GPU's part from the end of the selection to its lists. If query heads have separate
+// lists, the CPU attends all of them. Returns false if a page of a mapped file is damaged.
+bool Attention::split_for_gpu(const AttentionRequest& req, uint32_t head, const GpuShare& share,
+                              Selection* choice, Worker* w) const {
+  const HybridGpu::Lists& lists = share.lists;
+  if (lists.capacity == 0) return true;
   uint32_t count = 0;
-  const std::size_t first = std::size_t{head} * lists.most;
+  const std::size_t first = std::size_t{head} * lists.capacity;
   bool intact = true;
   const auto take = [&](Array<PageRef>& pages, Array<uint32_t>& numbers) {
-    for (std::size_t left = pages.size() * sixteenths / 16; left-- > 0;
+    for (std::size_t left = pages.size() * share.sixteenths / 16; left-- > 0;
          pages.pop_back(), numbers.pop_back()) {
-      if (count + shape_.page_quads() > lists.most) return;
+      if (count + shape_.page_quads() > lists.capacity) return;
       const PageRef& page = pages.back();
       for (uint32_t quad = 0; quad < shape_.page_quads(); ++quad) {
         const auto present = static_cast<uint8_t>(page.tokens >> quad * quad_tokens & 15);
@@ -122,26 +113,19 @@ bool Attention::split_for_gpu(const AttentionRequest& req, uint32_t head, uint32
 }
 
 Status Attention::share_chosen(const AttentionRequest& req, HybridGpu* gpu) {
-  const uint32_t heads = config_.kv_heads, group = config_.group();
-  const HybridGpu::Lists lists =
-      req.tokens == 1 && gpu->sixteenths() > 0 ? gpu->lists() : HybridGpu::Lists();
-  if (Status s = choose_hybrid(req, lists, gpu); !s.ok() || req.cancel.fired()) return s;
-  if (lists.most > 0) RETURN_IF_ERROR(gpu->enqueue_lists());
+  const uint32_t heads = config_.kv_heads, group = config_.group(), sixteenths = gpu->sixteenths();
+  GpuShare share{{}, sixteenths};
+  if (req.tokens == 1 && sixteenths > 0) share.lists = gpu->lists();
+  if (Status s = choose_hybrid(req, share, gpu); !s.ok() || req.cancel.fired()) return s;
+  if (share.lists.capacity > 0) RETURN_IF_ERROR(gpu->enqueue_lists());
   for (uint32_t i = 0; i < heads * req.tokens; ++i) {
     const Selection& choice = block_choices_[i];
-    for (uint32_t list = 0; list < choice.lists.size(); ++list) {
-      const bool sampled = choice.sampled, by_row = choice.lists.size() > 1;
-      const Array<uint32_t>& numbers =
-          sampled && choice.sample_numbers[list].size() > choice.page_numbers[list].size()
-              ? choice.sample_numbers[list]
-              : choice.page_numbers[list];
-      const auto parts = static_cast<uint32_t>(ceil_div(numbers.size(), part_entries));
-      for (uint32_t p = 0; p < parts; ++p)
+    const bool by_row = choice.lists.size() > 1;
+    for (uint32_t list = 0; list < choice.lists.size(); ++list)
+      for_each_part(choice, list, [&](const ListPart& part) {
         hybrid_parts_.push_back(
-            {i / req.tokens, i % req.tokens, by_row ? list : 0, by_row ? 1 : group, i, list,
-             p == 0 ? 0 : numbers[numbers.size() * p / parts],
-             p + 1 == parts ? UINT32_MAX : numbers[numbers.size() * (p + 1) / parts]});
-    }
+            {i / req.tokens, i % req.tokens, by_row ? list : 0, by_row ? 1 : group, i, part});
+      });
   }
   return {};
 }
@@ -178,78 +162,58 @@ void Attention::share_among_tasks(uint32_t n, uint32_t pages) {
   for (uint32_t h = 0; h < config_.kv_heads; ++h)
     for (uint32_t first = 0; first < n; first += block_tokens)
       for (uint32_t p = 0; p < pages; p += part_pages)
-        hybrid_parts_.push_back({h, first, 0, std::min(block_tokens, n - first) * config_.group(),
-                                 0, 0, p + 1, std::min(pages, p + part_pages) + 1});
+        hybrid_parts_.push_back({h,
+                                 first,
+                                 0,
+                                 std::min(block_tokens, n - first) * config_.group(),
+                                 0,
+                                 {0, p + 1, std::min(pages, p + part_pages) + 1}});
 }
 
-Status Attention::attend_pages_of(const AttentionRequest& req, const HybridPart& part,
-                                  const QueryRows& rows, const AttentionState& state,
-                                  Worker* w) const {
-  w->pages.resize(part.end - part.begin);
-  for (uint32_t p = part.begin; p < part.end; ++p) {
-    w->pages[p - part.begin] = req.store.pages().page(req.layer, part.head, p);
-    if (!req.store.pages().intact_page(req.layer, part.head, p)) return req.store.pages().damaged();
+Status Attention::attend_all(const HeadQueries& queries, const ListPart& pages,
+                             const AttentionState& state, Worker* w) const {
+  const PageStore& store = queries.req.store.pages();
+  const uint32_t layer = queries.req.layer;
+  w->pages.resize(pages.end - pages.begin);
+  for (uint32_t p = pages.begin; p < pages.end; ++p) {
+    w->pages[p - pages.begin] = store.page(layer, queries.head, p);
+    if (!store.intact_page(layer, queries.head, p)) return store.damaged();
   }
-  attend_pages(req, part.head, rows, w->pages, 0, state, w);
+  attend_pages(queries, w->pages, state, w);
   return {};
 }
 
-Status Attention::attend_chosen(const AttentionRequest& req, const HybridPart& part,
-                                const QueryRows& rows, const AttentionState (&states)[2],
-                                Worker* w) const {
-  const Selection& choice = block_choices_[part.choice];
-  const auto take = [&](const Array<PageRef>& from, const Array<uint32_t>& of_pages,
-                        Array<PageRef>* to, Array<uint32_t>* numbers) {
-    const auto begin = std::lower_bound(of_pages.begin(), of_pages.end(), part.begin),
-               end = std::lower_bound(begin, of_pages.end(), part.end);
-    numbers->assign(begin, end);
-    to->assign(from.begin() + (begin - of_pages.begin()), from.begin() + (end - of_pages.begin()));
-  };
-  Selection& its = w->selection;
-  begin_selection(1, &its);
-  take(choice.lists[part.list], choice.page_numbers[part.list], &its.lists[0],
-       &its.page_numbers[0]);
-  if (choice.sampled) {
-    its.samples.resize(1), its.sample_numbers.resize(1);
-    its.sampled = true;
-    take(choice.samples[part.list], choice.sample_numbers[part.list], &its.samples[0],
-         &its.sample_numbers[0]);
-  }
+// states: of the always-read pages, and of the samples.
+Status Attention::attend_chosen(const HeadQueries& queries, const HybridPart& part,
+                                const AttentionState (&states)[2], Worker* w) const {
+  copy_part(block_choices_[part.choice], part.pages, &w->selection);
   PageStore::Hold hold;
-  RETURN_IF_ERROR(fetch_choice(req, part.head, 0, &hold, w));
+  RETURN_IF_ERROR(fetch_choice(queries.req, part.head, 0, &hold, w));
   const auto attend = [&](const Array<PageRef>& pages, const AttentionState& state) {
-    if (!pages.empty()) attend_pages(req, part.head, rows, pages, 0, state, w);
+    if (!pages.empty()) attend_pages(queries, pages, state, w);
   };
-  attend(its.lists[0], states[0]);
-  if (its.sampled) attend(its.samples[0], states[1]);
+  attend(w->selection.lists[0], states[0]);
+  if (w->selection.sampled) attend(w->selection.samples[0], states[1]);
   return {};
 }
 
-// State of part i. which: 0: the always-read pages; 1: samples.
-AttentionState Attention::hybrid_state(std::size_t i, uint32_t which, uint32_t rows) {
-  float* at =
-      partials_.data() + (2 * i + which) * round_up(state_floats(block_rows_, shape_.dim), 16);
-  return {at, at + std::size_t{rows} * shape_.dim,
-          at + std::size_t{rows} * shape_.dim + round_up(rows, 16)};
-}
-
+// Partials: [parts][2], of the always-read pages and of the samples.
 Status Attention::attend_parts(const AttentionRequest& req, bool chosen) {
-  const uint32_t group = config_.group(), dim = shape_.dim;
   const std::size_t parts = hybrid_parts_.size();
-  partials_.resize(
-      std::max(partials_.size(), 2 * parts * round_up(state_floats(block_rows_, dim), 16)));
+  reserve_partials(2 * parts);
   FirstFailure failure;
   pool_->run(static_cast<uint32_t>(parts), [&](uint32_t i, uint32_t worker) {
     if (req.cancel.fired()) return;
     const HybridPart& part = hybrid_parts_[i];
     Worker& w = workers_[worker];
-    const uint32_t tokens = static_cast<uint32_t>(ceil_div(part.rows, group));
-    const QueryRows rows =
-        row_of(gather(&w, req.q, part.first, tokens, 1, part.head, false), part.row, part.rows);
-    const AttentionState states[2] = {empty_state(hybrid_state(i, 0, part.rows).o, part.rows, dim),
-                                      empty_state(hybrid_state(i, 1, part.rows).o, part.rows, dim)};
-    Status s = chosen ? attend_chosen(req, part, rows, states, &w)
-                      : attend_pages_of(req, part, rows, states[0], &w);
+    const auto tokens = static_cast<uint32_t>(ceil_div(part.rows, config_.group()));
+    const HeadQueries queries = gather(req, {part.head, part.first, tokens}, false, &w)
+                                    .uncapped()
+                                    .of_rows(part.row, part.rows);
+    const AttentionState states[2] = {empty_partial(2 * std::size_t{i}, part.rows),
+                                      empty_partial(2 * std::size_t{i} + 1, part.rows)};
+    Status s = chosen ? attend_chosen(queries, part, states, &w)
+                      : attend_all(queries, part.pages, states[0], &w);
     if (!s.ok()) failure.note(std::move(s));
   });
   return std::move(failure).take();
@@ -270,11 +234,10 @@ void Attention::merge_parts(uint32_t n, HybridGpu* gpu) {
       put(row_at(h, 0, r), nullptr, -std::numeric_limits<float>::infinity(), 0, 0);
   for (std::size_t i = 0, end; i < parts; i = end) {
     const HybridPart& part = hybrid_parts_[i];
-    const AttentionState read = hybrid_state(i, 0, part.rows),
-                         samples = hybrid_state(i, 1, part.rows);
-    for (end = i + 1; end < parts && hybrid_parts_[end].is_of_rows(part); ++end) {
-      kernels_.merge(read, hybrid_state(end, 0, part.rows), part.rows, dim);
-      kernels_.merge(samples, hybrid_state(end, 1, part.rows), part.rows, dim);
+    const AttentionState read = partial(2 * i, part.rows), samples = partial(2 * i + 1, part.rows);
+    for (end = i + 1; end < parts && hybrid_parts_[end].has_rows_of(part); ++end) {
+      kernels_.merge(read, partial(2 * end, part.rows), part.rows, dim);
+      kernels_.merge(samples, partial(2 * end + 1, part.rows), part.rows, dim);
     }
     for (uint32_t r = 0; r < part.rows; ++r) {
       const float m = read.m[r], l = read.l[r];
@@ -290,9 +253,8 @@ Status Attention::page_rate(uint32_t first_layer, uint32_t end_layer, AttentionR
   const KvStore& store = req.store;
   const uint32_t heads = config_.kv_heads, sealed = store.pages().pages();
   const uint32_t layers = end_layer - first_layer;
-  const std::size_t most = max_measured / layers / heads / page_bytes;
-  const auto pages =
-      static_cast<uint32_t>(std::min<std::size_t>(sealed > 1 ? sealed - 1 : 0, most));
+  const auto pages = static_cast<uint32_t>(std::min<std::size_t>(
+      sealed > 1 ? sealed - 1 : 0, max_measured / layers / heads / page_bytes));
   *rate = 0;
   if (std::size_t{pages} * heads * page_bytes < min_measured) return {};
   const Array<float> q(config_.q_width(), 1.0f);

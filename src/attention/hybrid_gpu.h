@@ -26,10 +26,10 @@ class HybridGpu {
   // Sixteenths of the pages that the GPU reads; 0: none.
   virtual uint32_t sixteenths() const = 0;
   // In a step of one token: the quads of each KV head that the GPU attends, as in DeviceAttention.
-  // The caller fills the arrays before enqueue_lists(): [kv_heads][most], counts [kv_heads][2]. It
-  // must list verified pages only.
+  // The caller fills the arrays before enqueue_lists(): [kv_heads][capacity], counts
+  // [kv_heads][2]. It must list verified pages only.
   struct Lists {
-    uint32_t most = 0;
+    uint32_t capacity = 0;
     uint32_t* quads = nullptr;
     uint8_t* present = nullptr;
     float* biases = nullptr;

@@ -15,14 +15,24 @@ namespace kvasir {
 
 namespace {
 
-// Adds tokens to one row's state. s: [n] uncapped scores, overwritten. v: [n][dim]. bias: added to
-// the capped scores.
-void add_tokens(float cap, float shift, float bias, float* s, const float* v, uint32_t n,
-                uint32_t dim, const AttentionState& state) {
+// Score of a token: cap * tanh((s + shift) / cap) + bias.
+struct Softcap {
+  float cap, shift, bias;
+  float operator()(float s) const { return cap * std::tanh((s + shift) / cap) + bias; }
+};
+struct ValueRows {
+  const float* v;  // [n][dim]
+  uint32_t n, dim;
+};
+
+// Adds tokens to one row's state. s: [n] uncapped scores, overwritten.
+void add_tokens(const Softcap& capped, float* s, const ValueRows& values,
+                const AttentionState& state) {
+  const uint32_t n = values.n, dim = values.dim;
   float m = *state.m;
   for (uint32_t t = 0; t < n; ++t) {
     if (s[t] == -std::numeric_limits<float>::infinity()) continue;
-    s[t] = cap * std::tanh((s[t] + shift) / cap) + bias;
+    s[t] = capped(s[t]);
     m = std::max(m, s[t]);
   }
   if (m == -std::numeric_limits<float>::infinity()) return;
@@ -33,7 +43,7 @@ void add_tokens(float cap, float shift, float bias, float* s, const float* v, ui
   for (uint32_t t = 0; t < n; ++t) {
     const float weight = std::exp(s[t] - m);
     *state.l += weight;
-    for (uint32_t d = 0; d < dim; ++d) state.o[d] += weight * v[std::size_t{t} * dim + d];
+    for (uint32_t d = 0; d < dim; ++d) state.o[d] += weight * values.v[std::size_t{t} * dim + d];
   }
 }
 
@@ -50,37 +60,39 @@ float shift_of(const KvStore& store, uint32_t layer, uint32_t head, const float*
 
 }  // namespace
 
-void Attention::attend_rows(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                            const RowsOfKeys& keys, float cap, const AttentionState& state,
-                            Worker* w) const {
-  if (cap == 0)
+void Attention::attend_rows(const HeadQueries& queries, const RowsOfKeys& keys,
+                            const AttentionState& state, Worker* w) const {
+  const AttentionRequest& req = queries.req;
+  const QueryRows& rows = queries.rows;
+  if (queries.cap == 0)
     return kernels_.attend_rows(rows, keys.k, keys.v, keys.count, keys.limits, state,
                                 w->scratch.data());
-  constexpr uint32_t together = 64;  // tokens per call of add_tokens()
+  constexpr uint32_t tile = 64;  // tokens per call of add_tokens()
   const uint32_t dim = rows.dim;
-  float s[together];
+  float s[tile];
   for (uint32_t r = 0; r < rows.rows && !req.cancel.fired(); ++r) {
     const float* q = rows.f32 + std::size_t{r} * dim;
-    const float shift = shift_of(req.store, req.layer, head, q, dim);
+    const float shift = shift_of(req.store, req.layer, queries.head, q, dim);
     const uint32_t seen = keys.limits ? std::min(keys.count, keys.limits[r]) : keys.count;
-    for (uint32_t at = 0; at < seen; at += together) {
-      const uint32_t count = std::min(together, seen - at);
+    for (uint32_t at = 0; at < seen; at += tile) {
+      const uint32_t count = std::min(tile, seen - at);
       for (uint32_t t = 0; t < count; ++t) {
         const float* key = keys.k + (std::size_t{at} + t) * dim;
         float sum = 0;
         for (uint32_t d = 0; d < dim; ++d) sum += q[d] * key[d];
         s[t] = sum;
       }
-      add_tokens(cap, shift, 0, s, keys.v + std::size_t{at} * dim, count, dim,
+      add_tokens({queries.cap, shift, 0}, s, {keys.v + std::size_t{at} * dim, count, dim},
                  row_of(state, r, dim));
     }
   }
 }
 
-void Attention::attend_pages(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                             std::span<const PageRef> pages, float cap, const AttentionState& state,
-                             Worker* w) const {
-  if (cap == 0)
+void Attention::attend_pages(const HeadQueries& queries, std::span<const PageRef> pages,
+                             const AttentionState& state, Worker* w) const {
+  const AttentionRequest& req = queries.req;
+  const QueryRows& rows = queries.rows;
+  if (queries.cap == 0)
     return kernels_.attend_pages(rows, pages.data(), static_cast<uint32_t>(pages.size()), state,
                                  w->scratch.data());
   const uint32_t dim = rows.dim, tokens = shape_.page_tokens;
@@ -92,15 +104,16 @@ void Attention::attend_pages(const AttentionRequest& req, uint32_t head, const Q
   float* const v = k + std::size_t{tokens} * dim;
   w->shifts.resize(block_rows_);
   for (uint32_t r = 0; r < rows.rows; ++r)
-    w->shifts[r] = shift_of(req.store, req.layer, head, rows.f32 + std::size_t{r} * dim, dim);
+    w->shifts[r] =
+        shift_of(req.store, req.layer, queries.head, rows.f32 + std::size_t{r} * dim, dim);
   for (std::size_t p = 0; p < pages.size() && !req.cancel.fired(); ++p) {
     PageRef page = pages[p];
     page.bias = 0;
     kernels_.score_tokens(rows, &page, 1, s, tokens, w->scratch.data());
     kernels_.unseal_page(shape_, pages[p].data, pages[p].scales, k, v);
     for (uint32_t r = 0; r < rows.rows; ++r)
-      add_tokens(cap, w->shifts[r], pages[p].bias, s + std::size_t{r} * tokens, v, tokens, dim,
-                 row_of(state, r, dim));
+      add_tokens({queries.cap, w->shifts[r], pages[p].bias}, s + std::size_t{r} * tokens,
+                 {v, tokens, dim}, row_of(state, r, dim));
   }
 }
 

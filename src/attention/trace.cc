@@ -18,7 +18,7 @@ namespace kvasir {
 // Attention sinks: heads without a match attend the first four tokens of a text, whatever they are
 // ("Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453, section 3.1). They
 // do not count.
-constexpr uint64_t resting_tokens = 4;
+constexpr uint64_t sink_tokens = 4;
 
 // Omits tokens with less than e^-8, 0.03%, of the base. Their squared shares are negligible. Most
 // tokens are omitted, which saves exponentials.
@@ -45,7 +45,7 @@ void Trace::begin_layer() {
 void Trace::add(uint32_t head, uint64_t first, std::span<const float> scores, float base) {
   float* const weights = weights_.data() + std::size_t{head} * blocks_;
   const uint64_t end = std::min<uint64_t>(document_, first + scores.size());
-  for (uint64_t t = std::max({first, resting_tokens, begin_}); t < end; ++t) {
+  for (uint64_t t = std::max({first, sink_tokens, begin_}); t < end; ++t) {
     const float exponent = scores[t - first] - base;
     if (exponent > min_exponent) weights[t / block_tokens_] += std::exp(exponent);
   }

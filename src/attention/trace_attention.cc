@@ -18,10 +18,13 @@ float dot(const float* a, const float* b, uint32_t dim) {
 
 }  // namespace
 
-// Records sinks and window for the query heads of a group. bases: [rows] of Trace::set_base().
-void Attention::trace_near(const AttentionRequest& req, uint32_t head, const QueryRows& rows,
-                           uint32_t token, const float* bases, Worker* w) const {
-  const uint32_t first_head = head * config_.group();
+// Records sinks and window for the query heads of a group.
+void Attention::trace_near(const HeadQueries& queries, uint32_t token, const float* bases,
+                           Worker* w) const {
+  const KvStore& store = queries.req.store;
+  const QueryRows& rows = queries.rows;
+  const uint32_t layer = queries.req.layer, head = queries.head,
+                 first_head = head * config_.group();
   for (uint32_t r = 0; r < rows.rows; ++r) trace_->set_base(first_head + r, bases[r]);
   const auto add = [&](const float* k, uint64_t first, uint64_t end) {  // k: [end - first][dim]
     end = std::min(end, trace_->document());
@@ -34,15 +37,14 @@ void Attention::trace_near(const AttentionRequest& req, uint32_t head, const Que
       trace_->add(first_head + r, first, w->traced, bases[r]);
     }
   };
-  if (req.store.sink_count() > 0)
-    add(req.store.sinks(req.layer, head).k, 0, req.store.sink_count());
-  add(req.store.window(req.layer, head).k, req.store.sealed_tokens(),
-      req.store.tokens() + token + 1);
+  if (store.sink_count() > 0) add(store.sinks(layer, head).k, 0, store.sink_count());
+  add(store.window(layer, head).k, store.sealed_tokens(), store.tokens() + token + 1);
 }
 
-// Records the selected tokens of a page for query heads of a group, from `row` on. bases: [rows].
-void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, PageRef page,
-                           uint32_t number, const float* bases, Worker* w) const {
+// Records the selected tokens of a page.
+void Attention::trace_page(const HeadQueries& queries, PageRef page, uint32_t number,
+                           const float* bases, Worker* w) const {
+  const QueryRows& rows = queries.rows;
   const uint32_t tokens = shape_.page_tokens;
   const uint64_t first = uint64_t{number} * tokens;
   if (first >= trace_->document()) return;
@@ -50,7 +52,7 @@ void Attention::trace_page(uint32_t head, uint32_t row, const QueryRows& rows, P
   page.bias = 0;
   kernels_.score_tokens(rows, &page, 1, w->traced.data(), tokens, w->scratch.data());
   for (uint32_t r = 0; r < rows.rows; ++r)
-    trace_->add(head * config_.group() + row + r, first,
+    trace_->add(queries.head * config_.group() + queries.first_head + r, first,
                 std::span(w->traced).subspan(std::size_t{r} * tokens, tokens), bases[r]);
 }
 
@@ -64,11 +66,11 @@ void Attention::trace_exact(const AttentionRequest& req, const float* lse) {
     Worker& w = workers_[worker];
     const uint32_t h = task % heads, part = task / heads,
                    end = std::min(pages, (part + 1) * part_pages);
-    const QueryRows rows = gather(&w, req.q, req.tokens - 1, 1, 1, h, false);
+    const HeadQueries queries = gather(req, {h, req.tokens - 1, 1}, false, &w);
     const float* bases = lse + std::size_t{req.tokens - 1} * config_.heads + h * config_.group();
-    if (part == 0) trace_near(req, h, rows, req.tokens - 1, bases, &w);
+    if (part == 0) trace_near(queries, req.tokens - 1, bases, &w);
     for (uint32_t p = part * part_pages; p < end; ++p)
-      trace_page(h, 0, rows, page_lists_[h][p], p + 1, bases, &w);
+      trace_page(queries, page_lists_[h][p], p + 1, bases, &w);
   });
 }
 

@@ -27,9 +27,10 @@ struct Attention::Worker {
   Array<std::byte> scratch;
   SelectorScratch selector;
   Selection selection;
-  Array<uint32_t> numbers;        // of the pages of one fetch
-  Array<PageRef> pages;           // and their addresses
-  Array<float> read_m, read_l;    // [rows] before the samples are added
+  Array<uint32_t> numbers;  // of the pages of one fetch
+  Array<PageRef> pages;     // and their addresses
+  // [rows] sums before the samples are added; or of sinks and window, of rows that select
+  Array<float> read_m, read_l;
   Array<float> bounds;            // [group][blocks]
   Array<uint32_t> unread_tokens;  // [blocks] tokens that a list does not have
   // as state: sinks and window by uncapped scores, if a cap is set
@@ -48,11 +49,14 @@ inline std::size_t state_floats(uint32_t rows, uint32_t dim) {
   return std::size_t{rows} * (dim + 16) + 16;
 }
 
-// Makes an empty state in the floats at `at`. o stays 64-byte aligned because rows * dim is a
-// multiple of 16.
+// The state in the floats at `at`. o stays 64-byte aligned because rows * dim is a multiple of 16.
+inline AttentionState state_at(float* at, uint32_t rows, uint32_t dim) {
+  float* const m = at + std::size_t{rows} * dim;
+  return {at, m, m + round_up(rows, 16)};
+}
+
 inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
-  AttentionState s{at, at + std::size_t{rows} * dim,
-                   at + std::size_t{rows} * dim + round_up(rows, 16)};
+  const AttentionState s = state_at(at, rows, dim);
   std::fill_n(s.o, std::size_t{rows} * dim, 0.0f);
   std::fill_n(s.m, rows, -std::numeric_limits<float>::infinity());
   std::fill_n(s.l, rows, 0.0f);
@@ -62,6 +66,11 @@ inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
 // Returns the rows of a state from `row` on.
 inline AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) {
   return {s.o + std::size_t{row} * dim, s.m + row, s.l + row};
+}
+
+// SelectorQuery::first_extent of one of `tasks` tasks.
+inline uint32_t first_extent_of(const PageStore& pages, uint32_t task, uint32_t tasks) {
+  return static_cast<uint32_t>(uint64_t{pages.extents()} * task / tasks);
 }
 
 }  // namespace kvasir

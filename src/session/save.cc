@@ -19,52 +19,63 @@ static void put(std::byte* at, uint64_t value, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
 }
 
-Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
-                     Progress::Report prepare_report,
-                     const AtomicFile::BeforeRename& before_rename) {
+// The state section, without the facts that save_store() fills in.
+static SavedSequence saved_state(const SequenceState& sequence, uint32_t window_tokens) {
+  SavedSequence state;
+  state.turn = static_cast<uint32_t>(sequence.turn);
+  state.window_tokens = window_tokens;
+  if (sequence.turn == Turn::answer) {
+    state.document_tokens = sequence.document_tokens;
+    state.document_turn = static_cast<uint32_t>(sequence.document_turn);
+  }
+  state.probed_pages =
+      static_cast<uint32_t>(sequence.probed_at / sequence.store.shape().page.page_tokens);
+  return state;
+}
+
+// The section of the queries by which a strategy has selected once; empty: there are none.
+static Array<std::byte> encode_observed(const SequenceState::Observed& observed) {
+  Array<std::byte> out;
+  if (observed.queries.count() == 0) return out;
+  const Array<float> values = observed.queries.floats();
+  out.resize(observed_head + values.size() * sizeof(float));
+  put(out.data(), observed.queries.end(), 8);
+  put(out.data() + 8, observed.pages, 4);
+  std::memcpy(out.data() + observed_head, values.data(), values.size() * sizeof(float));
+  return out;
+}
+
+// Builds the sketch and the index that the strategy is to find in the file.
+Status Session::prepare_save(const std::string& path, const Cancel* cancel, Progress* progress) {
   // A build of an index may take minutes, so an unusable path is refused before it.
   if (make_plan(options_.select, sequence_.store.sealed_tokens(), sequence_.store.shape().layers,
                 sequence_.layer_errors)
           .strategy->index)
     RETURN_IF_ERROR(AtomicFile::check(path));
-  Progress preparing(std::move(prepare_report));
   if (!sequence_.store.sketch().built() && sketch_is_due())  // a cancel had prevented the build
     RETURN_IF_ERROR(build_sketch(cancel));
-  // without room for a new index, the save continues
-  if (Status s = prepare_index(true, cancel, &preparing); s.code() == Code::limit) {
-    log(1, (std::string(s.message()) + ": saving without a new index").c_str());
-  } else if (!s.ok()) {
-    return s;
-  }
+  Status s = prepare_index(true, cancel, progress);
+  if (s.code() != Code::limit) return s;
+  log(1, (std::string(s.message()) + ": saving without a new index").c_str());
+  return {};
+}
+
+Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
+                     Progress::Report prepare_report,
+                     const AtomicFile::BeforeRename& before_rename) {
+  Progress preparing(std::move(prepare_report));
+  RETURN_IF_ERROR(prepare_save(path, cancel, &preparing));
   format::Identity identity;
   model_->identify(&identity);
   identity.vocabulary = model_->config().vocabulary;
   quote_head(model_->config().name, "", identity.model_name, sizeof identity.model_name);
 
-  SavedSequence state;
-  state.turn = static_cast<uint32_t>(sequence_.turn);
-  state.window_tokens = options_.window;
-  state.long_rope = model_->has_long_ropes(options_.context);
-  state.document_tokens = sequence_.turn == Turn::answer ? sequence_.document_tokens : 0;
-  state.document_turn =
-      static_cast<uint32_t>(sequence_.turn == Turn::answer ? sequence_.document_turn : Turn::empty);
-  state.probed_pages =
-      static_cast<uint32_t>(sequence_.probed_at / sequence_.store.shape().page.page_tokens);
   const Array<float> queries = sequence_.queries.floats();
-  Array<std::byte> observed;
-  if (sequence_.observed.queries.count() > 0) {
-    const Array<float> values = sequence_.observed.queries.floats();
-    observed.resize(observed_head + values.size() * sizeof(float));
-    put(observed.data(), sequence_.observed.queries.end(), 8);
-    put(observed.data() + 8, sequence_.observed.pages, 4);
-    std::memcpy(observed.data() + observed_head, values.data(), values.size() * sizeof(float));
-  }
+  const Array<std::byte> observed = encode_observed(sequence_.observed);
   const TokenChain chain = TokenChain::of({sequence_.tokens.data(), sequence_.prefilled_tokens},
                                           prefill_key(sequence_.sparse_tokens > 0));
   Array<uint64_t> hashes(1, chain.key);
   hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
-  const bool with_logits =
-      sequence_.logits_at == sequence_.tokens.size() && sequence_.logits_at > 0;
   const Array<std::byte> chat =
       sequence_.has_marks() ? encode_chat_record(chat_format_name(sequence_.chat), instructions())
                             : Array<std::byte>();
@@ -73,7 +84,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
       {SectionKind::errors, sequence_.layer_errors.data(),
        sequence_.layer_errors.size() * sizeof(float)},
       {SectionKind::logits, sequence_.logits.data(),
-       with_logits ? sequence_.logits.size() * sizeof(float) : 0},
+       sequence_.has_logits() ? sequence_.logits.size() * sizeof(float) : 0},
       {SectionKind::queries, queries.data(), queries.size() * sizeof(float)},
       {SectionKind::observed, observed.data(), observed.size()},
       {SectionKind::sparse, &sequence_.sparse_tokens,
@@ -85,6 +96,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   if (!chat.empty()) parts.push_back({SectionKind::chat, chat.data(), chat.size()});
   if (const auto spelling = sequence_.spelling.entries(); !spelling.empty())
     parts.push_back({SectionKind::spelling, spelling.data(), spelling.size_bytes()});
+  SavedSequence state = saved_state(sequence_, options_.window);
+  state.long_rope = model_->has_long_ropes(options_.context);
   return save_store(path, identity, sequence_.store, state, parts, cancel, std::move(report),
                     before_rename);
 }

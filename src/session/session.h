@@ -260,7 +260,8 @@ class Session {
                      Answer* answer);
   Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);
 
-  // ---- saved sequences (load.cc) ---------------------------------------------------------------
+  // ---- saved sequences (save.cc, load.cc) ------------------------------------------------------
+  Status prepare_save(const std::string& path, const Cancel* cancel, Progress* progress);
   Status use_chat(const ChatRecord& record, const char* path);
   Status load_spelling(const CacheFile& file, const SectionFacts& facts);
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);

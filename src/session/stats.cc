@@ -128,19 +128,19 @@ GpuReport report_gpus(const Model& model, const Forward& forward) {
     const bool alone = run.fallback == Fallback::none;
     const bool attends = alone || run.attention == AttentionMode::co_execution;
     const bool reads_pages = attends && run.staging == Fallback::none;
-    Json its;
-    its.raw("device", json_string(name));
-    its.count("first_layer", d.first_layer());
-    its.count("layers", d.layers().size());
-    its.count("weight_bytes", d.bytes());
-    its.count("bytes", d.device()->used());
-    its.count("memory_limit", d.device()->budget());
-    its.flag("attends", alone);
-    its.flag("coexecutes", attends && !alone);
-    its.flag("reads_pages", reads_pages);
+    Json gpu;
+    gpu.raw("device", json_string(name));
+    gpu.count("first_layer", d.first_layer());
+    gpu.count("layers", d.layers().size());
+    gpu.count("weight_bytes", d.bytes());
+    gpu.count("bytes", d.device()->used());
+    gpu.count("memory_limit", d.device()->budget());
+    gpu.flag("attends", alone);
+    gpu.flag("coexecutes", attends && !alone);
+    gpu.flag("reads_pages", reads_pages);
     r.reads_pages = r.reads_pages && reads_pages;
     r.coexecutes = r.coexecutes && attends && !alone;
-    r.list += (i > 0 ? "," : "") + std::move(its).take();
+    r.list += (i > 0 ? "," : "") + std::move(gpu).take();
     r.weight_bytes += d.bytes(), r.bytes += d.device()->used();
     r.memory_limit += d.device()->budget();
     const auto note = [&](std::string* first, const std::string& text) {
@@ -174,6 +174,71 @@ void add_gpus(const Model& model, const Forward& forward, const SessionStats& st
   if (!r.staged.empty()) json->raw("gpu_reads_pages_because", json_string(r.staged));
   json->raw("execution_plan", quoted_lines(forward.plan().text(r.names)));
   json->raw("gpus", "[" + r.list + "]");
+}
+
+void add_store(const KvStore& store, const SessionStats& stats, Json* json) {
+  json->count("page_tokens", stats.page_tokens);
+  json->count("sealed_pages", store.pages().pages());
+  json->count("sealed_tokens", stats.sealed_tokens);
+  json->count("sink_tokens", stats.sink_tokens);
+  json->count("window_tokens", stats.window_tokens);
+  json->count("prefill_chunk", stats.prefill_chunk);
+  json->count("kv_bytes_per_token", stats.kv_bytes_per_token);
+  json->count("private_bytes", stats.private_bytes);
+  json->count("mapped_bytes", stats.mapped_bytes);
+  json->count("spilled_bytes", stats.spilled_bytes);
+  json->count("memory_limit", stats.memory_limit);
+}
+
+// Adds what the plan assigns to each layer.
+void add_plan(const Plan& plan, const StoreShape& shape, std::span<const float> layer_errors,
+              Json* json) {
+  const auto add_item = [](std::string* list, const std::string& item) {
+    *list += (list->empty() ? "" : ",") + item;
+  };
+  std::string dense, filters, errors, budgets;
+  for (uint32_t l = 0; l < shape.layers; ++l) {
+    if (plan.is_dense(l)) add_item(&dense, std::to_string(l));
+    if (plan.is_filter(l)) add_item(&filters, std::to_string(l));
+  }
+  for (float e : layer_errors) add_item(&errors, number(e, 3));
+  for (uint64_t b : plan.layer_budgets) add_item(&budgets, std::to_string(b));
+  json->list("dense_layers", dense);
+  if (!plan.filter.empty()) json->list("filter_layers", filters);
+  json->list("layer_errors", errors);
+  json->count("budget_tokens", plan.budget_tokens);
+  if (plan.coverage > 0) json->real("coverage", static_cast<double>(plan.coverage));
+  json->add("budget_schedule", "\"%s\"", name_of(plan.schedule));
+  json->list("layer_budgets", budgets);
+  if (plan.strategy->has(StrategyInfo::takes_unit))
+    json->count("select_tokens", plan.unit_tokens ? plan.unit_tokens : shape.page.block_tokens);
+}
+
+void add_index(const TokenIndexes::Entry& entry, const SessionStats& stats, Json* json) {
+  const bool grown = entry.index && entry.valid > entry.index->built();
+  json->count("index_tokens", stats.index_tokens);
+  json->count("index_bytes", stats.index_bytes);
+  json->count("index_inserted", grown ? entry.valid - entry.index->built() : 0);
+  json->count("index_graphs", entry.index ? entry.index->graphs() : 0);
+  json->count("index_ns", stats.index_ns);
+}
+
+// Adds the last answer. read: its reads.
+void add_last(const ReadCounts& read, const SessionStats& stats, bool has_gpus, Json* json) {
+  json->count("last_steps", stats.last_steps);
+  json->count("last_tokens_read", stats.last_tokens_read);
+  json->count("last_tokens_present", stats.last_tokens_present);
+  json->count("last_pages_touched", stats.last_pages_touched);
+  if (has_gpus) json->count("last_tokens_on_gpu", read.tokens_hot);
+  json->count("last_summary_bytes", read.summary_bytes);
+  json->count("last_keys_scanned", read.keys_scanned);
+  if (stats.last_mass_read < 0) json->raw("last_mass_read", "null");
+  else json->real("last_mass_read", stats.last_mass_read);
+  if (read.certified > 0) {
+    json->real("last_certificate", read.certificate / static_cast<double>(read.certified));
+    json->real("last_least_certificate", read.min_certificate);
+  }
+  json->count("last_decode_ns", stats.last_decode_ns);
 }
 
 }  // namespace
@@ -224,7 +289,7 @@ SessionStats Session::stats() const {
 }
 
 std::string Session::stats_json() const {
-  const StoreShape& shape = sequence_.store.shape();
+  const KvStore& store = sequence_.store;
   const Plan plan = next_plan();
   const SessionStats stats = this->stats();
   Json json;
@@ -234,72 +299,22 @@ std::string Session::stats_json() const {
   add_gpus(*model_, *forward_, stats, &json);
   json.raw("chat_format", json_string(stats.chat_format));
   json.add("precision", "\"%s\"", options_.full_precision ? "f32" : "int8");
-  json.count("page_tokens", stats.page_tokens);
-  json.count("sealed_pages", sequence_.store.pages().pages());
-  json.count("sealed_tokens", stats.sealed_tokens);
-  json.count("sink_tokens", stats.sink_tokens);
-  json.count("window_tokens", stats.window_tokens);
-  json.count("prefill_chunk", stats.prefill_chunk);
-  json.count("kv_bytes_per_token", stats.kv_bytes_per_token);
-  json.count("private_bytes", stats.private_bytes);
-  json.count("mapped_bytes", stats.mapped_bytes);
-  json.count("spilled_bytes", stats.spilled_bytes);
-  json.count("memory_limit", stats.memory_limit);
+  add_store(store, stats, &json);
   json.raw("strategy_asked", json_string(options_.select.strategy));
   json.raw("decode_strategy", json_string(stats.decode_strategy));
   json.add("decode_strategy_because", "\"%s\"", plan.why);
-  std::string dense, errors;
-  for (uint32_t l = 0; l < shape.layers; ++l)
-    if (plan.is_dense(l)) dense += (dense.empty() ? "" : ",") + std::to_string(l);
-  for (float e : sequence_.layer_errors) errors += (errors.empty() ? "" : ",") + number(e, 3);
-  json.list("dense_layers", dense);
-  if (!plan.filter.empty()) {
-    std::string filters;
-    for (uint32_t l = 0; l < shape.layers; ++l)
-      if (plan.is_filter(l)) filters += (filters.empty() ? "" : ",") + std::to_string(l);
-    json.list("filter_layers", filters);
-  }
-  json.list("layer_errors", errors);
-  json.count("budget_tokens", stats.budget_tokens);
-  if (plan.coverage > 0) json.real("coverage", static_cast<double>(plan.coverage));
-  json.add("budget_schedule", "\"%s\"", name_of(plan.schedule));
-  std::string budgets;
-  for (uint64_t b : plan.layer_budgets) budgets += (budgets.empty() ? "" : ",") + std::to_string(b);
-  json.list("layer_budgets", budgets);
-  if (plan.strategy->has(StrategyInfo::takes_unit))
-    json.count("select_tokens", plan.unit_tokens ? plan.unit_tokens : shape.page.block_tokens);
-  json.count("sketch_pages", sequence_.store.sketch().pages());
+  add_plan(plan, store.shape(), sequence_.layer_errors, &json);
+  json.count("sketch_pages", store.sketch().pages());
   if (plan.strategy->index) {
-    const TokenIndexes::Entry& entry = sequence_.store.indexes().of(*plan.strategy->index);
     json.add("index", "\"%s\"", name_of(*plan.strategy->index));
-    json.count("index_tokens", stats.index_tokens);
-    json.count("index_bytes", stats.index_bytes);
-    json.count("index_inserted", entry.index && entry.valid > entry.index->built()
-                                     ? entry.valid - entry.index->built()
-                                     : 0);
-    json.count("index_graphs", entry.index ? entry.index->graphs() : 0);
-    json.count("index_ns", stats.index_ns);
+    add_index(store.indexes().of(*plan.strategy->index), stats, &json);
     if (!nearest_by_.names.empty()) json.raw("index_nearest_by", json_string(nearest_by_.names));
     if (!nearest_by_.because.empty())
       json.raw("index_nearest_because", json_string(nearest_by_.because));
     json.count("search_breadth", plan.search_breadth);
   }
-  json.add("share_heads", plan.share_heads ? "true" : "false");
-  json.count("last_steps", stats.last_steps);
-  json.count("last_tokens_read", stats.last_tokens_read);
-  json.count("last_tokens_present", stats.last_tokens_present);
-  json.count("last_pages_touched", stats.last_pages_touched);
-  if (!model_->device_weights().empty()) json.count("last_tokens_on_gpu", last_.read.tokens_hot);
-  json.count("last_summary_bytes", last_.read.summary_bytes);
-  json.count("last_keys_scanned", last_.read.keys_scanned);
-  if (stats.last_mass_read < 0) json.raw("last_mass_read", "null");
-  else json.real("last_mass_read", stats.last_mass_read);
-  if (last_.read.certified > 0) {
-    json.real("last_certificate",
-              last_.read.certificate / static_cast<double>(last_.read.certified));
-    json.real("last_least_certificate", last_.read.min_certificate);
-  }
-  json.count("last_decode_ns", stats.last_decode_ns);
+  json.flag("share_heads", plan.share_heads);
+  add_last(last_.read, stats, !model_->device_weights().empty(), &json);
   json.count("prefill_tokens", stats.prefill_tokens);
   json.count("sparse_tokens", stats.sparse_tokens);
   json.count("prefill_ns", stats.prefill_ns);
