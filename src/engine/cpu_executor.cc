@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/magnitude.h"
 #include "base/memory.h"
+#include "engine/altup.h"
 #include "engine/layer_executor.h"
 
 namespace kvasir {
@@ -22,6 +23,18 @@ constexpr uint32_t rows_together = 16;  // activations normalised or rotated by 
 constexpr uint64_t task_products = uint64_t{1} << 25;
 // a block of inputs; more than eight, as matmul then rounds the same whatever the block
 constexpr uint32_t task_inputs = 512;
+
+// Gate values become what they exceed the mean by more than `scale` standard deviations, or 0.
+void thin_out(float* gate, std::size_t n, float scale) {
+  double sum = 0, squares = 0;
+  for (std::size_t i = 0; i < n; ++i) sum += double{gate[i]};
+  const double mean = sum / static_cast<double>(n);
+  for (std::size_t i = 0; i < n; ++i)
+    squares += (double{gate[i]} - mean) * (double{gate[i]} - mean);
+  const double deviation = std::sqrt(squares / static_cast<double>(n));
+  const auto threshold = static_cast<float>(mean + double{scale} * deviation);
+  for (std::size_t i = 0; i < n; ++i) gate[i] = std::max(gate[i] - threshold, 0.0f);
+}
 
 class CpuExecutor final : public LayerExecutor {
  public:
@@ -48,12 +61,14 @@ class CpuExecutor final : public LayerExecutor {
   void rotate(const LayerConfig& c, float* x, uint32_t heads, const Array<float>& weight);
   void normalise_heads(const LayerConfig& c, float* row, uint32_t heads,
                        const Array<float>& weight) const;
+  void add_laurel(const float* laurel, uint32_t first);
   void make_values(const LayerConfig& c);
   void scale_queries(const LayerConfig& c);
   void add(float* x, const Norm& post_norm, uint32_t n);
   void activate(const LayerConfig& c, uint32_t n);
   void make_layer_inputs();
   void finish_layer(uint32_t layer, uint32_t first);
+  void add_layer_input(float* x, const Norm& post_norm, uint32_t n, uint32_t first);
   Status check_layer(uint32_t layer, uint32_t first);
   template <class F>
   void by_rows(uint32_t n, F&& f);
@@ -76,6 +91,7 @@ class CpuExecutor final : public LayerExecutor {
   Buffer<int8_t> quants_;         // [n][widest input]
   Buffer<float> scales_;          // [n][widest input / 32]
   Buffer<int16_t> sums_;          // [n][widest input / 16]
+  std::unique_ptr<AltUp> altup_;  // of a model with several streams
   Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
   std::size_t scratch_size_ = 0;  // of one thread
 };
@@ -97,7 +113,14 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
   }
   consider(weights.output);
   if (weights.input_projection.w.data) consider(weights.input_projection);
+  for (const WeightView& w : {weights.stream_in.first, weights.stream_out.first})
+    if (w.data) consider({w, {}});
   scratch_.resize(scratch_size_ * pool->threads());
+  if (model.config().streams > 1)
+    altup_ = std::make_unique<AltUp>(
+        model, pool, [this](const float* x, uint32_t n, uint32_t cols, const Linear& w, float* y) {
+          multiply(x, n, cols, {{&w, y}});
+        });
 }
 
 Status CpuExecutor::plan(const StepContext& c, const Request&, LayerRun* run) {
@@ -113,6 +136,7 @@ Status CpuExecutor::begin(const StepContext& c) {
   step_ = &c, cancel_ = &c.cancel, n_ = c.tokens();
   resize(n_);
   if (model_.config().layer_input > 0) make_layer_inputs();
+  if (altup_) altup_->begin(c.x, n_, c.cancel);
   return {};
 }
 
@@ -132,7 +156,9 @@ Status CpuExecutor::attention(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t width = model_.config().width;
+  if (altup_) altup_->predict(layer, step_->x);
   const float* h = norm(step_->x, w.mixer_norm, n_, c.is_parallel() ? y_.get() : h_.get());
+  const float* laurel = altup_ ? altup_->laurel(layer, h) : nullptr;
   if (!c.writes_kv) multiply(h, n_, width, {{&w.q, q_.get()}});
   else if (c.v_is_k) multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}});
   else multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
@@ -147,6 +173,7 @@ Status CpuExecutor::attention(uint32_t layer) {
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
   multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
   add(step_->x + std::size_t{first} * width, w.mixer_post_norm, n);
+  if (laurel) add_laurel(laurel, first);
   return {};
 }
 
@@ -171,7 +198,8 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
 Status CpuExecutor::logits(uint32_t first, float* out) {
   const ModelConfig& c = model_.config();
   const uint32_t n = n_ - first;
-  const float* x = step_->x + std::size_t{first} * c.width;
+  float* x = step_->x + std::size_t{first} * c.width;
+  if (altup_) altup_->merge(first, x);
   multiply(norm(x, model_.weights().output_norm, n, h_.get()), n, c.width,
            {{&model_.weights().output, out}});
   return {};
@@ -267,6 +295,16 @@ void CpuExecutor::normalise_heads(const LayerConfig& c, float* row, uint32_t hea
   }
 }
 
+// x = (x + laurel) / sqrt(2)
+void CpuExecutor::add_laurel(const float* laurel, uint32_t first) {
+  const std::size_t cols = model_.config().width;
+  const float half = 1 / std::sqrt(2.0f);
+  by_rows(n_ - first, [&](std::size_t begin, uint32_t count) {
+    for (std::size_t i = (first + begin) * cols; i < (first + begin + count) * cols; ++i)
+      step_->x[i] = (step_->x[i] + laurel[i]) * half;
+  });
+}
+
 // What values have of their own: the keys in their place, and a norm.
 void CpuExecutor::make_values(const LayerConfig& c) {
   if (!c.v_is_k && !c.v_norm) return;
@@ -313,6 +351,9 @@ void CpuExecutor::add(float* x, const Norm& post_norm, uint32_t n) {
 void CpuExecutor::activate(const LayerConfig& c, uint32_t n) {
   const std::size_t cols = c.feed_forward;
   by_rows(n, [&](std::size_t first, uint32_t count) {
+    if (c.sparsity > 0)
+      for (std::size_t t = first; t < first + count; ++t)
+        thin_out(gate_.get() + t * cols, cols, c.sparsity);
     kernels_.activate(c.activation, gate_.get() + first * cols,
                       c.gated ? up_.get() + first * cols : nullptr, count * cols);
   });
@@ -344,21 +385,37 @@ void CpuExecutor::make_layer_inputs() {
   });
 }
 
+// h_ goes to the stream, or to the streams that the layer does not compute on.
+void CpuExecutor::add_layer_input(float* x, const Norm& post_norm, uint32_t n, uint32_t first) {
+  if (!altup_) return add(x, post_norm, n);
+  by_rows(n, [&](std::size_t begin, uint32_t count) {
+    float* h = h_.get() + begin * model_.config().width;
+    normalise(h, post_norm, count, h);
+  });
+  altup_->add(first, h_.get());
+}
+
 // x += norm(W_out (gelu(W_gate x) * the layer's input)), then the factor of the layer's output.
 void CpuExecutor::finish_layer(uint32_t layer, uint32_t first) {
   const ModelConfig& c = model_.config();
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t n = n_ - first, size = c.layer_input;
   float* x = step_->x + std::size_t{first} * c.width;
+  const float* input = x;
+  if (altup_) {
+    altup_->correct(layer, first, x);
+    altup_->scale(layer, first, x, h_.get());
+    input = h_.get();
+  }
   if (size > 0) {
-    multiply(x, n, c.width, {{&w.input_gate, gate_.get()}});
+    multiply(input, n, c.width, {{&w.input_gate, gate_.get()}});
     by_rows(n, [&](std::size_t begin, uint32_t count) {
       for (std::size_t t = begin; t < begin + count; ++t)
         kernels_.activate(Activation::gelu, gate_.get() + t * size,
                           layer_inputs_.get() + ((first + t) * c.depth() + layer) * size, size);
     });
     multiply(gate_.get(), n, size, {{&w.input_out, h_.get()}});
-    add(x, w.input_norm, n);
+    add_layer_input(x, w.input_norm, n, first);
   }
   if (w.output_scale.empty()) return;
   by_rows(n, [&](std::size_t begin, uint32_t count) {
@@ -444,6 +501,7 @@ void CpuExecutor::resize(uint32_t n) {
   grow(gate_, std::size_t{n} * std::max(c.feed_forward, c.layer_input));
   grow(layer_inputs_, std::size_t{n} * c.depth() * c.layer_input);
   grow(up_, std::size_t{n} * c.feed_forward);
+  if (altup_) altup_->resize(n);
   grow(quants_, n * widest);
   grow(scales_, n * ceil_div(widest, 32));
   grow(sums_, n * ceil_div(widest, 16));

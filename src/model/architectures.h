@@ -79,6 +79,7 @@ struct Architecture {
   Scales scales = Scales::none;
   bool unit_scale = false;  // scores are q . k
   bool norms_values = false;
+  bool altup = false;     // several streams; a part of the gates may be 0 (Gemma 3n)
   float temperature = 0;  // of queries in layers without RoPE (Llama 4)
 
   TensorNames names = {};

@@ -52,7 +52,7 @@ ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c
   ExpertConfig e;
   e.count = static_cast<uint32_t>(schema->optional("expert_count", 0, 0, gguf_limits::experts));
   if (e.count == 0) return e;
-  e.beside_dense = row.norms_values;
+  e.beside_dense = row.norms_values;  // Gemma 4
   e.used = static_cast<uint32_t>(schema->required("expert_used_count", 1, e.count));
   const uint64_t dense = c.layer_configs[0].feed_forward;
   const uint64_t width = row.gates_shared_expert || row.qk_norm == QkNorm::head
@@ -175,9 +175,28 @@ void shape_layers(Schema* schema, bool windowed, uint32_t head_dim, ModelConfig*
         shape->heads, shape->kv_heads));
 }
 
+// Streams and sparse gates of Gemma 3n. Files may leave out what the published models share.
+void read_altup(const Gguf& gguf, Schema* schema, ModelConfig* c) {
+  constexpr uint32_t sparse_layers = 10, max_streams = 16;
+  constexpr float top_five_percent = 1.6448536f;
+  if (!c->architecture->altup) return;
+  c->streams = static_cast<uint32_t>(schema->optional("altup.num_inputs", 4, 2, max_streams));
+  if (schema->optional("altup.active_idx", 0, 0, UINT32_MAX) != 0)
+    schema->refuse("computes on another stream than the first", "altup.active_idx");
+  const auto sparsity = gguf.get_floats(schema->prefix() + "activation_sparsity_scale");
+  for (uint32_t l = 0; l < c->depth(); ++l) {
+    float given = l < sparse_layers ? top_five_percent : 0;
+    if (sparsity) given = l < sparsity->size() ? (*sparsity)[l] : 0;
+    c->layer_configs[l].sparsity = given > 0 && given < 100 ? given : 0;
+  }
+}
+
 // The last layers attend the keys and values of the last layer before them that sees as much.
 void share_layers(Schema* schema, ModelConfig* c) {
-  const uint64_t shared = schema->optional("attention.shared_kv_layers", 0, 0, c->depth() - 1);
+  constexpr uint32_t usual_own = 20;  // of Gemma 3n
+  const bool counts = c->architecture->altup && c->depth() > usual_own;
+  const uint64_t shared = schema->optional("attention.shared_kv_layers",
+                                           counts ? c->depth() - usual_own : 0, 0, c->depth() - 1);
   const uint64_t own = c->depth() - shared;
   for (uint64_t l = own; l < c->depth(); ++l) c->layer_configs[l].writes_kv = false;
 }
@@ -314,8 +333,8 @@ Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
       static_cast<uint32_t>(schema.optional("nextn_predict_layers", 0, 0, blocks - 1));
   c.width = schema.size("embedding_length", gguf_limits::width);
   c.context = schema.required("context_length", 1, uint64_t{1} << 31);
-  c.layer_input = static_cast<uint32_t>(
-      schema.optional("embedding_length_per_layer_input", 0, 0, gguf_limits::width));
+  c.layer_input = static_cast<uint32_t>(schema.optional(
+      "embedding_length_per_layer_input", c.architecture->altup ? 256 : 0, 0, gguf_limits::width));
   c.norm = c.architecture->norm;
   c.norm_epsilon = static_cast<float>(schema.optional_float(
       c.norm == NormKind::rms ? "attention.layer_norm_rms_epsilon" : "attention.layer_norm_epsilon",
@@ -325,6 +344,7 @@ Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
   refuse_layers(&schema, c);
   RETURN_IF_ERROR(schema.take());
   read_shapes(&schema, &c);
+  read_altup(gguf, &schema, &c);
   RETURN_IF_ERROR(schema.take());
   read_ropes(gguf, &schema, &c);
   read_scales(&schema, &c);

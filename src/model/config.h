@@ -65,6 +65,7 @@ struct ModelConfig : HeadShape {
   uint32_t vocabulary = 0;
   uint64_t context = 0;         // tokens
   uint32_t layer_input = 0;     // numbers of a token that each layer gets for itself (Gemma 3n, 4)
+  uint32_t streams = 1;         // of a token: more in models with AltUp (engine/altup.h)
   uint32_t skipped_layers = 0;  // behind the last layer: they predict more than one token
   NormKind norm = NormKind::rms;
   float norm_epsilon = 0;

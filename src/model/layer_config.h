@@ -92,6 +92,7 @@ struct LayerConfig {
   Activation activation = Activation::silu;
   bool gated = true;          // W_down (f(W_gate x) * W_up x); otherwise W_down f(W_up x)
   uint32_t feed_forward = 0;  // of the dense network
+  float sparsity = 0;  // gate values less than so many standard deviations above the mean are 0
   ExpertConfig experts;
 
   bool norm_before() const { return norms != NormPlacement::after; }

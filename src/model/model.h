@@ -65,6 +65,16 @@ struct ExpertWeights {
   Array<float> shared_router;                  // [width]: its gate, or empty
 };
 
+// Of a layer with AltUp (engine/altup.h).
+struct AltUpWeights {
+  Linear router;  // [streams][width]
+  Norm router_norm;
+  Array<float> predict, correct;  // [streams * streams][streams], [streams][streams]
+  Array<float> scale;             // [width]
+  Linear laurel_down, laurel_up;  // [rank][width], [width][rank]
+  Norm laurel_norm;
+};
+
 // A LayerConfig says which of these exist; others are empty.
 struct LayerWeights {
   Norm mixer_norm, mixer_post_norm;  // [width]
@@ -78,6 +88,7 @@ struct LayerWeights {
   // x += norm(W_out (f(W_gate x) * the layer's input)), where the model has layer inputs
   Linear input_gate, input_out;  // [layer_input][width], [width][layer_input]
   Norm input_norm;
+  AltUpWeights altup;
   Array<float> output_scale;  // [1]: a factor of x behind the layer, or empty
 };
 
@@ -88,8 +99,9 @@ struct Weights {
   Linear input_projection;
   Norm input_norm;  // [layer_input]
   std::vector<LayerWeights> layers;
-  Norm output_norm;  // [width]
-  Linear output;     // [vocabulary][width]; the embedding when tied
+  ExpertMatrices stream_in, stream_out;  // [streams - 1][width][width] of AltUp
+  Norm output_norm;                      // [width]
+  Linear output;                         // [vocabulary][width]; the embedding when tied
   uint64_t parameters = 0;
   uint64_t bytes = 0;   // in the file
   std::string formats;  // "Q4_K Q6_K F32", most bytes first

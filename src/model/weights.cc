@@ -81,6 +81,11 @@ class Binder {
     vector(name + ".scale", count, false, &out->scales);
   }
 
+  // Rows of a matrix that the file alone knows: 1 to `most`.
+  uint32_t rows_of(const std::string& name, uint32_t most) const {
+    const GgufTensor* t = gguf_.find_tensor(name);
+    return t && t->dims[1] <= most ? std::max(1u, static_cast<uint32_t>(t->dims[1])) : 1;
+  }
   void ignore(const std::string& name) { (void)take(name, false); }
   bool has(const std::string& name) const { return gguf_.find_tensor(name) != nullptr; }
 
@@ -210,6 +215,7 @@ class LayerBinder {
     if (layer_.has_experts()) experts(width, layer_.experts);
     norm(layer_.norm_after(), names_.ffn_post_norm, &w_.ffn_post_norm);
     if (model_.layer_input > 0) layer_input(width, model_.layer_input);
+    if (model_.streams > 1) altup(width, model_.streams);
     bind_.vector(name("layer_output_scale.weight"), 1, false, &w_.output_scale);
   }
 
@@ -260,6 +266,19 @@ class LayerBinder {
       linear(names_.up, inner, width, &w_.up);
     }
     linear(names_.down, width, inner, &w_.down);
+  }
+
+  void altup(uint32_t width, uint32_t streams) {
+    AltUpWeights& w = w_.altup;
+    linear("altup_router", streams, width, &w.router);
+    norm(true, "altup_router_norm", &w.router_norm);
+    bind_.table(name("altup_predict_coef.weight"), streams, streams * streams, true, &w.predict);
+    bind_.table(name("altup_correct_coef.weight"), streams, streams, true, &w.correct);
+    bind_.vector(name("altup_correct_scale.weight"), width, true, &w.scale);
+    const uint32_t rank = bind_.rows_of(name("laurel_l.weight"), width);
+    linear("laurel_l", rank, width, &w.laurel_down);
+    linear("laurel_r", width, rank, &w.laurel_up);
+    norm(true, "laurel_post_norm", &w.laurel_norm);
   }
 
   void layer_input(uint32_t width, uint32_t size) {
@@ -342,6 +361,10 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
     w.input_embedding = bind.matrix("per_layer_token_embd.weight", c.vocabulary, all);
     bind.linear("per_layer_model_proj", all, c.width, false, &w.input_projection);
     bind.vector("per_layer_proj_norm.weight", c.layer_input, true, &w.input_norm.weight);
+  }
+  if (c.streams > 1) {
+    bind.experts("altup_proj", c.streams - 1, c.width, c.width, &w.stream_in);
+    bind.experts("altup_unembd_proj", c.streams - 1, c.width, c.width, &w.stream_out);
   }
   if (bind.has("output.weight")) {
     bind.linear("output", c.vocabulary, c.width, true, &w.output);

@@ -2,6 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <fstream>
+#include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -153,6 +156,25 @@ TEST_CASE("blocks that predict several tokens are no layers") {
   const ModelConfig c = config_of(model_of("qwen2").key("qwen2.nextn_predict_layers", 1u));
   CHECK(c.depth() == 3);
   CHECK(c.skipped_layers == 1);
+}
+
+TEST_CASE("the page of models names every architecture and weight type") {
+  std::ifstream in(FIXTURES "/../../docs/models.md");
+  const std::string page((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  REQUIRE(page.size() > 1000);
+  std::string names = architecture_names();
+  for (std::size_t at; (at = names.find(" and ")) != names.npos;) names.replace(at, 5, ", ");
+  std::istringstream list(names);
+  for (std::string name; std::getline(list >> std::ws, name, ',');) {
+    CAPTURE(name);
+    CHECK(page.find("`" + name + "`") != page.npos);
+  }
+  for (uint32_t id = 0; tensor_type_name(id); ++id) {
+    const TensorTypeInfo* info = tensor_type_info(static_cast<TensorType>(id));
+    if (!info) continue;
+    CAPTURE(info->name);
+    CHECK(page.find(info->name) != page.npos);
+  }
 }
 
 TEST_CASE("sizes may be one number for all layers or one each") {
