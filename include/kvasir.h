@@ -568,9 +568,9 @@ typedef struct kv_passage {
  * stopped answer has passages too.
  * Shares count attention that the strategy computed, and only in the document: not the first 4
  * tokens, instructions, marks or the conversation. A passage consists of blocks of 16 tokens (8
- * where head_dim is over 128), so it may begin or end within a word. Blocks with less than a
- * twentieth of the largest block's share are omitted. docs/strategies.md says how attention is
- * weighted.
+ * where head_dim is over 128, 4 where it is over 256), so it may begin or end within a word. Blocks
+ * with less than a twentieth of the largest block's share are omitted. docs/strategies.md says how
+ * attention is weighted.
  * Writes up to `capacity` passages (NULL if 0), and the total number, at most 64, to *count. The
  * session keeps the passages until a call begins to change the sequence. Forks and files do not
  * have them.
@@ -918,7 +918,8 @@ typedef enum kv_param {
                                  * Default: 0.96 with the default budget; with another budget none,
                                  * and each token reads the budget */
   KV_PARAM_SELECT_TOKENS = 7,   /* neighbouring tokens selected together: a multiple of 16 (of 8
-                                 * where head_dim is over 128) up to 1024. Default: 16 (8) */
+                                 * where head_dim is over 128, of 4 where it is over 256) up to
+                                 * 1024. Default: 16 (8, 4) */
   KV_PARAM_EXACT_TOKENS = 8     /* prefill only: exact tokens at the end of each kv_prefill.
                                  * Default: 0 */
 } kv_param;
@@ -989,7 +990,7 @@ typedef struct kv_cache_shape {
   uint32_t layers;      /* 1 to 1024 */
   uint32_t heads;       /* query heads, 1 to 1024 */
   uint32_t kv_heads;    /* a divisor of heads */
-  uint32_t head_dim;    /* 1 to 256 */
+  uint32_t head_dim;    /* 1 to 512 */
   uint32_t reserved;    /* 0 */
   uint64_t max_tokens;  /* 1 to 2^30; memory grows with the sequence */
   uint8_t identity[32]; /* of the caller's model, such as a hash of its weights; kv_cache_load

@@ -31,7 +31,7 @@ type CacheShape struct {
 	Layers    int // 1 to 1024
 	Heads     int // query heads, 1 to 1024
 	KVHeads   int // a divisor of Heads
-	HeadDim   int // 1 to 256
+	HeadDim   int // 1 to 512
 	MaxTokens int // 1 to 2^30; memory grows with the sequence
 	// Identity is the caller's name of what makes the keys, such as a hash of its weights.
 	// LoadCache compares it.

@@ -251,7 +251,7 @@ func TestOptionsOfACacheArrive(t *testing.T) {
 		"layers":     func(s *kvasir.CacheShape) { s.Layers = 0 },
 		"heads":      func(s *kvasir.CacheShape) { s.Heads = 1 << 20 },
 		"kv_heads":   func(s *kvasir.CacheShape) { s.KVHeads = 3 },
-		"head_dim":   func(s *kvasir.CacheShape) { s.HeadDim = 257 },
+		"head_dim":   func(s *kvasir.CacheShape) { s.HeadDim = 513 },
 		"max_tokens": func(s *kvasir.CacheShape) { s.MaxTokens = 1 << 40 },
 	} {
 		other := shape

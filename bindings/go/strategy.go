@@ -72,7 +72,7 @@ func Alpha(alpha float64) Setting { return Setting{param: ParamAlpha, value: alp
 func Coverage(coverage float64) Setting { return Setting{param: ParamCoverage, value: coverage} }
 
 // SelectTokens sets the number of neighbouring tokens that are selected together: a multiple of 16
-// (of 8 for heads over 128) up to 1024. For "quest". Default: 16 (8).
+// (of 8 for heads over 128, of 4 for heads over 256) up to 1024. For "quest". Default: 16 (8, 4).
 func SelectTokens(tokens int) Setting {
 	return Setting{param: ParamSelectTokens, value: float64(tokens)}
 }

@@ -8,8 +8,8 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t max_sketch_dim = 96;  // of head_dim 256
-constexpr float sketch_steps = 7.0f;     // 4 bits: -7 .. 7, stored + 8
+constexpr uint32_t max_sketch_dim = PageShape::of(max_head_dim).sketch_dim();
+constexpr float sketch_steps = 7.0f;  // 4 bits: -7 .. 7, stored + 8
 constexpr int32_t sketch_offset = 8;
 
 // R rows of V vectors of sums, out[r][c] = end(r, sum over k of a(k)[r * row] * b[k][c]), in
@@ -183,7 +183,7 @@ template <class Isa, uint32_t G>
   const uint32_t tiles = shape.quad_tiles();
   const std::size_t tile_bytes = std::size_t{quad_tokens} * G * tile_blocks * 4;
   by_row_blocks<Isa::scan_rows>(rows, [&](uint32_t row, uint32_t count) {
-    typename Isa::I block[Isa::scan_rows * G * 2];  // up to 12 KiB
+    typename Isa::I block[Isa::scan_rows * G * 2];  // up to 24 KiB
     int32_t starts[Isa::scan_rows];
     for (uint32_t r = 0; r < count; ++r) {
       const int8_t* of_row = q + (std::size_t{row} + r) * n;
@@ -211,6 +211,8 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
       return score_sketch_of<Isa, 6>(shape, rows, q, q_scale, sketch, next, scores, stride);
     case 12:
       return score_sketch_of<Isa, 12>(shape, rows, q, q_scale, sketch, next, scores, stride);
+    case 24:
+      return score_sketch_of<Isa, 24>(shape, rows, q, q_scale, sketch, next, scores, stride);
   }
 }
 

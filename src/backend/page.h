@@ -37,30 +37,31 @@ constexpr uint32_t quad_tokens = 4;
 // Blocks whose bounds, and quads whose sketches, are interleaved: the int32 lanes of a 512-bit
 // register.
 constexpr uint32_t tile_blocks = 16;
-constexpr uint32_t max_head_dim = 256;
+constexpr uint32_t max_head_dim = 512;
 
 struct PageShape {
   uint32_t head_dim = 0;      // of the model, elements
-  uint32_t dim = 0;           // head_dim padded with zeros: 32, 64, 128 or 256
-  uint32_t page_tokens = 0;   // 2048 / dim: 64, 32, 16 or 8
+  uint32_t dim = 0;           // head_dim padded with zeros: 32, 64, 128, 256 or 512
+  uint32_t page_tokens = 0;   // 2048 / dim: 64, 32, 16, 8 or 4
   uint32_t block_tokens = 0;  // tokens per bound: 16, or a smaller page
 
   // head_dim in 1 .. max_head_dim.
   static constexpr PageShape of(uint32_t head_dim) {
     PageShape s;
     s.head_dim = head_dim;
-    s.dim = head_dim <= 32 ? 32 : head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
+    s.dim = 32;
+    while (s.dim < head_dim && s.dim < max_head_dim) s.dim *= 2;
     s.page_tokens = page_bytes / 2 / s.dim;
     s.block_tokens = s.page_tokens < 16 ? s.page_tokens : 16;
     return s;
   }
 
-  // blocks per page: 4, 2, 1, 1
+  // blocks per page: 4, 2, 1, 1, 1
   constexpr uint32_t page_blocks() const { return page_tokens / block_tokens; }
   constexpr uint32_t extent_tokens() const { return extent_pages * page_tokens; }
   constexpr uint32_t extent_tiles() const { return extent_pages * page_blocks() / tile_blocks; }
   constexpr uint32_t extent_blocks() const { return extent_pages * page_blocks(); }
-  // quads per page: 16, 8, 4, 2
+  // quads per page: 16, 8, 4, 2, 1
   constexpr uint32_t page_quads() const { return page_tokens / quad_tokens; }
   constexpr uint32_t extent_quads() const { return extent_pages * page_quads(); }
   constexpr uint32_t quad_tiles() const { return extent_quads() / tile_blocks; }
@@ -93,6 +94,8 @@ struct PageShape {
 static_assert(PageShape::of(64).page_tokens == 32 && PageShape::of(64).extent_tiles() == 2);
 static_assert(PageShape::of(128).bounds_bytes() == 4096 + 64 &&
               PageShape::of(64).bounds_bytes() == 4096 + 128);
+static_assert(PageShape::of(max_head_dim).page_tokens == quad_tokens &&
+              PageShape::of(max_head_dim).quad_tiles() == 1);
 
 // The arrays of one extent of one layer and KV head; see the top of this file.
 struct ExtentView {

@@ -17,16 +17,16 @@ namespace {
 // Words per item of an index: the links of all levels and their offsets; or the item's place in a
 // cluster and its share of the centroids, whose number is the square root of the number of items.
 constexpr uint64_t hnsw_words = 48, ood_words = 96, ivf_words = 4;
-constexpr uint64_t index_words_a_head =
-    128 * 1024;  // independent of the items: levels, a metric of [256][256]
-constexpr uint64_t observed_tokens = 32;          // tokens whose queries are kept
-constexpr uint64_t chain_tokens = 256;            // tokens per hash
-constexpr uint64_t representatives_tokens = 128;  // tokens per block
+constexpr uint64_t index_words_a_head = 64 * 1024;  // independent of the items, without a metric
+constexpr uint64_t observed_tokens = 32;            // tokens whose queries are kept
+constexpr uint64_t chain_tokens = 256;              // tokens per hash
+constexpr uint64_t representatives_tokens = 128;    // tokens per block
 
 // graphs: per KV head.
-uint64_t max_index_bytes(uint64_t heads, uint64_t graphs, uint64_t tokens, uint64_t words_an_item) {
-  return claim_product(
-      {heads, graphs, claim_sum({tokens * words_an_item, index_words_a_head}), sizeof(uint32_t)});
+uint64_t max_index_bytes(const Identity& id, uint64_t graphs, uint64_t words_an_item) {
+  const uint64_t dim = PageShape::of(id.head_dim).dim,
+                 words = claim_sum({id.tokens * words_an_item, index_words_a_head, dim * dim});
+  return claim_product({uint64_t{id.layers} * id.kv_heads, graphs, words, sizeof(uint32_t)});
 }
 
 }  // namespace
@@ -83,13 +83,13 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
                      claim_product({heads, id.tokens, sizeof(float)}), representatives_head_bytes});
       break;
     case SectionKind::hnsw:
-      max_bytes = max_index_bytes(heads, 1, id.tokens, hnsw_words);
+      max_bytes = max_index_bytes(id, 1, hnsw_words);
       break;
     case SectionKind::ood:
-      max_bytes = max_index_bytes(heads, group, id.tokens, ood_words);
+      max_bytes = max_index_bytes(id, group, ood_words);
       break;
     case SectionKind::ivf:
-      max_bytes = max_index_bytes(heads, 1, id.tokens, ivf_words);
+      max_bytes = max_index_bytes(id, 1, ivf_words);
       break;
     case SectionKind::chain:
       max_bytes = (1 + ceil_div(id.tokens, chain_tokens)) * sizeof(uint64_t);

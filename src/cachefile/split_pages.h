@@ -10,8 +10,8 @@
 
 namespace kvasir {
 
-// [16 pages][K, V] to [K, V][16 pages], modulo 256. `from` and `to` do not overlap. page_tokens: 8,
-// 16, 32 or 64.
+// [16 pages][K, V] to [K, V][16 pages], modulo 256. `from` and `to` do not overlap. page_tokens: 4,
+// 8, 16, 32 or 64.
 void split_pages(uint32_t page_tokens, const uint8_t* from, uint8_t* to);
 void join_pages(uint32_t page_tokens, const uint8_t* from, uint8_t* to);
 

@@ -215,6 +215,8 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
   return {};
 }
 
+constexpr uint32_t max_gpu_head_dim = 256;
+
 // What GPUs compute of a model's features; Code::unsupported names another one.
 static Status check_features(const ModelConfig& config) {
   const char* feature = nullptr;
@@ -228,6 +230,7 @@ static Status check_features(const ModelConfig& config) {
     if (c.is_windowed()) feature = "windowed attention";
     if (c.v_norm || !c.writes_kv) feature = "shared or normalised values";
     if (c.sinks) feature = "attention sinks";
+    if (c.head_dim > max_gpu_head_dim) feature = "heads of more than 256 dimensions";
     if (c.has_experts()) feature = "experts";
     if (c.activation != Activation::silu || !c.gated) feature = "its activation";
   }

@@ -14,8 +14,9 @@ using namespace api_test;
 TEST_CASE(
     "attention is exact while everything is in the window, and near to it over pages, whatever the "
     "shape") {
-  for (const kv_cache_shape& shape : {small, shape_of(1, 1, 1, 1), shape_of(1, 4, 4, 64),
-                                      shape_of(2, 8, 1, 128), shape_of(1, 2, 1, 256)}) {
+  for (const kv_cache_shape& shape :
+       {small, shape_of(1, 1, 1, 1), shape_of(1, 4, 4, 64), shape_of(2, 8, 1, 128),
+        shape_of(1, 2, 1, 256), shape_of(1, 2, 1, 512)}) {
     CAPTURE(shape.head_dim);
     const Text text(shape, 300);
     const Cache cache = open_cache(shape, options_of("full"));

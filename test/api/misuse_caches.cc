@@ -39,7 +39,7 @@ void Misuses::add_caches() {
   shaped("kv_heads", [](auto* s) { s->kv_heads = 0; });
   shaped("kv_heads that divide nothing", [](auto* s) { s->heads = 5; });
   shaped("head_dim", [](auto* s) { s->head_dim = 0; });
-  shaped("a long head_dim", [](auto* s) { s->head_dim = 257; });
+  shaped("a long head_dim", [](auto* s) { s->head_dim = 513; });
   shaped("max_tokens", [](auto* s) { s->max_tokens = 0; });
   shaped("many max_tokens", [](auto* s) { s->max_tokens = UINT64_MAX; });
   shaped("reserved", [](auto* s) { s->reserved = 1; });

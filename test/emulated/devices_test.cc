@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "../session/device_helpers.h"
+#include "../session/wide_model.h"
 #include "emulated.h"
 #include "model/gpu_workspace.h"
 #include "offload/kv_mirror.h"
@@ -68,6 +69,19 @@ TEST_CASE(
   REQUIRE(open_on("auto", 0, &model).ok());
   CHECK(model->device_names() == "cpu");
   CHECK(model->why_no_device() == "device 'auto': no driver");
+}
+
+TEST_CASE(
+    "heads of more than 256 dimensions: an error if a device is named, otherwise on the CPU") {
+  const TempFolder folder;
+  const std::string path = save_wide_model(folder), reason = "heads of more than 256 dimensions";
+  std::shared_ptr<const Model> model;
+  const Status s = Model::open(path, "", &model, {.name = "cuda"});
+  CHECK(s.code() == Code::unsupported);
+  CHECK_MESSAGE(std::string(s.message()).find(reason) != std::string::npos, s.message());
+  REQUIRE(Model::open(path, "", &model, {.name = "auto"}).ok());
+  CHECK(model->device_names() == "cpu");
+  CHECK(model->why_no_device().find(reason) != std::string::npos);
 }
 
 TEST_CASE("a device with room for the whole model is chosen, and without one all devices") {

@@ -9,7 +9,7 @@
 
 namespace kvasir::test {
 
-inline constexpr uint32_t padded_dims[] = {32, 64, 128, 256};
+inline constexpr uint32_t padded_dims[] = {32, 64, 128, 256, 512};
 
 struct Queries {
   Queries(const Kernels& k, uint32_t rows, uint32_t dim, Random& random, float size)

@@ -7,16 +7,17 @@
 namespace kvasir::test {
 namespace {
 
-uint32_t random_dim(Random& random, bool random_shape) {
-  return random_shape ? padded_dims[random.below(4)] : 128;
+uint32_t random_dim(Random& random, bool random_shape, uint32_t size) {
+  return random_shape && size == usual_dim ? padded_dims[random.below(std::size(padded_dims))]
+                                           : size;
 }
 
 // Standard deviation of the queries' elements that gives scores of magnitude `size`.
 float query_size(float size, uint32_t dim) { return size / std::sqrt(static_cast<float>(dim)); }
 
 struct QuantizeQueries {
-  QuantizeQueries(Random& random, bool random_shape)
-      : dim(random_dim(random, random_shape)), rows(random_shape ? 1 + random.below(9) : 8),
+  QuantizeQueries(Random& random, bool random_shape, uint32_t size)
+      : dim(random_dim(random, random_shape, size)), rows(random_shape ? 1 + random.below(9) : 8),
         f32(std::size_t{rows} * dim), q(f32.size()), split(2 * f32.size()), scale(rows) {
     for (std::size_t i = 0; i < f32.size(); ++i) f32[i] = random.normal();
   }
@@ -44,8 +45,8 @@ struct QuantizeQueries {
 
 // Queries over random pages; of the random shapes, two of three attend parts of pages with biases.
 struct OverPages {
-  OverPages(Random& random, bool random_shape)
-      : dim(random_dim(random, random_shape)), rows(random_shape ? 1 + random.below(12) : 8),
+  OverPages(Random& random, bool random_shape, uint32_t size)
+      : dim(random_dim(random, random_shape, size)), rows(random_shape ? 1 + random.below(12) : 8),
         pages(dim, random_shape ? 1 + random.below(40) : 64, random),
         q(scalar(), rows, dim, random, query_size(random.uniform(0.01f, 1.5f), dim)) {
     if (!random_shape || random.below(3) == 0) return;
@@ -69,8 +70,8 @@ struct OverPages {
 };
 
 struct AttendPages : OverPages {
-  AttendPages(Random& random, bool random_shape)
-      : OverPages(random, random_shape), state(rows, dim) {}
+  AttendPages(Random& random, bool random_shape, uint32_t size)
+      : OverPages(random, random_shape, size), state(rows, dim) {}
   void call(const Kernels& k) {
     state.clear();
     k.attend_pages(q.view, pages.refs.data(), n(), state.view(), scratch_of(k));
@@ -86,8 +87,8 @@ struct AttendPages : OverPages {
 };
 
 struct ScoreTokens : OverPages {
-  ScoreTokens(Random& random, bool random_shape)
-      : OverPages(random, random_shape), count(std::size_t{n()} * pages.page_tokens),
+  ScoreTokens(Random& random, bool random_shape, uint32_t size)
+      : OverPages(random, random_shape, size), count(std::size_t{n()} * pages.page_tokens),
         stride(count + random.below(9)), scores((rows - 1) * stride + count) {}
   void call(const Kernels& k) {
     k.score_tokens(q.view, pages.refs.data(), n(), scores.data(), stride, scratch_of(k));
@@ -112,8 +113,8 @@ struct ScoreTokens : OverPages {
 
 // Keys one by one, whose scores are those of whole pages, bit for bit.
 struct ScoreKeys : OverPages {
-  ScoreKeys(Random& random, bool random_shape)
-      : OverPages(random, random_shape), count(random_shape ? 1 + random.below(70) : 256),
+  ScoreKeys(Random& random, bool random_shape, uint32_t size)
+      : OverPages(random, random_shape, size), count(random_shape ? 1 + random.below(70) : 256),
         stride(count + random.below(9)), scores((rows - 1) * stride + count) {
     for (PageRef& page : pages.refs) page.tokens = pages.all(), page.bias = 0;
     for (uint32_t i = 0; i < count; ++i) {
@@ -148,8 +149,8 @@ struct ScoreKeys : OverPages {
 };
 
 struct AttendRows {
-  AttendRows(Random& random, bool random_shape)
-      : dim(random_dim(random, random_shape)), rows(random_shape ? 1 + random.below(40) : 8),
+  AttendRows(Random& random, bool random_shape, uint32_t size)
+      : dim(random_dim(random, random_shape, size)), rows(random_shape ? 1 + random.below(40) : 8),
         n(random_shape ? 1 + random.below(300) : 256),
         q(scalar(), rows, dim, random, query_size(random.uniform(0.1f, 2.0f), dim)),
         keys(std::size_t{n} * dim), values(keys.size()), state(rows, dim) {
@@ -181,8 +182,8 @@ struct AttendRows {
 
 // Random states, some of them empty.
 struct States {
-  States(Random& random, bool random_shape)
-      : dim(random_dim(random, random_shape)), rows(random_shape ? 1 + random.below(9) : 8) {}
+  States(Random& random, bool random_shape, uint32_t size)
+      : dim(random_dim(random, random_shape, size)), rows(random_shape ? 1 + random.below(9) : 8) {}
   void fill(State& state, Random& random, bool may_be_empty) const {
     for (std::size_t i = 0; i < state.o.size(); ++i) state.o[i] = random.normal();
     for (std::size_t r = 0; r < rows; ++r) {
@@ -198,8 +199,8 @@ struct States {
 };
 
 struct Merge : States {
-  Merge(Random& random, bool random_shape)
-      : States(random, random_shape), a(rows, dim), b(rows, dim), merged(rows, dim) {
+  Merge(Random& random, bool random_shape, uint32_t size)
+      : States(random, random_shape, size), a(rows, dim), b(rows, dim), merged(rows, dim) {
     fill(a, random, random_shape);
     fill(b, random, random_shape);
   }
@@ -227,8 +228,8 @@ struct Merge : States {
 };
 
 struct Finish : States {
-  Finish(Random& random, bool random_shape)
-      : States(random, random_shape), head_dim(random_shape ? 1 + random.below(dim) : dim),
+  Finish(Random& random, bool random_shape, uint32_t size)
+      : States(random, random_shape, size), head_dim(random_shape ? 1 + random.below(dim) : dim),
         stride(head_dim + random.below(9)), state(rows, dim), out((rows - 1) * stride + head_dim) {
     fill(state, random, random_shape);
   }
@@ -253,12 +254,12 @@ struct Finish : States {
 
 }  // namespace
 
-void check_quantize_queries(Check& check) { check.run<QuantizeQueries>(""); }
-void check_attend_pages(Check& check) { check.run<AttendPages>(""); }
-void check_score_tokens(Check& check) { check.run<ScoreTokens>(""); }
-void check_score_keys(Check& check) { check.run<ScoreKeys>(""); }
-void check_attend_rows(Check& check) { check.run<AttendRows>(""); }
-void check_merge(Check& check) { check.run<Merge>(""); }
-void check_finish(Check& check) { check.run<Finish>(""); }
+void check_quantize_queries(Check& check) { run_sizes<QuantizeQueries>(check); }
+void check_attend_pages(Check& check) { run_sizes<AttendPages>(check); }
+void check_score_tokens(Check& check) { run_sizes<ScoreTokens>(check); }
+void check_score_keys(Check& check) { run_sizes<ScoreKeys>(check); }
+void check_attend_rows(Check& check) { run_sizes<AttendRows>(check); }
+void check_merge(Check& check) { run_sizes<Merge>(check); }
+void check_finish(Check& check) { run_sizes<Finish>(check); }
 
 }  // namespace kvasir::test

@@ -48,6 +48,15 @@ class Check {
   bool bench_, passed_ = true;
 };
 
+constexpr uint32_t usual_dim = 128;
+
+// Checks a case with heads of random sizes, timed with the usual one, and with the longest heads.
+template <class Case>
+void run_sizes(Check& check) {
+  check.run<Case>("", usual_dim);
+  check.run<Case>("512", max_head_dim);
+}
+
 // `error` where the guards of all arrays are intact, otherwise infinity.
 template <class... Arrays>
 double guarded(double error, const Arrays&... arrays) {

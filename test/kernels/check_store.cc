@@ -5,13 +5,13 @@
 namespace kvasir::test {
 namespace {
 
-uint32_t random_head_dim(Random& random, bool random_shape) {
-  return random_shape ? head_dims[random.below(std::size(head_dims))] : 128;
+uint32_t random_head_dim(Random& random, bool random_shape, uint32_t size) {
+  return random_shape && size == usual_dim ? head_dims[random.below(std::size(head_dims))] : size;
 }
 
 struct SealPage {
-  SealPage(Random& random, bool random_shape)
-      : extent(random_head_dim(random, random_shape)), want(extent.shape.head_dim),
+  SealPage(Random& random, bool random_shape, uint32_t size)
+      : extent(random_head_dim(random, random_shape, size)), want(extent.shape.head_dim),
         page(random.below(extent_pages)), keys(page_bytes / 2), values(page_bytes / 2) {
     fill_random(extent.shape, random, keys);
     fill_random(extent.shape, random, values);
@@ -27,8 +27,8 @@ struct SealPage {
 };
 
 struct UnsealPage {
-  UnsealPage(Random& random, bool random_shape)
-      : extent(random_head_dim(random, random_shape)), page(random.below(extent_pages)),
+  UnsealPage(Random& random, bool random_shape, uint32_t size)
+      : extent(random_head_dim(random, random_shape, size)), page(random.below(extent_pages)),
         keys(page_bytes / 2), values(page_bytes / 2) {
     fill_extent(scalar(), random, extent);
   }
@@ -52,10 +52,11 @@ struct UnsealPage {
 };
 
 struct ScoreBounds {
-  ScoreBounds(Random& random, bool random_shape)
-      : extent(random_head_dim(random, random_shape)), rows(random_shape ? 1 + random.below(9) : 8),
-        blocks(extent.shape.extent_blocks()), stride(blocks + random.below(9)),
-        q(scalar(), rows, extent.shape.dim, random, 1), scores((rows - 1) * stride + blocks) {
+  ScoreBounds(Random& random, bool random_shape, uint32_t size)
+      : extent(random_head_dim(random, random_shape, size)),
+        rows(random_shape ? 1 + random.below(9) : 8), blocks(extent.shape.extent_blocks()),
+        stride(blocks + random.below(9)), q(scalar(), rows, extent.shape.dim, random, 1),
+        scores((rows - 1) * stride + blocks) {
     fill_extent(scalar(), random, extent);
   }
   void call(const Kernels& k) {
@@ -118,8 +119,8 @@ struct Multiply {
 };
 
 struct SealSketch {
-  SealSketch(Random& random, bool random_shape)
-      : extent(random_head_dim(random, random_shape)), page(random.below(extent_pages)),
+  SealSketch(Random& random, bool random_shape, uint32_t size)
+      : extent(random_head_dim(random, random_shape, size)), page(random.below(extent_pages)),
         basis(std::size_t{extent.shape.dim} * extent.shape.sketch_dim()),
         sketch(extent.shape.sketch_bytes()) {
     fill_extent(scalar(), random, extent);
@@ -147,8 +148,8 @@ struct SealSketch {
 };
 
 struct ScoreSketch {
-  ScoreSketch(Random& random, bool random_shape)
-      : shape(PageShape::of(random_head_dim(random, random_shape))),
+  ScoreSketch(Random& random, bool random_shape, uint32_t size)
+      : shape(PageShape::of(random_head_dim(random, random_shape, size))),
         rows(random_shape ? 1 + random.below(9) : 8), quads(shape.extent_quads()),
         stride(quads + random.below(9)), sketch(shape.sketch_bytes()),
         q(std::size_t{rows} * shape.sketch_dim()), q_scale(rows),
@@ -289,12 +290,12 @@ struct TopK {
 
 }  // namespace
 
-void check_seal_page(Check& check) { check.run<SealPage>(""); }
-void check_unseal_page(Check& check) { check.run<UnsealPage>(""); }
-void check_score_bounds(Check& check) { check.run<ScoreBounds>(""); }
+void check_seal_page(Check& check) { run_sizes<SealPage>(check); }
+void check_unseal_page(Check& check) { run_sizes<UnsealPage>(check); }
+void check_score_bounds(Check& check) { run_sizes<ScoreBounds>(check); }
 void check_multiply(Check& check) { check.run<Multiply>(""); }
-void check_seal_sketch(Check& check) { check.run<SealSketch>(""); }
-void check_score_sketch(Check& check) { check.run<ScoreSketch>(""); }
+void check_seal_sketch(Check& check) { run_sizes<SealSketch>(check); }
+void check_score_sketch(Check& check) { run_sizes<ScoreSketch>(check); }
 void check_attention_shares(Check& check) { check.run<AttentionShares>(""); }
 void check_sum_shares(Check& check) { check.run<SumShares>(""); }
 void check_sample(Check& check) { check.run<Sample>(""); }

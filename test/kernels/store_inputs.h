@@ -67,7 +67,7 @@ inline void fill_extent(const Kernels& k, Random& random, Extent& extent) {
   }
 }
 
-inline constexpr uint32_t head_dims[] = {1, 32, 48, 64, 80, 96, 128, 200, 256};
+inline constexpr uint32_t head_dims[] = {1, 32, 48, 64, 80, 96, 128, 200, 256, 300, 512};
 
 // The largest error of a quad's sketch against the projected keys, in steps of a seventh of its
 // largest value. basis: [dim][sketch_dim].

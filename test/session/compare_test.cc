@@ -182,7 +182,7 @@ struct Compare {
 }  // namespace
 
 TEST_CASE("compare: mass, error and recall of a choice are those of the definition") {
-  for (uint32_t head_dim : {32u, 64u, 80u, 128u})
+  for (uint32_t head_dim : {32u, 64u, 80u, 128u, 512u})
     for (bool share : {true, false}) {
       CAPTURE(head_dim);
       Compare(head_dim, 11, head_dim).run(CompareLevel::attention, share, 5 + head_dim);

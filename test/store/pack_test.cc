@@ -87,7 +87,7 @@ void repair_chunk(Bytes& file, uint64_t at) {
 }  // namespace
 
 TEST_CASE("packing restores pages with any content") {
-  for (uint32_t page_tokens : {8u, 16u, 32u, 64u}) {
+  for (uint32_t page_tokens : {4u, 8u, 16u, 32u, 64u}) {
     const Bytes plain = samples::noise(65536, page_tokens);
     Bytes split(65536), joined(65536);
     split_pages(page_tokens, plain.data(), split.data());

@@ -86,7 +86,7 @@ std::vector<std::byte> bytes_of(const Representatives& r) {
 TEST_CASE(
     "a block's key is the mean of the 4 tokens that the local tokens after them attend most, "
     "whatever the steps") {
-  for (uint32_t head_dim : {40u, 128u, 256u})
+  for (uint32_t head_dim : {40u, 128u, 256u, 512u})
     for (uint32_t window : {64u, 20u})
       for (uint32_t step : {1u, 50u, 700u}) {
         CAPTURE(head_dim);

@@ -24,7 +24,7 @@ SECTION_UNIT = 65536
 def layout(layers, kv_heads, head_dim, heads, vocabulary, tokens):
     """Bytes by part: the sections of a cache file, and the part that a memory limit cannot spill.
     """
-    dim = next(d for d in (32, 64, 128, 256) if head_dim <= d)
+    dim = next(d for d in (32, 64, 128, 256, 512) if head_dim <= d)
     page_tokens = PAGE_BYTES // 2 // dim
     all_heads = layers * kv_heads
     pages = max(0, (tokens - WINDOW) // page_tokens)

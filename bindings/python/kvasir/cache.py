@@ -33,7 +33,7 @@ class CacheShape:
     layers: int  # 1 to 1024
     heads: int  # query heads, 1 to 1024
     kv_heads: int  # a divisor of heads
-    head_dim: int  # 1 to 256
+    head_dim: int  # 1 to 512
     max_tokens: int  # 1 to 2^30; memory grows with the sequence
     identity: bytes = bytes(32)
 

@@ -49,7 +49,7 @@ class Strategy:
     coverage: 1 - the expected standard error of the sampled attention; between 0 and 1. Default:
         0.96 with the default budget; with another the budget alone decides
     select_tokens: neighbouring tokens selected together: a multiple of 16 (of 8 where head_dim is
-        over 128) up to 1024. Default: 16 (8)
+        over 128, of 4 where it is over 256) up to 1024. Default: 16 (8, 4)
     exact_tokens: prefill only: exact tokens at the end of each prefill. Default: 0
     layers: the filter layers of "filter-layers", from 0, ascending. Default: three layers spread
         evenly (one in eight if the model has fewer than 24)

@@ -29,7 +29,7 @@ pub struct Shape {
     pub heads: u32,
     /// A divisor of `heads`.
     pub kv_heads: u32,
-    /// 1 to 256.
+    /// 1 to 512.
     pub head_dim: u32,
     /// 1 to 2^30; memory grows with the sequence.
     pub max_tokens: u64,

@@ -150,7 +150,7 @@ impl Strategy {
     }
 
     /// Sets how many neighbouring tokens are selected together: a multiple of 16 (of 8 where
-    /// `head_dim` is over 128) up to 1024. Default: 16 (8).
+    /// `head_dim` is over 128, of 4 where it is over 256) up to 1024. Default: 16 (8, 4).
     pub fn select_tokens(self, tokens: u32) -> Strategy {
         self.set(Param::SelectTokens, f64::from(tokens))
     }

@@ -1,0 +1,75 @@
+// Sequences of a model whose heads have 512 dimensions.
+#include <cmath>
+
+#include "helpers.h"
+#include "wide_model.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+constexpr uint32_t text_tokens = 2200;  // enough for an index
+
+std::shared_ptr<const Model> wide_model() {
+  static const TempFolder folder;
+  static const auto model = open_model(save_wide_model(folder));
+  return model;
+}
+
+std::vector<Token> text() {
+  std::vector<Token> tokens(text_tokens);
+  uint32_t state = 5;
+  for (Token& t : tokens) t = static_cast<Token>((state = state * 1664525u + 1013904223u) >> 24);
+  return tokens;
+}
+
+SessionOptions selecting(const char* strategy) {
+  SessionOptions o;
+  o.threads = 2;
+  o.select.strategy = strategy;
+  o.select.budget_tokens = strategy == std::string("full") ? 0 : 100;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("heads of 512 dimensions: int8 pages attend nearly as full precision") {
+  SessionOptions exact = selecting("full");
+  exact.full_precision = true;
+  const auto sealed = open_session(wide_model(), selecting("full")),
+             whole = open_session(wide_model(), exact);
+  read(sealed.get(), text()), read(whole.get(), text());
+  CHECK(sealed->store().shape().page.page_tokens == 4);
+  CHECK(sealed->store().sealed_tokens() > text_tokens - 200);
+  const std::vector<float> near = logits_after(sealed.get(), 65),
+                           want = logits_after(whole.get(), 65);
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    difference += std::pow(static_cast<double>(near[i] - want[i]), 2);
+    size += std::pow(static_cast<double>(want[i]), 2);
+  }
+  CHECK(std::sqrt(difference / size) < 0.05);
+}
+
+TEST_CASE("heads of 512 dimensions: every strategy goes on the same after a save, load and fork") {
+  const TempFolder folder;
+  const auto document = open_session(wide_model(), selecting("full"));
+  read(document.get(), text());
+  for (const StrategyInfo& strategy : all_strategies()) {
+    CAPTURE(strategy.name);
+    const SessionOptions options = selecting(strategy.name);
+    std::unique_ptr<Session> session, loaded, fork;
+    REQUIRE(document->fork(&session).ok());
+    REQUIRE(session->set_select(options.select).ok());
+    REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+    const Status s =
+        Session::load(wide_model(), folder.file("a.kv"), options, true, nullptr, {}, &loaded);
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    REQUIRE(session->fork(&fork).ok());
+    const std::vector<Token> expected = continue_with(session.get(), 6);
+    CHECK(continue_with(loaded.get(), 6) == expected);
+    CHECK(continue_with(fork.get(), 6) == expected);
+    CHECK(logits_after(loaded.get(), 7) == logits_after(session.get(), 7));
+  }
+}
