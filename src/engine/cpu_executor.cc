@@ -374,15 +374,6 @@ void CpuExecutor::quantize(const float* x, uint32_t n, uint32_t cols) {
   });
 }
 
-static Activations block_of(const Activations& x, std::size_t first, uint32_t count) {
-  return {count,
-          x.cols,
-          x.f32 + first * x.cols,
-          x.q + first * x.cols,
-          x.scale + first * (x.cols / 32),
-          x.sums + first * (x.cols / 16)};
-}
-
 // y = W x + b for matrices that share their input, in one parallel loop over all their rows.
 void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols,
                            std::initializer_list<Product> products) {
@@ -415,7 +406,7 @@ void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols,
     const WeightView& w = p->linear->w;
     const uint32_t begin = task * per_task, end = std::min(w.rows, begin + per_task);
     float* y = p->y + std::size_t{first} * w.rows;
-    kernels_.matmul(w, block_of(input, first, count), y, w.rows, begin, end,
+    kernels_.matmul(w, rows_of(input, first, count), y, w.rows, begin, end,
                     scratch_.data() + worker * scratch_size_);
     if (p->linear->bias.empty()) return;
     for (uint32_t i = 0; i < count; ++i, y += w.rows)
