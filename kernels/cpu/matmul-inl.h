@@ -25,11 +25,11 @@ namespace {
 constexpr uint32_t panel_cols = 512;        // of a quantised panel: 32 rows are 16 KiB
 constexpr uint32_t float_panel_cols = 128;  // of a float panel: the same
 constexpr uint32_t row_tokens = 4;          // inputs per pass of the row kernel
-// The most inputs for the row kernel (measured: panels win from 9 on), and of a pass over the rows.
-constexpr uint32_t few = 8;
+constexpr uint32_t few = max_few_inputs;  // of a pass over the rows
 
 inline bool reads_in_place(const Activations& x) {
-  return x.method == ProductMethod::by_count ? x.n <= few : x.method == ProductMethod::few;
+  const bool by_count = x.method == ProductMethod::by_count;
+  return (by_count ? method_of(x.n) : x.method) == ProductMethod::few;
 }
 
 // Bytes that the row kernel prefetches ahead, beyond the CPU's own prefetching. Measured on Zen 5:

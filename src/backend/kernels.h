@@ -35,10 +35,15 @@ struct WeightView {
 // Which code computes a matrix product. The two round differently. Within each, an output depends
 // on its row and its input alone.
 enum class ProductMethod : uint8_t {
-  by_count,  // `few` for one to eight inputs, otherwise `many`
+  by_count,  // method_of(inputs)
   few,       // reads each row of weights in place
   many,      // unpacks weights for all inputs
 };
+constexpr uint32_t max_few_inputs = 8;  // measured: `many` is faster for more
+
+constexpr ProductMethod method_of(uint32_t inputs) {
+  return inputs <= max_few_inputs ? ProductMethod::few : ProductMethod::many;
+}
 
 // n rows of inputs to a matrix product, in float and, for quantised weights, in int8 with a scale
 // per 32: x ~= q * scale[block]. `sums` has the sum of q over each 16 inputs, for weight types with
