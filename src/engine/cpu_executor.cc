@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/magnitude.h"
 #include "base/memory.h"
+#include "engine/cpu_experts.h"
 #include "engine/layer_executor.h"
 
 namespace kvasir {
@@ -40,6 +41,8 @@ class CpuExecutor final : public LayerExecutor {
     float* y;  // [n][rows]
   };
   Status attention(uint32_t layer);
+  void dense(uint32_t layer, const float* h, uint32_t n);
+  Status experts(uint32_t layer, const float* h, uint32_t n);
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
@@ -78,6 +81,7 @@ class CpuExecutor final : public LayerExecutor {
   Buffer<int16_t> sums_;          // [n][widest input / 16]
   Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
   std::size_t scratch_size_ = 0;  // of one thread
+  std::unique_ptr<CpuExperts> experts_;  // null where no layer has experts
 };
 
 CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention* attention,
@@ -98,6 +102,10 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
   consider(weights.output);
   if (weights.input_projection.w.data) consider(weights.input_projection);
   scratch_.resize(scratch_size_ * pool->threads());
+  const auto has_experts = [](const LayerConfig& c) { return c.has_experts(); };
+  const std::vector<LayerConfig>& layers = model.config().layer_configs;
+  if (std::any_of(layers.begin() + first_layer, layers.end(), has_experts))
+    experts_ = std::make_unique<CpuExperts>(model.config(), weights, first_layer, pool);
 }
 
 Status CpuExecutor::plan(const StepContext& c, const Request&, LayerRun* run) {
@@ -150,7 +158,7 @@ Status CpuExecutor::attention(uint32_t layer) {
   return {};
 }
 
-// x += W_down (f(W_gate h) * W_up h);  h = norm(x), or the mixer's input of a parallel layer
+// x += network(h);  h = norm(x), or the mixer's input of a parallel layer
 Status CpuExecutor::feed_forward(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
@@ -159,13 +167,28 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   float* x = step_->x + std::size_t{first} * width;
   const float* h =
       c.is_parallel() ? y_.get() + std::size_t{first} * width : norm(x, w.ffn_norm, n, h_.get());
+  if (c.has_dense()) dense(layer, h, n);
+  if (c.has_experts()) RETURN_IF_ERROR(experts(layer, h, n));
+  add(x, w.ffn_post_norm, n);
+  finish_layer(layer, first);
+  return cancel_->fired() ? Status() : check_layer(layer, first);
+}
+
+// h_ = W_down (f(W_gate h) * W_up h)
+void CpuExecutor::dense(uint32_t layer, const float* h, uint32_t n) {
+  const LayerConfig& c = model_.config().layer(layer);
+  const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t width = model_.config().width;
   if (c.gated) multiply(h, n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
   else multiply(h, n, width, {{&w.up, gate_.get()}});
   activate(c, n);
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
-  add(x, w.ffn_post_norm, n);
-  finish_layer(layer, first);
-  return cancel_->fired() ? Status() : check_layer(layer, first);
+}
+
+// h_ = the experts of h
+Status CpuExecutor::experts(uint32_t layer, const float* h, uint32_t n) {
+  const bool good = experts_->run(layer, {n, h, h, too_large}, *cancel_, h_.get());
+  return good || cancel_->fired() ? Status() : not_a_number("layer " + std::to_string(layer));
 }
 
 Status CpuExecutor::logits(uint32_t first, float* out) {
@@ -192,7 +215,7 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
   });
   by_rows(n_ - first, [&](std::size_t at, uint32_t count) {
     check(a_.get(), first + at, count, c.q_width());
-    check(gate_.get(), at, count, c.feed_forward);
+    if (c.has_dense()) check(gate_.get(), at, count, c.feed_forward);
     check(step_->x, first + at, count, model_.config().width);
   });
   return good ? Status() : not_a_number("layer " + std::to_string(layer));

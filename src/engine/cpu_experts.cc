@@ -41,15 +41,17 @@ struct Largest {
 
 }  // namespace
 
-CpuExperts::CpuExperts(const Model& model, uint32_t first_layer, ThreadPool* pool)
-    : model_(model), kernels_(cpu_kernels()), pool_(pool), width_(model.config().width) {
+CpuExperts::CpuExperts(const ModelConfig& model, const Weights& weights, uint32_t first_layer,
+                       ThreadPool* pool)
+    : model_(model), all_weights_(weights), kernels_(cpu_kernels()), pool_(pool),
+      width_(model.width) {
   const auto consider = [&](const WeightView& w) {
     if (!w.data) return;
     const std::size_t size = kernels_.matmul_scratch(w.type, w.cols);
     scratch_size_ = std::max<std::size_t>(scratch_size_, round_up(size, 64));
   };
-  for (std::size_t l = first_layer; l < model.weights().layers.size(); ++l) {
-    const ExpertWeights& e = model.weights().layers[l].experts;
+  for (std::size_t l = first_layer; l < weights.layers.size(); ++l) {
+    const ExpertWeights& e = weights.layers[l].experts;
     for (const ExpertMatrices* m : {&e.gate, &e.up, &e.down}) consider(m->first);
     for (const Linear* m : {&e.router, &e.shared_gate, &e.shared_up, &e.shared_down})
       consider(m->w);
@@ -58,9 +60,9 @@ CpuExperts::CpuExperts(const Model& model, uint32_t first_layer, ThreadPool* poo
 }
 
 bool CpuExperts::run(uint32_t layer, const Input& input, const CancelLatch& cancel, float* out) {
-  layer_ = &model_.config().layer(layer);
+  layer_ = &model_.layer(layer);
   config_ = &layer_->experts;
-  weights_ = &model_.weights().layers[layer].experts;
+  weights_ = &all_weights_.layers[layer].experts;
   cancel_ = &cancel, n_ = input.n, good_ = true;
   resize(n_);
 
@@ -328,7 +330,7 @@ void CpuExperts::Quants::resize(std::size_t values) {
 
 void CpuExperts::resize(uint32_t n) {
   if (n <= capacity_) return;
-  const Largest largest(model_.config());
+  const Largest largest(model_);
   const auto grow = [](auto& array, std::size_t size) {
     array = {};  // never old and new together
     array = make_buffer<std::remove_reference_t<decltype(array[0])>>(size);

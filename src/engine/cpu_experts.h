@@ -30,7 +30,8 @@ namespace kvasir {
 class CpuExperts {
  public:
   // For the layers from first_layer on. All arguments must outlive it.
-  CpuExperts(const Model& model, uint32_t first_layer, ThreadPool* pool);
+  CpuExperts(const ModelConfig& model, const Weights& weights, uint32_t first_layer,
+             ThreadPool* pool);
 
   struct Input {
     uint32_t n = 0;                 // tokens
@@ -94,7 +95,8 @@ class CpuExperts {
   template <class F>
   void by_rows(F&& f);
 
-  const Model& model_;
+  const ModelConfig& model_;
+  const Weights& all_weights_;
   const Kernels& kernels_;
   ThreadPool* const pool_;
   const uint32_t width_;
