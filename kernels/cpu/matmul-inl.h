@@ -25,8 +25,12 @@ namespace {
 constexpr uint32_t panel_cols = 512;        // of a quantised panel: 32 rows are 16 KiB
 constexpr uint32_t float_panel_cols = 128;  // of a float panel: the same
 constexpr uint32_t row_tokens = 4;          // inputs per pass of the row kernel
-// The most inputs for the row kernel (measured: panels win from 9 on).
-constexpr uint32_t few = 8;
+constexpr uint32_t few = max_few_inputs;  // of a pass over the rows
+
+inline bool reads_in_place(const Activations& x) {
+  const bool by_count = x.method == ProductMethod::by_count;
+  return (by_count ? method_of(x.n) : x.method) == ProductMethod::few;
+}
 
 // Bytes that the row kernel prefetches ahead, beyond the CPU's own prefetching. Measured on Zen 5:
 // less than 4 KiB loses, and 8 KiB gains a twentieth. Rows are contiguous, so it reaches into later
@@ -91,6 +95,13 @@ void row_product(const uint8_t* row, const uint8_t* tail, const Activations& x, 
     row_group<Isa, Format, tokens>(tail, sum, in);
   }
   for (std::size_t t = 0; t < tokens; ++t) out.y[(first + t) * out.stride] = Isa::total(sum[t]);
+}
+
+// Calls f for each `few` inputs.
+template <class F>
+void for_passes(const Activations& x, Output out, F&& f) {
+  for (uint32_t i = 0; i < x.n; i += few)
+    f(rows_of(x, i, x.n - i < few ? x.n - i : few), Output{out.y + i * out.stride, out.stride});
 }
 
 template <class Isa, class Format>
@@ -171,13 +182,28 @@ void unpack_group(const uint8_t* p, uint32_t r, uint32_t group, Panel<Isa>& pane
   }
 }
 
+// The weights of the panel after rows [row, row + panel_rows) and columns [col, col + cols): the
+// next columns, or the first ones of the next rows. Its unpacking would wait for memory otherwise.
+// May lie behind the matrix.
+template <class Isa>
+inline const uint8_t* next_panel(const WeightView& w, uint32_t row, uint32_t col, uint32_t cols,
+                                 std::size_t col_bytes) {
+  const bool is_last = col + cols >= w.cols;
+  return reinterpret_cast<const uint8_t*>(w.data) +
+         (row + (is_last ? panel_rows<Isa> : 0)) * w.row_bytes + (is_last ? 0 : col_bytes);
+}
+
 // Unpacks rows [row, row + panel_rows) and columns [col, col + cols) into the panel. Repeats the
 // last row in the place of missing ones.
 template <class Isa, class Format>
 void unpack(const WeightView& w, uint32_t row, uint32_t col, uint32_t cols, Panel<Isa>& panel) {
   alignas(64) uint8_t last[Format::group_bytes] = {};
-  for (uint32_t c = 0; c < cols; c += group_weights) {
+  const uint8_t* next =
+      next_panel<Isa>(w, row, col, cols, (col + cols) / Format::block * Format::block_bytes);
+  for (uint32_t c = 0; c < cols; c += group_weights, next += Format::group_bytes) {
     for (uint32_t r = 0; r < panel_rows<Isa>; ++r) {
+      for (uint32_t b = 0; b < Format::group_bytes; b += 64)
+        __builtin_prefetch(next + r * w.row_bytes + b);
       const std::size_t at = row + r < w.rows ? row + r : w.rows - 1;
       const auto* p = reinterpret_cast<const uint8_t*>(w.data) + at * w.row_bytes +
                       (col + c) / Format::block * Format::block_bytes;
@@ -319,7 +345,12 @@ void many_products(const WeightView& w, const Activations& x, Output out, uint32
 template <class Isa, class Format>
 void products(const WeightView& w, const Activations& x, Output out, uint32_t row_begin,
               uint32_t row_end, std::byte* scratch) {
-  if (x.n <= few) return few_products<Isa, Format>(w, x, out, row_begin, row_end);
+  if (reads_in_place(x)) {
+    for_passes(x, out, [&](const Activations& some, Output y) {
+      few_products<Isa, Format>(w, some, y, row_begin, row_end);
+    });
+    return;
+  }
   many_products<Isa, Format>(w, x, out, row_begin, row_end,
                              *reinterpret_cast<Panel<Isa>*>(scratch));
 }

@@ -84,8 +84,11 @@ template <class Isa, class Format>
 void unpack_floats(const WeightView& w, uint32_t row, uint32_t col, uint32_t cols,
                    Panel<Isa>& panel) {
   constexpr uint32_t part = group_weights / 4;  // columns that fit panel.rows as floats
-  for (uint32_t c = 0; c < cols; c += part) {
+  const uint8_t* next = next_panel<Isa>(w, row, col, cols, std::size_t{col + cols} * Format::bytes);
+  for (uint32_t c = 0; c < cols; c += part, next += part * Format::bytes) {
     for (uint32_t r = 0; r < panel_rows<Isa>; ++r) {
+      for (uint32_t b = 0; b < part * Format::bytes; b += 64)
+        __builtin_prefetch(next + r * w.row_bytes + b);
       const std::size_t at = row + r < w.rows ? row + r : w.rows - 1;
       const auto* p =
           reinterpret_cast<const uint8_t*>(w.data) + at * w.row_bytes + (col + c) * Format::bytes;
@@ -139,7 +142,12 @@ void many_float_products(const WeightView& w, const Activations& x, Output out, 
 template <class Isa, class Format>
 void float_products(const WeightView& w, const Activations& x, Output out, uint32_t row_begin,
                     uint32_t row_end, std::byte* scratch) {
-  if (x.n <= few) return few_float_products<Isa, Format>(w, x, out, row_begin, row_end);
+  if (reads_in_place(x)) {
+    for_passes(x, out, [&](const Activations& some, Output y) {
+      few_float_products<Isa, Format>(w, some, y, row_begin, row_end);
+    });
+    return;
+  }
   many_float_products<Isa, Format>(w, x, out, row_begin, row_end,
                                    *reinterpret_cast<Panel<Isa>*>(scratch));
 }

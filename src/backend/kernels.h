@@ -32,6 +32,19 @@ struct WeightView {
   std::size_t row_bytes = 0;
 };
 
+// Which code computes a matrix product. The two round differently. Within each, an output depends
+// on its row and its input alone.
+enum class ProductMethod : uint8_t {
+  by_count,  // method_of(inputs)
+  few,       // reads each row of weights in place
+  many,      // unpacks weights for all inputs
+};
+constexpr uint32_t max_few_inputs = 8;  // measured: `many` is faster for more
+
+constexpr ProductMethod method_of(uint32_t inputs) {
+  return inputs <= max_few_inputs ? ProductMethod::few : ProductMethod::many;
+}
+
 // n rows of inputs to a matrix product, in float and, for quantised weights, in int8 with a scale
 // per 32: x ~= q * scale[block]. `sums` has the sum of q over each 16 inputs, for weight types with
 // an offset or 16-wide scales.
@@ -41,7 +54,19 @@ struct Activations {
   const int8_t* q = nullptr;      // [n][cols]           |q| <= 127
   const float* scale = nullptr;   // [n][cols / 32]
   const int16_t* sums = nullptr;  // [n][cols / 16]
+  ProductMethod method = ProductMethod::by_count;
 };
+
+// Rows [first, first + n) of x.
+inline Activations rows_of(const Activations& x, std::size_t first, uint32_t n) {
+  return {n,
+          x.cols,
+          x.f32 + first * x.cols,
+          x.q + first * x.cols,
+          x.scale + first * (x.cols / 32),
+          x.sums + first * (x.cols / 16),
+          x.method};
+}
 
 // Queries of one KV head, quantised per row: f32 ~= q * scale. Multiplied by the softmax scale.
 struct QueryRows {
@@ -95,9 +120,7 @@ struct Kernels {
   // y[i * y_stride + r] = sum_c w[r][c] * x[i][c]  for i in [0, x.n), r in [row_begin, row_end).
   // row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised weights use
   // x.q/scale/sums and integer dot products; F32, F16 and BF16 weights use x.f32 and float
-  // accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned. One to eight
-  // inputs, and more than eight, are computed by different code that rounds differently. Within
-  // each, an output depends on its row and its input alone.
+  // accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
                  uint32_t row_begin, uint32_t row_end, std::byte* scratch);
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);

@@ -8,6 +8,7 @@
 #include "base/magnitude.h"
 #include "base/memory.h"
 #include "engine/altup.h"
+#include "engine/cpu_experts.h"
 #include "engine/layer_executor.h"
 
 namespace kvasir {
@@ -53,6 +54,8 @@ class CpuExecutor final : public LayerExecutor {
     float* y;  // [n][rows]
   };
   Status attention(uint32_t layer);
+  void dense(uint32_t layer, const float* h, uint32_t n);
+  Status experts(uint32_t layer, const float* h, uint32_t n);
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
@@ -94,6 +97,7 @@ class CpuExecutor final : public LayerExecutor {
   std::unique_ptr<AltUp> altup_;  // of a model with several streams
   Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
   std::size_t scratch_size_ = 0;  // of one thread
+  std::unique_ptr<CpuExperts> experts_;  // null where no layer has experts
 };
 
 CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention* attention,
@@ -121,6 +125,10 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
         model, pool, [this](const float* x, uint32_t n, uint32_t cols, const Linear& w, float* y) {
           multiply(x, n, cols, {{&w, y}});
         });
+  const auto has_experts = [](const LayerConfig& c) { return c.has_experts(); };
+  const std::vector<LayerConfig>& layers = model.config().layer_configs;
+  if (std::any_of(layers.begin() + first_layer, layers.end(), has_experts))
+    experts_ = std::make_unique<CpuExperts>(model.config(), weights, first_layer, pool);
 }
 
 Status CpuExecutor::plan(const StepContext& c, const Request&, LayerRun* run) {
@@ -177,7 +185,7 @@ Status CpuExecutor::attention(uint32_t layer) {
   return {};
 }
 
-// x += W_down (f(W_gate h) * W_up h);  h = norm(x), or the mixer's input of a parallel layer
+// x += network(h);  h = norm(x), or the mixer's input of a parallel layer
 Status CpuExecutor::feed_forward(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
@@ -186,13 +194,28 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   float* x = step_->x + std::size_t{first} * width;
   const float* h =
       c.is_parallel() ? y_.get() + std::size_t{first} * width : norm(x, w.ffn_norm, n, h_.get());
+  if (c.has_dense()) dense(layer, h, n);
+  if (c.has_experts()) RETURN_IF_ERROR(experts(layer, h, n));
+  add(x, w.ffn_post_norm, n);
+  finish_layer(layer, first);
+  return cancel_->fired() ? Status() : check_layer(layer, first);
+}
+
+// h_ = W_down (f(W_gate h) * W_up h)
+void CpuExecutor::dense(uint32_t layer, const float* h, uint32_t n) {
+  const LayerConfig& c = model_.config().layer(layer);
+  const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t width = model_.config().width;
   if (c.gated) multiply(h, n, width, {{&w.gate, gate_.get()}, {&w.up, up_.get()}});
   else multiply(h, n, width, {{&w.up, gate_.get()}});
   activate(c, n);
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
-  add(x, w.ffn_post_norm, n);
-  finish_layer(layer, first);
-  return cancel_->fired() ? Status() : check_layer(layer, first);
+}
+
+// h_ = the experts of h
+Status CpuExecutor::experts(uint32_t layer, const float* h, uint32_t n) {
+  const bool good = experts_->run(layer, {n, h, h, too_large}, *cancel_, h_.get());
+  return good || cancel_->fired() ? Status() : not_a_number("layer " + std::to_string(layer));
 }
 
 Status CpuExecutor::logits(uint32_t first, float* out) {
@@ -220,7 +243,7 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
   });
   by_rows(n_ - first, [&](std::size_t at, uint32_t count) {
     check(a_.get(), first + at, count, c.q_width());
-    check(gate_.get(), at, count, c.feed_forward);
+    if (c.has_dense()) check(gate_.get(), at, count, c.feed_forward);
     check(step_->x, first + at, count, model_.config().width);
   });
   return good ? Status() : not_a_number("layer " + std::to_string(layer));
@@ -431,15 +454,6 @@ void CpuExecutor::quantize(const float* x, uint32_t n, uint32_t cols) {
   });
 }
 
-static Activations block_of(const Activations& x, std::size_t first, uint32_t count) {
-  return {count,
-          x.cols,
-          x.f32 + first * x.cols,
-          x.q + first * x.cols,
-          x.scale + first * (x.cols / 32),
-          x.sums + first * (x.cols / 16)};
-}
-
 // y = W x + b for matrices that share their input, in one parallel loop over all their rows.
 void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols,
                            std::initializer_list<Product> products) {
@@ -472,7 +486,7 @@ void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols,
     const WeightView& w = p->linear->w;
     const uint32_t begin = task * per_task, end = std::min(w.rows, begin + per_task);
     float* y = p->y + std::size_t{first} * w.rows;
-    kernels_.matmul(w, block_of(input, first, count), y, w.rows, begin, end,
+    kernels_.matmul(w, rows_of(input, first, count), y, w.rows, begin, end,
                     scratch_.data() + worker * scratch_size_);
     if (p->linear->bias.empty()) return;
     for (uint32_t i = 0; i < count; ++i, y += w.rows)

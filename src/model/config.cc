@@ -237,7 +237,6 @@ void refuse_layers(Schema* schema, const ModelConfig& c) {
       schema->refuse("has layers without attention", "attention.head_count_kv");
     if (layer.is_windowed())
       schema->refuse("attends through a sliding window", "attention.sliding_window");
-    if (layer.has_experts()) schema->refuse("is a mixture of experts", "expert_count");
     if (layer.sinks) schema->refuse("has attention sinks", "attention.sliding_window");
     if (layer.heads == 0 || (layer.has_dense() && layer.feed_forward == 0))
       schema->refuse("has layers without heads or without a feed-forward network",

@@ -64,6 +64,33 @@ TEST_CASE("a made model of every type parses with the shape asked for") {
   }
 }
 
+TEST_CASE("a made mixture of experts has the tensors of its architecture") {
+  const std::string small =
+      " --layers 2 --width 256 --ffn 64 --experts 6 --used 2 --vocab 512 --untied --type F16"
+      " --expert-type Q8_0";
+  for (const auto& [shape, tensors] :
+       {std::pair{"30b-a3b", 3 + 2 * 12}, std::pair{"gpt-oss-20b", 3 + 2 * 19}}) {
+    CAPTURE(shape);
+    REQUIRE(make(std::string("--shape ") + shape + small));
+    const Bytes bytes = take_file();
+    Gguf gguf;
+    const Status status = Gguf::parse(bytes, &gguf);
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    const std::string architecture(gguf.get_string("general.architecture").value());
+    CHECK(gguf.get_uint(architecture + ".expert_count") == 6);
+    CHECK(gguf.get_uint(architecture + ".expert_used_count") == 2);
+    CHECK(gguf.tensors().size() == static_cast<std::size_t>(tensors));
+    const GgufTensor* down = gguf.find_tensor("blk.1.ffn_down_exps.weight");
+    REQUIRE(down);
+    CHECK(down->type == TensorType::q8_0);
+    CHECK(down->dims[0] == 64);
+    CHECK(down->dims[1] == 256);
+    CHECK(down->dims[2] == 6);
+    CHECK(gguf.find_tensor("blk.1.attn_q.weight")->type == TensorType::f16);
+    CHECK(gguf.find_tensor("blk.1.ffn_gate_inp.weight")->type == TensorType::f32);
+  }
+}
+
 TEST_CASE("every merge of a made vocabulary joins two tokens into a third") {
   REQUIRE(make("--shape tiny --vocab 32768"));
   const Bytes bytes = take_file();
@@ -114,7 +141,8 @@ TEST_CASE("the same seed makes the same file, another seed another") {
 TEST_CASE("a shape that no model can have leaves no file behind") {
   for (const char* options :
        {"--shape tiny --heads 3", "--shape tiny --head-dim 63", "--shape tiny --vocab 258",
-        "--shape tiny --width 96 --type Q4_K", "--shape huge", "--type Q4_2", "--layers 0"}) {
+        "--shape tiny --width 96 --type Q4_K", "--shape huge", "--shape tiny --experts 4",
+        "--shape 30b-a3b --used 129", "--type Q4_2", "--layers 0"}) {
     CAPTURE(options);
     CHECK(!make(options));
     CHECK(!std::filesystem::exists(output_path()));

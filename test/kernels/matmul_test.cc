@@ -93,6 +93,39 @@ TEST_CASE("the way a product is cut into tasks does not change a bit") {
   }
 }
 
+TEST_CASE("a named method computes an input the same, however many others there are") {
+  Random random(5);
+  constexpr uint32_t n = 21, rows = 70, cols = 512 + 256;
+  for (const Kernels* k : test::all_kernels()) {
+    for (const Type& t : types) {
+      CAPTURE(std::string(k->name));
+      CAPTURE(std::string(t.name));
+      Weights w(t, rows, cols, random);
+      Inputs x(*k, n, cols, random);
+      const auto all = [&](ProductMethod method) {
+        x.view.method = method;
+        return run(*k, w.view, x.view, rows);
+      };
+      const auto few = all(ProductMethod::few), many = all(ProductMethod::many),
+                 by_count = all(ProductMethod::by_count);
+      CHECK(std::memcmp(by_count->data(), many->data(), n * rows * sizeof(float)) == 0);
+      for (const auto& [method, expected] :
+           {std::pair{ProductMethod::few, &few}, std::pair{ProductMethod::many, &many}}) {
+        x.view.method = method;
+        for (const auto& [first, count] :
+             {std::pair{4u, 1u}, std::pair{7u, 3u}, std::pair{2u, 17u}}) {
+          const auto some = run(*k, w.view, rows_of(x.view, first, count), k->matmul_rows);
+          CHECK(std::memcmp(some->data(), (*expected)->data() + first * rows,
+                            count * rows * sizeof(float)) == 0);
+        }
+      }
+      x.view.method = ProductMethod::by_count;
+      const auto eight = run(*k, w.view, rows_of(x.view, 0, 8), rows);
+      CHECK(std::memcmp(eight->data(), few->data(), 8 * rows * sizeof(float)) == 0);
+    }
+  }
+}
+
 TEST_CASE("extreme quants do not overflow the integer sums") {
   Random random(3);
   for (const Kernels* k : test::all_kernels()) {

@@ -197,7 +197,6 @@ TEST_CASE("a feature that the engine lacks is refused by name") {
     return model_of("llama").key(std::string("llama.") + key, value);
   };
   check_refused(with("attention.sliding_window", 128u), "llama.attention.sliding_window");
-  check_refused(with("expert_count", 8u).key("llama.expert_used_count", 2u), "llama.expert_count");
   check_refused(with("attention.key_length", 514u).key("llama.attention.value_length", 514u),
                 "514");
   check_refused(with("attention.value_length", 32u), "llama.attention.value_length");

@@ -2,12 +2,14 @@
 // tests of speed and memory.
 //
 // The file is complete: metadata, a byte-level BPE vocabulary with a chat format, and every weight
-// of a llama model. Its answers have no meaning. The same options and seed give the same file,
-// with the same C++ library.
+// of a llama model or of a mixture of experts. Its answers have no meaning. The same options and
+// seed give the same file, with the same C++ library.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -31,21 +33,39 @@ constexpr float kSigma = 0.02f;
 constexpr uint32_t kSpecials = 3;
 constexpr uint32_t kMinVocab = kSpecials + 256;
 
+// What the models of an architecture have in common.
+struct Family {
+  const char* architecture;
+  const char* ffn_norm;
+  float rope_base;
+  bool qk_norm;           // of each head
+  bool biases_and_sinks;  // biases of attention and experts, sinks, YaRN
+  uint32_t window;        // of every other layer; 0: none
+};
+constexpr Family kLlama = {"llama", "ffn_norm", 500000, false, false, 0};
+constexpr Family kQwen3Moe = {"qwen3moe", "ffn_norm", 1000000, true, false, 0};
+constexpr Family kGptOss = {"gpt-oss", "post_attention_norm", 150000, false, true, 128};
+
 struct Shape {
-  uint32_t layers, width, heads, kv_heads, head_dim, ffn, vocab, context;
+  const Family* family;
+  // ffn: of an expert, where there are experts
+  uint32_t layers, width, heads, kv_heads, head_dim, ffn, vocab, context, experts, used;
 };
 
-// Shapes of well-known models: 1b and 3b of Llama 3.2, 8b of Llama 3.1, with a smaller vocabulary.
+// Shapes of well-known models: 1b and 3b of Llama 3.2, 8b of Llama 3.1, with a smaller vocabulary;
+// Qwen 3 30B-A3B and gpt-oss-20b.
 const std::map<std::string, Shape> kShapes = {
-    {"tiny", {2, 256, 4, 2, 64, 512, 512, 4096}},
-    {"1b", {16, 2048, 32, 8, 64, 8192, 32768, 131072}},
-    {"3b", {28, 3072, 24, 8, 128, 8192, 32768, 131072}},
-    {"8b", {32, 4096, 32, 8, 128, 14336, 32768, 131072}},
+    {"tiny", {&kLlama, 2, 256, 4, 2, 64, 512, 512, 4096, 0, 0}},
+    {"1b", {&kLlama, 16, 2048, 32, 8, 64, 8192, 32768, 131072, 0, 0}},
+    {"3b", {&kLlama, 28, 3072, 24, 8, 128, 8192, 32768, 131072, 0, 0}},
+    {"8b", {&kLlama, 32, 4096, 32, 8, 128, 14336, 32768, 131072, 0, 0}},
+    {"30b-a3b", {&kQwen3Moe, 48, 2048, 32, 4, 128, 768, 151936, 262144, 128, 8}},
+    {"gpt-oss-20b", {&kGptOss, 24, 2880, 64, 8, 64, 2880, 201088, 131072, 32, 4}},
 };
 
 struct Options {
   Shape shape;
-  TensorType type, embedding_type;
+  TensorType type, embedding_type, expert_type;
   bool untied;
   uint64_t seed;
   std::string path;
@@ -57,7 +77,9 @@ struct Tensor {
   TensorType type;
   bool ones;  // a norm: all 1, always F32
 
-  uint64_t elements() const { return dims.size() == 1 ? dims[0] : dims[0] * dims[1]; }
+  uint64_t elements() const {
+    return std::accumulate(dims.begin(), dims.end(), uint64_t{1}, std::multiplies<>());
+  }
   uint64_t bytes() const {
     const TensorTypeInfo* info = tensor_type_info(type);
     return elements() / info->block_elements * info->block_bytes;
@@ -201,53 +223,102 @@ uint32_t file_type(TensorType type) {  // general.file_type: the type of most we
   }
 }
 
-std::vector<Tensor> list_tensors(const Options& o) {
-  const Shape& s = o.shape;
-  const uint64_t q = uint64_t{s.heads} * s.head_dim, kv = uint64_t{s.kv_heads} * s.head_dim;
-  std::vector<Tensor> tensors;
-  const auto weight = [&](const std::string& name, uint64_t cols, uint64_t rows, TensorType type) {
-    tensors.push_back({name + ".weight", {cols, rows}, type, false});
-  };
-  const auto norm = [&](const std::string& name) {
-    tensors.push_back({name + ".weight", {s.width}, TensorType::f32, true});
-  };
-  weight("token_embd", s.width, s.vocab, o.embedding_type);
-  norm("output_norm");
-  if (o.untied) weight("output", s.width, s.vocab, o.embedding_type);
-  for (uint32_t i = 0; i < s.layers; ++i) {
-    const std::string layer = "blk." + std::to_string(i) + ".";
-    norm(layer + "attn_norm");
-    weight(layer + "attn_q", s.width, q, o.type);
-    weight(layer + "attn_k", s.width, kv, o.type);
-    weight(layer + "attn_v", s.width, kv, o.type);
-    weight(layer + "attn_output", q, s.width, o.type);
-    norm(layer + "ffn_norm");
-    weight(layer + "ffn_gate", s.width, s.ffn, o.type);
-    weight(layer + "ffn_up", s.width, s.ffn, o.type);
-    weight(layer + "ffn_down", s.ffn, s.width, o.type);
+// Lists the tensors of a model.
+class Tensors {
+ public:
+  explicit Tensors(const Options& o) : o_(o), s_(o.shape) {}
+
+  std::vector<Tensor> list() {
+    weight("token_embd", {s_.width, s_.vocab}, o_.embedding_type);
+    norm("output_norm", s_.width);
+    if (o_.untied) weight("output", {s_.width, s_.vocab}, o_.embedding_type);
+    for (uint32_t i = 0; i < s_.layers; ++i) {
+      at_ = "blk." + std::to_string(i) + ".";
+      attention();
+      norm(s_.family->ffn_norm, s_.width);
+      if (s_.experts > 0) experts();
+      else dense();
+    }
+    return std::move(tensors_);
   }
-  return tensors;
+
+ private:
+  void weight(const std::string& name, std::vector<uint64_t> dims, TensorType type) {
+    tensors_.push_back({at_ + name + ".weight", std::move(dims), type, false});
+  }
+  void norm(const std::string& name, uint64_t size) {
+    tensors_.push_back({at_ + name + ".weight", {size}, TensorType::f32, true});
+  }
+  // A matrix or those of all experts, with its biases where the family has them.
+  void linear(const std::string& name, std::vector<uint64_t> dims, TensorType type) {
+    const std::vector<uint64_t> biases(dims.begin() + 1, dims.end());
+    weight(name, std::move(dims), type);
+    if (s_.family->biases_and_sinks)
+      tensors_.push_back({at_ + name + ".bias", biases, TensorType::f32, false});
+  }
+  void attention() {
+    const uint64_t q = uint64_t{s_.heads} * s_.head_dim, kv = uint64_t{s_.kv_heads} * s_.head_dim;
+    norm("attn_norm", s_.width);
+    linear("attn_q", {s_.width, q}, o_.type);
+    linear("attn_k", {s_.width, kv}, o_.type);
+    linear("attn_v", {s_.width, kv}, o_.type);
+    linear("attn_output", {q, s_.width}, o_.type);
+    if (s_.family->qk_norm) norm("attn_q_norm", s_.head_dim), norm("attn_k_norm", s_.head_dim);
+    if (s_.family->biases_and_sinks) weight("attn_sinks", {s_.heads}, TensorType::f32);
+  }
+  void dense() {
+    linear("ffn_gate", {s_.width, s_.ffn}, o_.type);
+    linear("ffn_up", {s_.width, s_.ffn}, o_.type);
+    linear("ffn_down", {s_.ffn, s_.width}, o_.type);
+  }
+  void experts() {
+    linear("ffn_gate_inp", {s_.width, s_.experts}, TensorType::f32);
+    linear("ffn_gate_exps", {s_.width, s_.ffn, s_.experts}, o_.expert_type);
+    linear("ffn_up_exps", {s_.width, s_.ffn, s_.experts}, o_.expert_type);
+    linear("ffn_down_exps", {s_.ffn, s_.width, s_.experts}, o_.expert_type);
+  }
+
+  const Options& o_;
+  const Shape& s_;
+  std::string at_;
+  std::vector<Tensor> tensors_;
+};
+
+void add_shape(const Shape& s, Header* header) {
+  const std::string prefix = std::string(s.family->architecture) + ".";
+  const auto key = [&](const char* name, auto value) { header->key(prefix + name, value); };
+  key("block_count", s.layers);
+  key("embedding_length", s.width);
+  key("feed_forward_length", s.ffn);
+  key("context_length", s.context);
+  key("attention.head_count", s.heads);
+  key("attention.head_count_kv", s.kv_heads);
+  key("attention.key_length", s.head_dim);
+  key("attention.value_length", s.head_dim);
+  key("attention.layer_norm_rms_epsilon", 1e-5f);
+  key("rope.dimension_count", s.head_dim);
+  key("rope.freq_base", s.family->rope_base);
+  key("vocab_size", s.vocab);
+  if (s.experts > 0) {
+    key("expert_count", s.experts);
+    key("expert_used_count", s.used);
+    key("expert_feed_forward_length", s.ffn);
+  }
+  if (s.family->window > 0) key("attention.sliding_window", s.family->window);
+  if (s.family->biases_and_sinks) {
+    key("rope.scaling.type", "yarn");
+    key("rope.scaling.factor", 32.0f);
+    key("rope.scaling.original_context_length", uint32_t{4096});
+  }
 }
 
 std::string build_header(const Options& o, const std::vector<Tensor>& tensors) {
-  const Shape& s = o.shape;
   Header header;
-  header.key("general.architecture", "llama");
+  header.key("general.architecture", o.shape.family->architecture);
   header.key("general.name", "random weights");
-  header.key("general.file_type", file_type(o.type));
-  header.key("llama.block_count", s.layers);
-  header.key("llama.embedding_length", s.width);
-  header.key("llama.feed_forward_length", s.ffn);
-  header.key("llama.context_length", s.context);
-  header.key("llama.attention.head_count", s.heads);
-  header.key("llama.attention.head_count_kv", s.kv_heads);
-  header.key("llama.attention.key_length", s.head_dim);
-  header.key("llama.attention.value_length", s.head_dim);
-  header.key("llama.attention.layer_norm_rms_epsilon", 1e-5f);
-  header.key("llama.rope.dimension_count", s.head_dim);
-  header.key("llama.rope.freq_base", 500000.0f);
-  header.key("llama.vocab_size", s.vocab);
-  add_vocabulary(s.vocab, &header);
+  header.key("general.file_type", file_type(o.shape.experts > 0 ? o.expert_type : o.type));
+  add_shape(o.shape, &header);
+  add_vocabulary(o.shape.vocab, &header);
   for (const Tensor& tensor : tensors) header.tensor(tensor);
   return header.build();
 }
@@ -350,8 +421,10 @@ std::string complaint(const Options& o) {
   if (s.heads % s.kv_heads != 0) return "--heads must be a multiple of --kv-heads";
   if (s.head_dim % 2 != 0) return "--head-dim must be even";
   if (s.vocab < kMinVocab) return "--vocab must be at least " + std::to_string(kMinVocab);
-  const uint64_t block = std::max(tensor_type_info(o.type)->block_elements,
-                                  tensor_type_info(o.embedding_type)->block_elements);
+  if (s.used > s.experts || (s.used == 0 && s.experts > 0)) return "--used must be 1 to --experts";
+  uint32_t block = 1;
+  for (const TensorType type : {o.type, o.embedding_type, o.expert_type})
+    block = std::max(block, tensor_type_info(type)->block_elements);
   for (const auto& [name, cols] :
        {std::pair{"--width", uint64_t{s.width}}, std::pair{"--ffn", uint64_t{s.ffn}},
         std::pair{"--heads times --head-dim", uint64_t{s.heads} * s.head_dim}}) {
@@ -364,11 +437,11 @@ std::string complaint(const Options& o) {
 
 int run(int argc, char** argv) {
   CLI::App app(
-      "Writes a GGUF file of a llama model with random weights, for benchmarks.\n"
+      "Writes a GGUF file of a model with random weights, for benchmarks.\n"
       "All weights are drawn from one pool of normal numbers, which large models read round and "
       "round: no row of a tensor\n"
       "repeats below 65521 rows, but statistics over the whole model are those of the pool.");
-  std::string shape_name = "1b", type = "Q4_0", embedding_type;
+  std::string shape_name = "1b", type = "Q4_0", embedding_type, expert_type;
   Options o{};
   const std::map<std::string, TensorType> types = type_names();
   app.add_option("--shape", shape_name, "a known shape, which the options below change")
@@ -385,7 +458,9 @@ int run(int argc, char** argv) {
       {"--heads", &Shape::heads, "query heads", 1024},
       {"--kv-heads", &Shape::kv_heads, "key and value heads", 1024},
       {"--head-dim", &Shape::head_dim, "dimensions of a head", 1024},
-      {"--ffn", &Shape::ffn, "feed-forward length", 262144},
+      {"--ffn", &Shape::ffn, "feed-forward length, or an expert's", 262144},
+      {"--experts", &Shape::experts, "experts; without them, one network", 4096},
+      {"--used", &Shape::used, "experts that a token uses", 4096},
       {"--vocab", &Shape::vocab, "tokens in the vocabulary", 1048576},
       {"--context", &Shape::context, "tokens of context that the metadata promises", 1u << 30},
   };
@@ -398,6 +473,8 @@ int run(int argc, char** argv) {
   app.add_option("--embedding-type", embedding_type,
                  "of the embedding and the output; as --type when not given")
       ->transform(CLI::IsMember(types, CLI::ignore_case));
+  app.add_option("--expert-type", expert_type, "of the experts; as --type when not given")
+      ->transform(CLI::IsMember(types, CLI::ignore_case));
   app.add_flag("--untied", o.untied, "an output matrix of its own, not the embedding");
   app.add_option("--seed", o.seed, "of the random numbers")->capture_default_str();
   app.add_option("-o,--output", o.path, "the file to write; an existing one is replaced")
@@ -405,16 +482,18 @@ int run(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const Shape& known = kShapes.at(shape_name);
+  o.shape.family = known.family;
   for (const auto& field : fields) {
     if (o.shape.*field.field == 0) o.shape.*field.field = known.*field.field;
   }
   o.type = types.at(type);
   o.embedding_type = embedding_type.empty() ? o.type : types.at(embedding_type);
+  o.expert_type = expert_type.empty() ? o.type : types.at(expert_type);
   if (const std::string wrong = complaint(o); !wrong.empty()) {
     std::fprintf(stderr, "kvasir-make-model: %s\n", wrong.c_str());
     return 2;
   }
-  const std::vector<Tensor> tensors = list_tensors(o);
+  const std::vector<Tensor> tensors = Tensors(o).list();
   uint64_t parameters = 0, size = 0;
   for (const Tensor& tensor : tensors) parameters += tensor.elements();
   const Status status = write_model(o, tensors, &size);
