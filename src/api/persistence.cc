@@ -60,7 +60,7 @@ kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error)
     for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds,
                              SectionKind::windows_pages, SectionKind::windows_scales})
       if (const CachePeek::Section* section = file.find(kind)) i.kv_bytes += section->bytes;
-    i.layers = file.identity().layers;
+    i.layers = file.identity().layers + file.identity().windows.layers;
     i.kv_heads = file.identity().kv_heads;
     i.head_dim = file.identity().head_dim;
     i.precision = saved.full_precision ? KV_PRECISION_F32 : KV_PRECISION_INT8;

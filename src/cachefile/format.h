@@ -31,26 +31,26 @@ constexpr uint64_t header_seed = 0x726973'61764B01;
 
 // Byte offsets in the header. Those up to place_file_size, and place_checksum, hold for every
 // future version.
-constexpr uint64_t place_magic = 0;            // u8 [8]
-constexpr uint64_t place_version = 8;          // u32
-constexpr uint64_t place_minimum_reader = 12;  // u32
-constexpr uint64_t place_byte_order = 16;      // u32
-constexpr uint64_t place_section_count = 20;   // u32
-constexpr uint64_t place_file_size = 24;       // u64, bytes
-constexpr uint64_t place_model = 32;           // u8 [32]
-constexpr uint64_t place_layers = 64;          // u32
-constexpr uint64_t place_kv_heads = 68;        // u32
-constexpr uint64_t place_head_dim = 72;        // u32
-constexpr uint64_t place_vocabulary = 76;      // u32
-constexpr uint64_t place_tokens = 80;          // u64
-constexpr uint64_t place_model_name = 88;      // char [64]
-constexpr uint64_t place_model_hash = 152;     // u8 [16]
+constexpr uint64_t place_magic = 0;               // u8 [8]
+constexpr uint64_t place_version = 8;             // u32
+constexpr uint64_t place_minimum_reader = 12;     // u32
+constexpr uint64_t place_byte_order = 16;         // u32
+constexpr uint64_t place_section_count = 20;      // u32
+constexpr uint64_t place_file_size = 24;          // u64, bytes
+constexpr uint64_t place_model = 32;              // u8 [32]
+constexpr uint64_t place_layers = 64;             // u32
+constexpr uint64_t place_kv_heads = 68;           // u32
+constexpr uint64_t place_head_dim = 72;           // u32
+constexpr uint64_t place_vocabulary = 76;         // u32
+constexpr uint64_t place_tokens = 80;             // u64
+constexpr uint64_t place_model_name = 88;         // char [64]
+constexpr uint64_t place_model_hash = 152;        // u8 [16]
 constexpr uint64_t place_windows_layers = 168;    // u32; the next four: zeros before version 4
 constexpr uint64_t place_windows_kv_heads = 172;  // u32
 constexpr uint64_t place_windows_head_dim = 176;  // u32
 constexpr uint64_t place_windows_tokens = 184;    // u64
-constexpr uint64_t place_sections = 256;       // [max_sections][entry_bytes]
-constexpr uint64_t place_checksum = 4088;      // u64, of all bytes before it
+constexpr uint64_t place_sections = 256;          // [max_sections][entry_bytes]
+constexpr uint64_t place_checksum = 4088;         // u64, of all bytes before it
 
 // Byte offsets in an entry of the section table.
 constexpr uint64_t entry_bytes = 64;
@@ -126,10 +126,12 @@ constexpr uint32_t flags_of(SectionKind kind) {
 
 constexpr const char* name_of(SectionKind kind) {
   constexpr const char* names[] = {
-      "unknown", "state",    "tokens",          "centre",    "sinks", "window", "pages",  "scales",
-      "bounds",  "unknown",  "statistics",      "recurrent", "index", "logits", "errors", "sketch",
-      "queries", "observed", "representatives", "sparse",    "hnsw",  "ood",    "ivf",    "chain",
-      "read",    "chat",     "spelling",        "windows",   "windows-centre", "windows-rows",
+      "unknown",       "state",         "tokens",   "centre",          "sinks",
+      "window",        "pages",         "scales",   "bounds",          "unknown",
+      "statistics",    "recurrent",     "index",    "logits",          "errors",
+      "sketch",        "queries",       "observed", "representatives", "sparse",
+      "hnsw",          "ood",           "ivf",      "chain",           "read",
+      "chat",          "spelling",      "windows",  "windows-centre",  "windows-rows",
       "windows-pages", "windows-scales"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];

@@ -41,8 +41,7 @@ Status Forward::create(std::shared_ptr<const Model> model, uint64_t context, Thr
 }
 
 Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool)
-    : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool),
-      host_(*model_, pool) {}
+    : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool), host_(*model_, pool) {}
 
 // Abandons the executor's part of a step unless it is complete.
 class Forward::Part {
@@ -113,8 +112,8 @@ Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* pr
   step.tokens = {&any, 1};  // a step of an answer
   const CancelLatch cancel(step.cancel);
   const std::size_t gpus = model_->device_weights().size();
-  const StepContext c{step,    cancel,  *store,  nullptr, pool_,
-                      nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
+  const StepContext c{
+      step, cancel, *store, nullptr, pool_, nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
   const auto stopped = [] {
     return Status::error(Code::cancelled, "stopped by the progress callback");
   };

@@ -56,9 +56,9 @@ class HostAttention {
   ThreadPool* pool_;
   Attention attention_;               // of the layers whose queries see every token
   std::optional<Attention> windows_;  // of the others
-  Buffer<float> lse_;         // [tokens][heads]
-  std::size_t lse_room_ = 0;  // floats
-  bool has_pages_ = false;    // reserve_pages() was called in this step
+  Buffer<float> lse_;                 // [tokens][heads]
+  std::size_t lse_room_ = 0;          // floats
+  bool has_pages_ = false;            // reserve_pages() was called in this step
 };
 
 }  // namespace kvasir

@@ -214,8 +214,7 @@ Status Session::rewind(uint64_t tokens) {
     kept = windows->resume_point(kept);
     RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
   }
-  if (kept < sequence_.store.tokens())
-    RETURN_IF_ERROR(sequence_.store.rewind(kept, cpu_kernels()));
+  if (kept < sequence_.store.tokens()) RETURN_IF_ERROR(sequence_.store.rewind(kept, cpu_kernels()));
   sequence_.windows = std::move(windows);
   forget_behind(tokens);
   return {};

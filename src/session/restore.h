@@ -12,10 +12,9 @@ namespace kvasir {
 struct Session::Restore {
   explicit Restore(Session* s)
       : session(s), store(s->sequence_.store), windows(s->sequence_.windows),
-        queries(s->sequence_.queries),
-        observed(s->sequence_.observed), tokens(s->sequence_.tokens.size()),
-        prefilled_tokens(s->sequence_.prefilled_tokens), turn(s->sequence_.turn),
-        logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
+        queries(s->sequence_.queries), observed(s->sequence_.observed),
+        tokens(s->sequence_.tokens.size()), prefilled_tokens(s->sequence_.prefilled_tokens),
+        turn(s->sequence_.turn), logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
   ~Restore() {
     if (!session) return;
     SequenceState& sequence = session->sequence_;

@@ -218,8 +218,8 @@ Status save_store(const std::string& path, format::Identity identity, const Save
     const StoreShape& w = windows->shape();
     identity.windows = {w.layers, w.kv_heads, w.page.head_dim, w.window};
     all.push_back({SectionKind::windows, windows_data.data(), windows_data.size()});
-    all.push_back({SectionKind::windows_centre, windows->centre().data(),
-                   windows->centre().size_bytes()});
+    all.push_back(
+        {SectionKind::windows_centre, windows->centre().data(), windows->centre().size_bytes()});
     all.push_back({SectionKind::windows_rows, nullptr, windows->window_size() * sizeof(float)});
   }
 

@@ -89,6 +89,23 @@ Status check_windows(const CachePeek& file, const StoreShape& shape, const Saved
   return {};
 }
 
+Status windows_serve(const CachePeek& file, const StoreShape& shape, uint64_t tokens, bool* out) {
+  *out = true;
+  if (shape.layers == 0) return {};
+  SavedSequence state;
+  SavedWindows saved;
+  RETURN_IF_ERROR(read_saved(file, &state));
+  if (state.page_tokens == 0 || state.tokens < tokens)
+    return Status::error(Code::corrupt, "%s: section 'state' has fewer tokens than its document",
+                         file.path().c_str());
+  RETURN_IF_ERROR(check_windows(file, shape, state, &saved));
+  const uint64_t pages = (tokens - std::min<uint64_t>(tokens, state.window_tokens)) /
+                         state.page_tokens;  // complete and not in the window
+  const uint64_t kept = pages < state.pages ? pages * state.page_tokens : tokens;
+  *out = saved.resume_point(shape, state, kept) > 0;
+  return {};
+}
+
 Status load_windows(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
                     const SavedWindows& saved, ThreadPool* pool, const Cancel* cancel,
                     KvStore* out) {

@@ -34,6 +34,9 @@ struct SavedWindows {
 // comes from the file. Code::corrupt, Code::version, Code::io.
 Status check_windows(const CachePeek& file, const StoreShape& shape, const SavedSequence& state,
                      SavedWindows* out);
+// Whether a session of the file's first `tokens` tokens goes on from a later position than the
+// beginning, as Session::load() does. Always without windows. Codes as check_windows().
+Status windows_serve(const CachePeek& file, const StoreShape& shape, uint64_t tokens, bool* out);
 // Maps the store of a checked file. `out` has its shape and its window.
 Status load_windows(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
                     const SavedWindows& saved, ThreadPool* pool, const Cancel* cancel,

@@ -40,7 +40,7 @@ struct SequenceState {
 
   KvStore store;
   std::optional<KvStore> windows;  // of the layers that see a window; as many tokens as `store`
-  RecentQueries queries;  // of the newest tokens; empty in full precision
+  RecentQueries queries;           // of the newest tokens; empty in full precision
   // The queries by which a strategy that chooses once has selected: those at the end of the
   // prefill. Set from the first selection until the next prefill.
   struct Observed {

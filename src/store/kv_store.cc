@@ -43,8 +43,8 @@ void KvStore::drop_unseen() {
   const uint64_t first = tokens() - std::min(tokens(), kept),
                  first_marked = marked - std::min(marked, kept);
   if (window_tokens_ == keep_all) {
-    const auto rows = static_cast<uint32_t>(std::max(dropped_, std::min(first, first_marked)) -
-                                            dropped_);
+    const auto rows =
+        static_cast<uint32_t>(std::max(dropped_, std::min(first, first_marked)) - dropped_);
     dropped_ += rows, first_row_ += rows, window_count_ -= rows;
     return;
   }

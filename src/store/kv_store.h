@@ -10,11 +10,11 @@
 // subtracted from every key. That shifts all scores of a query by the same number, so attention is
 // unchanged. With window_tokens == keep_all (full precision) nothing is sealed.
 //
-// The store of layers whose queries see the newest `shape().window` tokens (here: their reach) keeps
-// only what queries at its end and at its mark can see, and a few tokens more. commit() drops the
-// rest. So the sequence can go on from its end, and from the mark, the end of a document, after the
-// answers behind it were rewound. Other positions need a prefill from resume_point(). It has
-// neither sinks nor summaries.
+// The store of layers whose queries see the newest `shape().window` tokens (here: their reach)
+// keeps only what queries at its end and at its mark can see, and a few tokens more. commit() drops
+// the rest. So the sequence can go on from its end, and from the mark (the end of a document) after
+// a rewind of the answers behind it. Other positions need a prefill from resume_point(). Such a
+// store has neither sinks nor summaries.
 //
 //   tokens   0 .... | mark - reach .. mark | .... | n - reach .............. n
 //           dropped                        dropped  sealed pages | window
@@ -267,10 +267,10 @@ class KvStore {
   bool drop_resident_ = false;  // files hold more than the budget
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
-  uint32_t capacity_ = 0;   // rows of room in window_
-  uint32_t first_row_ = 0;  // first row of the window; those before it were sealed
-  uint64_t dropped_ = 0;          // rows dropped before the window, in full precision
-  uint64_t mark_ = UINT64_MAX;    // UINT64_MAX: the end
+  uint32_t capacity_ = 0;       // rows of room in window_
+  uint32_t first_row_ = 0;      // first row of the window; those before it were sealed
+  uint64_t dropped_ = 0;        // rows dropped before the window, in full precision
+  uint64_t mark_ = UINT64_MAX;  // UINT64_MAX: the end
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   std::size_t window_floats() const;  // of window_
   // [layers][kv_heads][2][capacity][dim], shared with copies. A row that any copy has committed is

@@ -139,8 +139,7 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
     slab->pages = section_at<int8_t>(*file, pages_kind, at * PageShape::pages_bytes());
     slab->scales = section_at<uint16_t>(*file, scales_kind, at * shape.page.scales_bytes());
     if (shape.window == 0)
-      slab->bounds =
-          section_at<int8_t>(*file, SectionKind::bounds, at * shape.page.bounds_bytes());
+      slab->bounds = section_at<int8_t>(*file, SectionKind::bounds, at * shape.page.bounds_bytes());
     store.slabs_.emplace_back(slab.release());
   }
   *out = std::move(store);
@@ -297,8 +296,7 @@ Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::Fil
 
 uint64_t PageStore::full_private_bytes() const {
   uint64_t slabs = 0;
-  for (uint32_t e = 0; e < pages_ / extent_pages; ++e)
-    slabs += slabs_[e] && slabs_[e].is_private();
+  for (uint32_t e = 0; e < pages_ / extent_pages; ++e) slabs += slabs_[e] && slabs_[e].is_private();
   return slabs * shape_.slab_bytes();
 }
 
@@ -319,9 +317,8 @@ void PageStore::drop_resident_pages(uint32_t layer) const {
 
 void PageStore::drop_resident_pages(const SlabRef& slab, uint64_t offset, uint64_t size) const {
   if (slab->file)
-    slab->file->advise(section_in(*slab, SectionKind::pages),
-                       slab->index * pages_bytes() + offset, size,
-                       os::Mapping::Advice::dont_need);
+    slab->file->advise(section_in(*slab, SectionKind::pages), slab->index * pages_bytes() + offset,
+                       size, os::Mapping::Advice::dont_need);
   else if (slab->spill) slab->mapping.advise(offset, size, os::Mapping::Advice::dont_need);
 }
 

@@ -61,9 +61,7 @@ struct Sequence {
   StoreShape shape() const {
     return {1, c.heads.kv_heads, PageShape::of(c.heads.head_dim), c.window};
   }
-  KvStore store() const {
-    return KvStore(shape(), c.full_precision ? KvStore::keep_all : 40);
-  }
+  KvStore store() const { return KvStore(shape(), c.full_precision ? KvStore::keep_all : 40); }
 
   // Runs the next n tokens; their outputs from `first` on.
   std::vector<float> run(KvStore* store, uint32_t n, uint32_t threads, uint32_t first = 0) const {
@@ -179,7 +177,8 @@ TEST_CASE("a window has the same bits by any number of threads and in any block"
       const std::vector<float> out = s.run(&one, n, 1);
       CHECK(s.run(&two, n, 2) == out);
       const std::vector<float> tail = s.run(&last, n, 2, n - 5);
-      CHECK(std::equal(tail.begin(), tail.end(), out.end() - static_cast<std::ptrdiff_t>(tail.size())));
+      CHECK(std::equal(tail.begin(), tail.end(),
+                       out.end() - static_cast<std::ptrdiff_t>(tail.size())));
     }
   }
 }
