@@ -1119,8 +1119,9 @@ KV_API kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
  * The call prefills the unsealed tokens again, at most window_tokens and a page, because strategies
  * need their queries. It compares the keys. Weights of another precision pass. Another model, other
  * positions or another channel order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
- * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_CONTEXT_FULL, KV_CANCELLED,
- * KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY. */
+ * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_UNSUPPORTED (a model with
+ * sliding windows: a cache keeps all layers alike), KV_CONTEXT_FULL, KV_CANCELLED, KV_LIMIT
+ * (memory_limit), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,
                                        size_t count, const kv_session_options* options,
                                        const kv_control* control, kv_session** out,
