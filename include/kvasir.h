@@ -508,6 +508,12 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
  * the precision of their pages. The next step recomputes the last token. Its rounding differs from
  * that of a prefill chunk, so the order of nearly equal logits may change. Not cancellable: about
  * 10 ms for an 8B model with the default window, and proportional to window_tokens.
+ * A model with sliding windows has dropped keys and values that no later token sees. It keeps what
+ * the end of the document needs, and what a rewind of about 200 tokens needs. After any other
+ * rewind the next prefill, question, kv_session_next, kv_session_score, kv_session_prepare or
+ * kv_save first prefills the kept tokens again, from the first one or from the end of the document,
+ * with the result of a new prefill. It takes as long as one; the control of that call reports and
+ * cancels it, and the tokens stay.
  * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page of a mapped file),
  * KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_rewind(kv_session* session, uint64_t tokens, kv_error* error);
@@ -626,6 +632,9 @@ typedef struct kv_session_stats {
   char decode_strategy[32];  /* chosen for the next token; "auto" is resolved */
   char chat_format[32];      /* of the turns */
   char device[64];           /* "cpu", "cuda:0", "cuda:0,cuda:1", truncated */
+  uint64_t prefilled_again;  /* tokens prefilled again, after a rewind or for a prefix */
+  uint64_t windows_bytes;    /* of layers with a sliding window, in memory and in the loaded file;
+                              * included above */
 } kv_session_stats;
 
 /* Fills *stats. KV_NO_MEMORY, KV_BUSY. */
@@ -646,7 +655,9 @@ KV_API kv_status kv_session_stats_json(kv_session* session, char* json, size_t c
  * The call prefills the newest tokens again, at most window_tokens and a page, because the file has
  * them as int8 pages only. kv_load with kv_session_rewind keeps the int8 precision instead. The
  * session is bit for bit as after a prefill if the file's own window holds these tokens, or if the
- * file has full precision. Progress: KV_PHASE_VERIFY, KV_PHASE_PREFILL. control->flags: KV_VERIFY.
+ * file has full precision. For a model with sliding windows the file has these only at its end and
+ * at the end of its document: for other prefixes the call prefills all tokens again. Progress:
+ * KV_PHASE_VERIFY, KV_PHASE_PREFILL. control->flags: KV_VERIFY.
  * KV_BAD_ARGUMENT (the file has fewer tokens), and the codes of kv_load. */
 KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
                                 const kv_session_options* options, const kv_control* control,
@@ -1109,8 +1120,9 @@ KV_API kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
  * The call prefills the unsealed tokens again, at most window_tokens and a page, because strategies
  * need their queries. It compares the keys. Weights of another precision pass. Another model, other
  * positions or another channel order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
- * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_CONTEXT_FULL, KV_CANCELLED,
- * KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY. */
+ * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_UNSUPPORTED (a model with
+ * sliding windows: a cache keeps all layers alike), KV_CONTEXT_FULL, KV_CANCELLED, KV_LIMIT
+ * (memory_limit), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,
                                        size_t count, const kv_session_options* options,
                                        const kv_control* control, kv_session** out,

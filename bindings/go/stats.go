@@ -56,6 +56,8 @@ type SessionStats struct {
 	DecodeStrategy    string // chosen for the next token; "auto" is resolved
 	ChatFormat        string // of the turns
 	Device            string // "cpu", "cuda:0", "cuda:0,cuda:1", truncated
+	PrefilledAgain    int    // tokens prefilled again, after a rewind or for a prefix
+	WindowsBytes      int64  // of layers with a sliding window, in memory and in the loaded file
 }
 
 // Stats returns the state of the session and its last decode. ErrNoMemory, ErrBusy.
@@ -101,6 +103,8 @@ func (s *Session) Stats() (SessionStats, error) {
 		DecodeStrategy:    text(raw.decode_strategy[:]),
 		ChatFormat:        text(raw.chat_format[:]),
 		Device:            text(raw.device[:]),
+		PrefilledAgain:    int(raw.prefilled_again),
+		WindowsBytes:      int64(raw.windows_bytes),
 	}, nil
 }
 

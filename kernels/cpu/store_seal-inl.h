@@ -151,7 +151,7 @@ void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t 
   SealedHalf half;  // 10 KiB of stack: for K, then for V
   quantize_tokens<Isa>(k, tokens, dim, page_scales, half);
   interleave_keys(half.bytes, tokens, dim, data);
-  seal_bounds<Isa>(shape, half.values, page, bounds);
+  if (bounds) seal_bounds<Isa>(shape, half.values, page, bounds);
   quantize_tokens<Isa>(v, tokens, dim, page_scales + tokens, half);
   interleave_values(half.bytes, tokens, dim, data + page_values);
 }

@@ -56,9 +56,11 @@ kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error)
     i.file_bytes = file.size();
     i.tokens = file.identity().tokens;
     i.sealed_tokens = saved.sealed_tokens();
-    for (format::SectionKind kind : PageStore::sections)
+    using format::SectionKind;
+    for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds,
+                             SectionKind::windows_pages, SectionKind::windows_scales})
       if (const CachePeek::Section* section = file.find(kind)) i.kv_bytes += section->bytes;
-    i.layers = file.identity().layers;
+    i.layers = file.identity().layers + file.identity().windows.layers;
     i.kv_heads = file.identity().kv_heads;
     i.head_dim = file.identity().head_dim;
     i.precision = saved.full_precision ? KV_PRECISION_F32 : KV_PRECISION_INT8;

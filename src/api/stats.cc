@@ -44,6 +44,8 @@ kv_session_stats to_public(const SessionStats& s) {
   api::copy_text(out.decode_strategy, s.decode_strategy);
   api::copy_text(out.chat_format, s.chat_format);
   api::copy_text(out.device, s.device);
+  out.prefilled_again = s.prefilled_again;
+  out.windows_bytes = s.windows_bytes;
   return out;
 }
 

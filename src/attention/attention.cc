@@ -121,11 +121,28 @@ void Attention::filter(const AttentionRequest& req, const float* lse, const Rece
                        memory);
 }
 
-// Attends the sinks, and the window and the step's tokens up to each query's own.
+// Begins a state with the sink logits: a partial (o, m, l) of one score s without a value is
+// (0, s, 1). Scores are those of centred keys, which centring shifts, unless a cap needs the
+// others.
+void Attention::begin_with_sink_logits(const HeadQueries& queries,
+                                       const AttentionState& state) const {
+  const auto& [req, head, rows, cap, first_head] = queries;
+  if (!req.sink_logits) return;
+  const uint32_t group = config_.group();
+  for (uint32_t r = 0; r < rows.rows; ++r) {
+    const float shift = cap == 0 ? centre_score(req, head, row_of(rows, r)) : 0;
+    state.m[r] = req.sink_logits[head * group + (first_head + r) % group] - shift;
+    state.l[r] = 1;
+  }
+}
+
+// Attends the sinks, and the window and the step's tokens up to each query's own, from an empty
+// state on.
 void Attention::attend_sinks_and_window(const HeadQueries& queries, const HeadTokens& tokens,
                                         const AttentionState& state, Worker* w) const {
   const KvStore& store = queries.req.store;
   const uint32_t group = config_.group(), dim = shape_.dim, layer = queries.req.layer;
+  begin_with_sink_logits(queries, state);
   if (store.pages().pages() > 0) {
     const KvStore::Rows sinks = store.sinks(layer, queries.head);
     attend_rows(queries, {sinks.k, sinks.v, store.sink_count()}, state, w);

@@ -5,6 +5,7 @@
 //   selective:  each query attends sinks, window and the pages that the selector chose for it
 //   by blocks:  neighbouring queries share one selection (sparse prefill)
 //   batch:      the few queries of a question share one selection
+//   windowed:   each query attends the tokens of its window
 //
 // A task is a head, a block of queries and a part of the pages. The parts of pages depend on sizes
 // alone, never on the number of threads. Blocks of queries may depend on that number, because a
@@ -95,6 +96,10 @@ class Attention {
   // second pass. Tokens before req.first are neither attended nor written. After a cancel both
   // arrays are undefined. Code::corrupt (a damaged page of a mapped file).
   Status run(const AttentionRequest& req, float* out, float* lse);
+
+  // The same through req.window, over a store that may have dropped older tokens. Without lse,
+  // trace, selection and counts.
+  Status run_windowed(const AttentionRequest& req, float* out);
 
   // Computes the CPU's part of co-execution (hybrid_gpu.h). Each token has its own selection. Does
   // not support cap, trace, comparison and certificate.
@@ -187,6 +192,7 @@ class Attention {
   Status by_blocks(const AttentionRequest& req, float* out, float* lse);
   Status attend_query_batch(const AttentionRequest& req, float* out, float* lse);
 
+  void begin_with_sink_logits(const HeadQueries& queries, const AttentionState& state) const;
   void attend_sinks_and_window(const HeadQueries& queries, const HeadTokens& tokens,
                                const AttentionState& state, Worker* w) const;
   void attend_rows(const HeadQueries& queries, const RowsOfKeys& keys, const AttentionState& state,
@@ -205,6 +211,11 @@ class Attention {
   // Compares a token's output in one KV head, [group][head_dim].
   bool compare(const HeadQueries& queries, uint32_t token, const Selection* choice,
                const float* out, Worker* w);
+
+  struct WindowBlock;
+  Status list_window_pages(const AttentionRequest& req, uint64_t oldest, uint32_t first_page);
+  void attend_window_pages(const WindowBlock& block, uint32_t first_page, Worker* w) const;
+  void attend_window_rows(const WindowBlock& block, Worker* w) const;
 
   void choose_for_block(const AttentionRequest& req, const HeadTokens& block, uint64_t budget,
                         Worker* w) const;

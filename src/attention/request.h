@@ -1,6 +1,7 @@
 // Input of the attention of a step's queries in one layer.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/cancel.h"
@@ -8,6 +9,15 @@
 #include "store/kv_store.h"
 
 namespace kvasir {
+
+// The tokens that queries of a layer see: the newest ones, or those since the last multiple.
+struct AttentionWindow {
+  uint64_t tokens = 0;  // of the window; 0: all
+  bool chunked = false;
+  uint64_t first_seen(uint64_t position) const {
+    return chunked ? position - position % tokens : position - std::min(position, tokens - 1);
+  }
+};
 
 struct AttentionRequest {
   uint32_t layer = 0;
@@ -18,7 +28,10 @@ struct AttentionRequest {
   const Selector* selector = nullptr;  // null: every token is attended
   const Plan& plan;
   const StepMemory* memory = nullptr;  // of the selector, or null
-  const CancelLatch& cancel;           // after it has fired, results are undefined
+  // [heads] a learned score of each query head that has no value, or null: it joins the softmax.
+  const float* sink_logits = nullptr;
+  AttentionWindow window;     // of run_windowed()
+  const CancelLatch& cancel;  // after it has fired, results are undefined
 };
 
 // Rows of a step's tokens in one layer, after RoPE.

@@ -47,18 +47,18 @@ void add_tokens(const Softcap& capped, float* s, const ValueRows& values,
   }
 }
 
-// Computes the shift that centring subtracted from a query's scores.
-float shift_of(const KvStore& store, uint32_t layer, uint32_t head, const float* q, uint32_t dim) {
+}  // namespace
+
+float centre_score(const AttentionRequest& req, uint32_t head, const QueryRows& row) {
+  const KvStore& store = req.store;
   if (store.centre().empty()) return 0;
   const float* centre =
-      store.centre().data() + (std::size_t{layer} * store.shape().kv_heads + head) * dim;
+      store.centre().data() + (std::size_t{req.layer} * store.shape().kv_heads + head) * row.dim;
   double sum = 0;
-  for (uint32_t d = 0; d < dim; ++d)
-    sum += static_cast<double>(q[d]) * static_cast<double>(centre[d]);
+  for (uint32_t d = 0; d < row.dim; ++d)
+    sum += static_cast<double>(row.f32[d]) * static_cast<double>(centre[d]);
   return static_cast<float>(sum);
 }
-
-}  // namespace
 
 void Attention::attend_rows(const HeadQueries& queries, const RowsOfKeys& keys,
                             const AttentionState& state, Worker* w) const {
@@ -72,7 +72,7 @@ void Attention::attend_rows(const HeadQueries& queries, const RowsOfKeys& keys,
   float s[tile];
   for (uint32_t r = 0; r < rows.rows && !req.cancel.fired(); ++r) {
     const float* q = rows.f32 + std::size_t{r} * dim;
-    const float shift = shift_of(req.store, req.layer, queries.head, q, dim);
+    const float shift = centre_score(req, queries.head, row_of(rows, r));
     const uint32_t seen = keys.limits ? std::min(keys.count, keys.limits[r]) : keys.count;
     for (uint32_t at = 0; at < seen; at += tile) {
       const uint32_t count = std::min(tile, seen - at);
@@ -104,8 +104,7 @@ void Attention::attend_pages(const HeadQueries& queries, std::span<const PageRef
   float* const v = k + std::size_t{tokens} * dim;
   w->shifts.resize(block_rows_);
   for (uint32_t r = 0; r < rows.rows; ++r)
-    w->shifts[r] =
-        shift_of(req.store, req.layer, queries.head, rows.f32 + std::size_t{r} * dim, dim);
+    w->shifts[r] = centre_score(req, queries.head, row_of(rows, r));
   for (std::size_t p = 0; p < pages.size() && !req.cancel.fired(); ++p) {
     PageRef page = pages[p];
     page.bias = 0;

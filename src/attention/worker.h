@@ -63,6 +63,9 @@ inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
   return s;
 }
 
+// The score of a query with its head's centre, which centring subtracted from all of its scores.
+float centre_score(const AttentionRequest& req, uint32_t head, const QueryRows& row);
+
 // Returns the rows of a state from `row` on.
 inline AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) {
   return {s.o + std::size_t{row} * dim, s.m + row, s.l + row};

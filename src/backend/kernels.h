@@ -192,7 +192,8 @@ struct Kernels {
   // Seals page `page` (0 .. 15) of an extent: quantises k, v: [page_tokens][dim] (padding zero, K
   // already centred) and writes the page, its scales and its bounds to the extent's arrays. A token
   // of zeros gets scale 0. Infinities, NaNs and tokens of magnitude under 1e-30 count as zeros.
-  // Bounds enclose the int8 values. Sealing an unsealed page gives the same bytes.
+  // Bounds enclose the int8 values; null: none are written. Sealing an unsealed page gives the same
+  // bytes.
   void (*seal_page)(const PageShape& shape, const float* k, const float* v, uint32_t page,
                     int8_t* pages, uint16_t* scales, int8_t* bounds);
   // The reverse for one page: k, v: [page_tokens][dim].

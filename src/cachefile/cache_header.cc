@@ -113,6 +113,8 @@ Status decode_identity(const uint8_t* h, const char* path, Identity* out) {
   out->tokens = load64(h + place_tokens);
   std::memcpy(out->model_name, h + place_model_name, sizeof out->model_name);
   std::copy_n(h + place_model_hash, out->model_hash.size(), out->model_hash.begin());
+  out->windows = {load32(h + place_windows_layers), load32(h + place_windows_kv_heads),
+                  load32(h + place_windows_head_dim), load64(h + place_windows_tokens)};
   const std::size_t length = name_length(*out);
   if (!all_zero({h + place_model_name + length, sizeof out->model_name - length}) ||
       length == sizeof out->model_name) {
@@ -145,6 +147,9 @@ Status check_reserved(const uint8_t* h, uint32_t section_count, const char* path
   for (const Field& f : header_fields)
     if (f.is == FieldIs::reserved && !all_zero({h + f.offset, f.bytes}))
       return corrupt(path, f.offset, "reserved bytes of the header are not zero");
+  const bool has_windows = load32(h + place_version) > plain_version;
+  if (!has_windows && !all_zero({h + place_windows_layers, 24}))
+    return corrupt(path, place_windows_layers, "its version has no windows");
   for (uint32_t i = 0; i < section_count; ++i) {
     const uint64_t place = place_sections + i * entry_bytes;
     if (load32(h + place + entry_flags) & ~optional_section) {
@@ -264,6 +269,10 @@ void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
   store32(h + place_vocabulary, identity.vocabulary);
   store64(h + place_tokens, identity.tokens);
   std::copy(identity.model_hash.begin(), identity.model_hash.end(), h + place_model_hash);
+  store32(h + place_windows_layers, identity.windows.layers);
+  store32(h + place_windows_kv_heads, identity.windows.kv_heads);
+  store32(h + place_windows_head_dim, identity.windows.head_dim);
+  store64(h + place_windows_tokens, identity.windows.tokens);
   std::memcpy(h + place_model_name, identity.model_name,
               std::min(name_length(identity), sizeof identity.model_name - 1));
   for (uint32_t i = 0; i < section_count; ++i) {

@@ -31,8 +31,8 @@ struct CacheHeader {
     uint64_t table_bytes() const { return blocks() * sizeof(uint64_t); }
   };
 
-  uint32_t version = format::version;
-  uint32_t minimum_reader = format::minimum_reader;
+  uint32_t version = format::plain_version;
+  uint32_t minimum_reader = format::plain_version;
   uint64_t file_size = 0;  // bytes
   format::Identity identity;
   uint32_t section_count = 0;

@@ -25,6 +25,7 @@ Status misuse(const std::string& path, const char* reason) {
 
 CacheWriter::CacheWriter(const std::string& path, const Identity& identity) : path_(path) {
   header_.identity = identity;
+  if (identity.windows.layers > 0) header_.version = header_.minimum_reader = version;
 }
 
 Status CacheWriter::create(const std::string& path, const Identity& identity,

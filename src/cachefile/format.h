@@ -15,8 +15,9 @@ namespace kvasir::format {
 constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'C', '\r', '\n', 0x1A, '\n'};
 constexpr uint32_t byte_order = 0x0A0B0C0D;
 
-constexpr uint32_t version = 3;         // written
-constexpr uint32_t minimum_reader = 3;  // the oldest reader of the written version
+// The newest, of files with windows; and of those without, which older readers read too. It is also
+// the oldest reader of the file.
+constexpr uint32_t version = 4, plain_version = 3;
 // Versions 1 and 2, with another order of keys, were written before the first release.
 constexpr uint32_t oldest_readable = 3;
 constexpr uint64_t header_bytes = 4096;
@@ -30,22 +31,26 @@ constexpr uint64_t header_seed = 0x726973'61764B01;
 
 // Byte offsets in the header. Those up to place_file_size, and place_checksum, hold for every
 // future version.
-constexpr uint64_t place_magic = 0;            // u8 [8]
-constexpr uint64_t place_version = 8;          // u32
-constexpr uint64_t place_minimum_reader = 12;  // u32
-constexpr uint64_t place_byte_order = 16;      // u32
-constexpr uint64_t place_section_count = 20;   // u32
-constexpr uint64_t place_file_size = 24;       // u64, bytes
-constexpr uint64_t place_model = 32;           // u8 [32]
-constexpr uint64_t place_layers = 64;          // u32
-constexpr uint64_t place_kv_heads = 68;        // u32
-constexpr uint64_t place_head_dim = 72;        // u32
-constexpr uint64_t place_vocabulary = 76;      // u32
-constexpr uint64_t place_tokens = 80;          // u64
-constexpr uint64_t place_model_name = 88;      // char [64]
-constexpr uint64_t place_model_hash = 152;     // u8 [16]
-constexpr uint64_t place_sections = 256;       // [max_sections][entry_bytes]
-constexpr uint64_t place_checksum = 4088;      // u64, of all bytes before it
+constexpr uint64_t place_magic = 0;               // u8 [8]
+constexpr uint64_t place_version = 8;             // u32
+constexpr uint64_t place_minimum_reader = 12;     // u32
+constexpr uint64_t place_byte_order = 16;         // u32
+constexpr uint64_t place_section_count = 20;      // u32
+constexpr uint64_t place_file_size = 24;          // u64, bytes
+constexpr uint64_t place_model = 32;              // u8 [32]
+constexpr uint64_t place_layers = 64;             // u32
+constexpr uint64_t place_kv_heads = 68;           // u32
+constexpr uint64_t place_head_dim = 72;           // u32
+constexpr uint64_t place_vocabulary = 76;         // u32
+constexpr uint64_t place_tokens = 80;             // u64
+constexpr uint64_t place_model_name = 88;         // char [64]
+constexpr uint64_t place_model_hash = 152;        // u8 [16]
+constexpr uint64_t place_windows_layers = 168;    // u32; the next four: zeros before version 4
+constexpr uint64_t place_windows_kv_heads = 172;  // u32
+constexpr uint64_t place_windows_head_dim = 176;  // u32
+constexpr uint64_t place_windows_tokens = 184;    // u64
+constexpr uint64_t place_sections = 256;          // [max_sections][entry_bytes]
+constexpr uint64_t place_checksum = 4088;         // u64, of all bytes before it
 
 // Byte offsets in an entry of the section table.
 constexpr uint64_t entry_bytes = 64;
@@ -90,13 +95,19 @@ enum class SectionKind : uint32_t {
   read = 24,      // u64: tokens before the first that was not read as a document is
   chat = 25,      // session/chat_record.h: format of the turns, and instructions
   spelling = 26,  // session/spelling.h: tokens that stand for other bytes than their pieces
+  // The store of the layers that see a window, whose shape is in the header (Identity::windows).
+  windows = 27,         // which tokens it has
+  windows_centre = 28,  // as `centre`
+  windows_rows = 29,    // as `window`
+  windows_pages = 30,   // as `pages`, of the extents that were kept
+  windows_scales = 31,  // as `scales`, of the same
 };
 
 // Whether this reader understands a section's contents. The reserved kinds are not understood yet.
 constexpr bool is_known(SectionKind kind) {
   return (kind >= SectionKind::state && kind <= SectionKind::bounds) ||
          kind == SectionKind::statistics ||
-         (kind >= SectionKind::logits && kind <= SectionKind::spelling);
+         (kind >= SectionKind::logits && kind <= SectionKind::windows_scales);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file
@@ -115,13 +126,23 @@ constexpr uint32_t flags_of(SectionKind kind) {
 
 constexpr const char* name_of(SectionKind kind) {
   constexpr const char* names[] = {
-      "unknown", "state",    "tokens",          "centre",    "sinks", "window", "pages",  "scales",
-      "bounds",  "unknown",  "statistics",      "recurrent", "index", "logits", "errors", "sketch",
-      "queries", "observed", "representatives", "sparse",    "hnsw",  "ood",    "ivf",    "chain",
-      "read",    "chat",     "spelling"};
+      "unknown",       "state",         "tokens",   "centre",          "sinks",
+      "window",        "pages",         "scales",   "bounds",          "unknown",
+      "statistics",    "recurrent",     "index",    "logits",          "errors",
+      "sketch",        "queries",       "observed", "representatives", "sparse",
+      "hnsw",          "ood",           "ivf",      "chain",           "read",
+      "chat",          "spelling",      "windows",  "windows-centre",  "windows-rows",
+      "windows-pages", "windows-scales"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }
+
+// The layers whose queries see the newest `tokens` tokens. No layers: none.
+struct WindowsShape {
+  uint32_t layers = 0, kv_heads = 0, head_dim = 0;
+  uint64_t tokens = 0;
+  bool operator==(const WindowsShape&) const = default;
+};
 
 // What a cache belongs to; compared on load, so that a cache of other weights is refused.
 struct Identity {
@@ -132,6 +153,7 @@ struct Identity {
   char model_name[64] = {};  // for people; UTF-8, NUL-terminated
   std::array<uint8_t, 16>
       model_hash{};  // of the whole weights file; zeros: unknown when the document was saved
+  WindowsShape windows;
 };
 
 }  // namespace kvasir::format

@@ -53,7 +53,12 @@ inline constexpr Field header_fields[] = {
     {"tokens", place_tokens, 8, FieldIs::size},
     {"model name", place_model_name, 64, FieldIs::data},
     {"model hash", place_model_hash, 16, FieldIs::data},
-    {"reserved", 168, place_sections - 168, FieldIs::reserved},
+    {"windows layers", place_windows_layers, 4, FieldIs::size},
+    {"windows kv heads", place_windows_kv_heads, 4, FieldIs::size},
+    {"windows head dim", place_windows_head_dim, 4, FieldIs::size},
+    {"reserved", 180, 4, FieldIs::reserved},
+    {"windows tokens", place_windows_tokens, 8, FieldIs::size},
+    {"reserved", 192, place_sections - 192, FieldIs::reserved},
     {"sections", place_sections, max_sections* entry_bytes, FieldIs::data},  // entry_fields
     {"reserved", 2304, place_checksum - 2304, FieldIs::reserved},
     {"checksum", place_checksum, 8, FieldIs::checksum},
@@ -127,6 +132,23 @@ inline constexpr Field observed_fields[] = {
 };
 static_assert(cover(observed_fields, observed_head_bytes));
 
+// Section `windows`.
+constexpr uint64_t windows_rows_count = 0;  // u32
+constexpr uint64_t windows_page_count = 4;  // u32
+constexpr uint64_t windows_mark = 8;        // u64
+constexpr uint64_t windows_runs = 16;       // u32 [2][2]
+constexpr uint64_t windows_bytes = 32;
+inline constexpr Field windows_fields[] = {
+    {"rows", windows_rows_count, 4, FieldIs::size},
+    {"pages", windows_page_count, 4, FieldIs::size},
+    {"mark", windows_mark, 8, FieldIs::size},
+    {"first extent at the mark", windows_runs, 4, FieldIs::size},
+    {"end of the extents at the mark", windows_runs + 4, 4, FieldIs::size},
+    {"first extent", windows_runs + 8, 4, FieldIs::size},
+    {"end of the extents", windows_runs + 12, 4, FieldIs::size},
+};
+static_assert(cover(windows_fields, windows_bytes));
+
 // Sections `sparse` and `read`.
 inline constexpr Field count_fields[] = {{"tokens", 0, 8, FieldIs::size}};
 
@@ -159,6 +181,8 @@ constexpr std::span<const Field> fields_of(SectionKind kind) {
       return representatives_fields;
     case SectionKind::observed:
       return observed_fields;
+    case SectionKind::windows:
+      return windows_fields;
     case SectionKind::sparse:
     case SectionKind::read:
       return count_fields;

@@ -60,6 +60,8 @@ const char* wrong_section(SectionKind kind, std::span<const std::byte> bytes,
     case SectionKind::centre:
     case SectionKind::sinks:
     case SectionKind::window:
+    case SectionKind::windows_centre:
+    case SectionKind::windows_rows:
     case SectionKind::logits:
     case SectionKind::errors:
     case SectionKind::queries:

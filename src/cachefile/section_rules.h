@@ -19,8 +19,8 @@ struct SectionFacts {
   uint32_t page_tokens = 0;
 };
 
-// All rules of a section that has no class of its own (centre, sinks, window, logits, errors,
-// queries: floats; tokens; observed; sparse; read; spelling).
+// All rules of a section that has no class of its own (centre, sinks, window, windows-centre,
+// windows-rows, logits, errors, queries: floats; tokens; observed; sparse; read; spelling).
 const char* wrong_section(format::SectionKind kind, std::span<const std::byte> bytes,
                           const SectionFacts& facts);
 // A part of a section of floats.

@@ -31,6 +31,19 @@ uint64_t max_index_bytes(const Identity& id, uint64_t graphs, uint64_t words_an_
 
 }  // namespace
 
+// Of a section of the windows: of a store of their shape that has every token.
+static uint64_t max_windows_bytes(SectionKind kind, const Identity& id) {
+  const WindowsShape& w = id.windows;
+  Identity windows;
+  windows.layers = w.layers, windows.kv_heads = w.kv_heads, windows.head_dim = w.head_dim;
+  windows.tokens = id.tokens;
+  const SectionKind whole = kind == SectionKind::windows_centre  ? SectionKind::centre
+                            : kind == SectionKind::windows_rows  ? SectionKind::window
+                            : kind == SectionKind::windows_pages ? SectionKind::pages
+                                                                 : SectionKind::scales;
+  return w.layers == 0 ? 0 : max_section_bytes(whole, windows);
+}
+
 uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group) {
   if (id.layers > max_cache_layers || id.kv_heads > max_cache_heads ||
       id.tokens > max_cache_tokens || id.head_dim == 0 || id.head_dim > max_head_dim)
@@ -94,7 +107,14 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
     case SectionKind::chain:
       max_bytes = (1 + ceil_div(id.tokens, chain_tokens)) * sizeof(uint64_t);
       break;
+    case SectionKind::windows_centre:
+    case SectionKind::windows_rows:
+    case SectionKind::windows_pages:
+    case SectionKind::windows_scales:
+      max_bytes = max_windows_bytes(kind, id);
+      break;
     case SectionKind::state:
+    case SectionKind::windows:
     case SectionKind::statistics:
     case SectionKind::sparse:
     case SectionKind::chat:

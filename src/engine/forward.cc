@@ -41,8 +41,7 @@ Status Forward::create(std::shared_ptr<const Model> model, uint64_t context, Thr
 }
 
 Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool)
-    : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool),
-      host_(model_->config(), model_->store_shape().page, pool) {}
+    : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool), host_(*model_, pool) {}
 
 // Abandons the executor's part of a step unless it is complete.
 class Forward::Part {
@@ -57,11 +56,11 @@ class Forward::Part {
   LayerExecutor* executor_;
 };
 
-Status Forward::run(const ForwardStep& step, KvStore* store) {
+Status Forward::run(const ForwardStep& step, KvStore* store, KvStore* windows) {
   const CancelLatch cancel(step.cancel);
   resize(step.size());
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
-  const StepContext c{step, cancel, *store, pool_, x_.get(), cos_.get(), sin_.get(), gpus};
+  const StepContext c{step, cancel, *store, windows, pool_, x_.get(), cos_.get(), sin_.get(), gpus};
   RETURN_IF_ERROR(make_plan(c));
 
   embed(c);
@@ -113,8 +112,8 @@ Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* pr
   step.tokens = {&any, 1};  // a step of an answer
   const CancelLatch cancel(step.cancel);
   const std::size_t gpus = model_->device_weights().size();
-  const StepContext c{step,    cancel,  *store,  pool_,
-                      nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
+  const StepContext c{
+      step, cancel, *store, nullptr, pool_, nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
   const auto stopped = [] {
     return Status::error(Code::cancelled, "stopped by the progress callback");
   };
@@ -184,6 +183,7 @@ void Forward::commit(const StepContext& c) {
   if (step.queries) step.queries->commit(store.tokens(), c.tokens(), pool_);
   const bool was_centred = !store.centre().empty();
   store.commit(c.tokens(), cpu_kernels(), pool_);
+  if (c.windows) c.windows->commit(c.tokens(), cpu_kernels(), pool_);
   for (const auto& executor : executors_) executor->committed(store);
   if (step.queries && !was_centred && !store.centre().empty())
     step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim);

@@ -6,9 +6,13 @@
 
 namespace kvasir {
 
-HostAttention::HostAttention(const ModelConfig& config, const PageShape& page, ThreadPool* pool)
-    : config_(config), pool_(pool), attention_(config, page, cpu_kernels(), pool) {
-  attention_.set_softcap(config.attention_softcap);
+HostAttention::HostAttention(const Model& model, ThreadPool* pool)
+    : model_(model), config_(model.config()), pool_(pool),
+      attention_(config_, model.store_shape().page, cpu_kernels(), pool) {
+  attention_.set_softcap(config_.attention_softcap);
+  if (config_.windows.layers == 0) return;
+  windows_.emplace(config_.windows, model.windows_shape().page, cpu_kernels(), pool);
+  windows_->set_softcap(config_.attention_softcap);
 }
 
 Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
@@ -25,6 +29,9 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
                         : by_heads             ? KvStore::Overlap::heads
                                                : KvStore::Overlap::nothing;
   RETURN_IF_ERROR(c.store.prepare_rows(c.tokens(), together, pool_, c.step.cancel));
+  if (c.windows)
+    RETURN_IF_ERROR(
+        c.windows->prepare_rows(c.tokens(), KvStore::Overlap::nothing, pool_, c.step.cancel));
   has_pages_ = false;
   if (gpu != GpuWork::prefill) RETURN_IF_ERROR(reserve_pages(c));
   if (c.step.queries) c.step.queries->prepare(c.tokens());
@@ -32,22 +39,26 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
 }
 
 Status HostAttention::reserve_pages(const StepContext& c) {
-  return std::exchange(has_pages_, true) ? Status()
-                                         : c.store.prepare_pages(c.tokens(), pool_, c.step.cancel);
+  if (std::exchange(has_pages_, true)) return {};
+  RETURN_IF_ERROR(c.store.prepare_pages(c.tokens(), pool_, c.step.cancel));
+  return c.windows ? c.windows->prepare_pages(c.tokens(), pool_, c.step.cancel) : Status();
 }
 
 void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows& rows) {
-  const uint32_t n = c.tokens(), heads = config_.heads;
+  const LayerConfig& config = config_.layer(layer);
+  const uint32_t n = c.tokens(), kv = config.kv, heads = config.heads;
+  if (!config.writes_kv) return;
+  if (config.is_windowed()) return c.windows->write(kv, n, rows.k, rows.v, n > 1 ? pool_ : nullptr);
   KvStore& store = c.store;
   if (n == 1 || store.budget().bytes > 0) {
-    store.write(layer, n, rows.k, rows.v);
-    return store.observe(layer, n, rows.q, heads);
+    store.write(kv, n, rows.k, rows.v);
+    return store.observe(kv, n, rows.q, heads);
   }
-  pool_->run(2 * config_.kv_heads, [&](uint32_t task, uint32_t) {
+  pool_->run(2 * config.kv_heads, [&](uint32_t task, uint32_t) {
     const uint32_t head = task / 2;
-    if (task % 2) return store.write_values(layer, head, n, rows.v);
-    store.write_keys(layer, head, n, rows.k);
-    store.observe(layer, head, n, rows.q, heads);
+    if (task % 2) return store.write_values(kv, head, n, rows.v);
+    store.write_keys(kv, head, n, rows.k);
+    store.observe(kv, head, n, rows.q, heads);
   });
 }
 
@@ -56,22 +67,25 @@ void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows&
 // change of the strategy within a kept conversation, finds no_total and goes by other queries.
 uint32_t HostAttention::first_needed(const ForwardStep& step, uint32_t layer) const {
   const Plan& plan = step.plan;
+  const uint32_t n = step.size(), kv = config_.layer(layer).kv;
   if (layer + 1 < config_.depth() || step.want == ForwardStep::Logits::all) return 0;
-  if (step.probe || plan.by_blocks || plan.is_filter(layer)) return 0;
+  if (config_.layer(layer).is_windowed()) return n - 1;
+  if (step.probe || plan.by_blocks || plan.is_filter(kv)) return 0;
   if (plan.compare != CompareLevel::none) return 0;
-  const bool exact = !step.selector || plan.is_dense(layer);
-  const uint32_t wanted = exact && step.queries ? RecentQueries::capacity : 1, n = step.size();
+  const bool exact = !step.selector || plan.is_dense(kv);
+  const uint32_t wanted = exact && step.queries ? RecentQueries::capacity : 1;
   return n - std::min(n, wanted);
 }
 
 Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* q, float* out) {
+  if (config_.layer(layer).is_windowed()) return attend_window(c, layer, q, out);
   const ForwardStep& step = c.step;
   const Plan& plan = step.plan;
-  const uint32_t n = c.tokens(), first = first_needed(step, layer);
-  const Selector* selector = plan.is_dense(layer) ? nullptr : step.selector;
+  const uint32_t n = c.tokens(), first = first_needed(step, layer), kv = config_.layer(layer).kv;
+  const Selector* selector = plan.is_dense(kv) ? nullptr : step.selector;
   std::fill_n(out, std::size_t{first} * config_.q_width(), 0.0f);
   std::fill_n(lse_.get(), std::size_t{first} * config_.heads, RecentQueries::no_total);
-  const AttentionRequest request{.layer = layer,
+  const AttentionRequest request{.layer = kv,
                                  .first = first,
                                  .tokens = n,
                                  .q = q,
@@ -79,19 +93,42 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
                                  .selector = selector,
                                  .plan = plan,
                                  .memory = step.memory,
+                                 .sink_logits = sink_logits(layer),
                                  .cancel = c.cancel};
   RETURN_IF_ERROR(attention_.run(request, out, lse_.get()));
-  if (plan.is_filter(layer)) {
+  if (plan.is_filter(kv)) {
     AttentionRequest filtered = request;
     filtered.selector = step.selector;
     if (plan.by_blocks) RETURN_IF_ERROR(attention_.filter_blocks(filtered));
     if (step.memory) attention_.filter(filtered, lse_.get(), step.queries, step.memory);
   }
-  if (step.queries) step.queries->write(layer, n, q, lse_.get(), pool_);
-  if (step.asked) step.asked->write(cpu_kernels(), layer, step.asked_at, n, q);
+  if (step.queries) step.queries->write(kv, n, q, lse_.get(), pool_);
+  if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, q);
   if (step.probe) RETURN_IF_ERROR(probe(c, layer, q, out));
-  if (!selector || plan.strategy->has(StrategyInfo::reads_keys)) c.store.drop_resident_pages(layer);
+  if (!selector || plan.strategy->has(StrategyInfo::reads_keys)) c.store.drop_resident_pages(kv);
   return {};
+}
+
+Status HostAttention::attend_window(const StepContext& c, uint32_t layer, const float* q,
+                                    float* out) {
+  const LayerConfig& config = config_.layer(layer);
+  const uint32_t first = first_needed(c.step, layer);
+  std::fill_n(out, std::size_t{first} * config.q_width(), 0.0f);
+  const AttentionRequest request{.layer = config.kv,
+                                 .first = first,
+                                 .tokens = c.tokens(),
+                                 .q = q,
+                                 .store = *c.windows,
+                                 .plan = c.step.plan,
+                                 .sink_logits = sink_logits(layer),
+                                 .window = {config.window, config.chunked},
+                                 .cancel = c.cancel};
+  return windows_->run_windowed(request, out);
+}
+
+const float* HostAttention::sink_logits(uint32_t layer) const {
+  const Array<float>& sinks = model_.weights().layers[layer].sinks;
+  return sinks.empty() ? nullptr : sinks.data();
 }
 
 Status HostAttention::attend_with_gpu(const StepContext& c, uint32_t layer, const float* q,
@@ -171,18 +208,20 @@ void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
 Status HostAttention::probe(const StepContext& c, uint32_t layer, const float* q,
                             const float* exact) {
   const ForwardStep& step = c.step;
-  const AttentionRequest request{.layer = layer,
+  const uint32_t kv = config_.layer(layer).kv;
+  const AttentionRequest request{.layer = kv,
                                  .tokens = c.tokens(),
                                  .q = q,
                                  .store = c.store,
                                  .selector = step.probe,
                                  .plan = step.plan,
+                                 .sink_logits = sink_logits(layer),
                                  .cancel = c.cancel};
   double difference = 0, norm = 0;
   RETURN_IF_ERROR(attention_.probe(request, step.probe_tokens, exact, &difference, &norm));
   // Where nearly nothing comes out of a layer, nearly anything is a large error: keep it finite.
   const double error = norm > 0 ? std::min(std::sqrt(difference / norm), 1e6) : 0;
-  step.errors[layer] = static_cast<float>(error);
+  step.errors[kv] = static_cast<float>(error);
   return {};
 }
 

@@ -3,19 +3,20 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "attention/attention.h"
 #include "base/memory.h"
 #include "base/status.h"
 #include "engine/step.h"
-#include "model/config.h"
+#include "model/model.h"
 
 namespace kvasir {
 
 class HostAttention {
  public:
-  HostAttention(const ModelConfig& config, const PageShape& page, ThreadPool* pool);
+  HostAttention(const Model& model, ThreadPool* pool);
 
   // Makes room for the step's rows, and for the pages that it seals. reserve_pages() works once a
   // step: a GPU that prefills calls it while it is at work. Code::corrupt; throws std::bad_alloc.
@@ -24,7 +25,8 @@ class HostAttention {
   Status reserve_pages(const StepContext& step);
 
   // Layers whose attention the CPU computes. q, k, v: [tokens][heads or kv_heads][head_dim] after
-  // RoPE. write() comes first. out: [tokens][heads][head_dim]; tokens before first_needed() get 0.
+  // RoPE; a layer that attends the keys and values of another one has no k and v. write() comes
+  // first. out: [tokens][heads][head_dim]; tokens before first_needed() get 0.
   void write(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status attend(const StepContext& step, uint32_t layer, const float* q, float* out);
   // The first token whose attention and feed-forward anything needs.
@@ -46,13 +48,17 @@ class HostAttention {
 
  private:
   Status probe(const StepContext& step, uint32_t layer, const float* q, const float* exact);
+  Status attend_window(const StepContext& step, uint32_t layer, const float* q, float* out);
+  const float* sink_logits(uint32_t layer) const;
 
+  const Model& model_;
   const ModelConfig& config_;
   ThreadPool* pool_;
-  Attention attention_;
-  Buffer<float> lse_;         // [tokens][heads]
-  std::size_t lse_room_ = 0;  // floats
-  bool has_pages_ = false;    // reserve_pages() was called in this step
+  Attention attention_;               // of the layers whose queries see every token
+  std::optional<Attention> windows_;  // of the others
+  Buffer<float> lse_;                 // [tokens][heads]
+  std::size_t lse_room_ = 0;          // floats
+  bool has_pages_ = false;            // reserve_pages() was called in this step
 };
 
 }  // namespace kvasir

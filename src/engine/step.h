@@ -44,7 +44,8 @@ struct ForwardStep {
 struct StepContext {
   const ForwardStep& step;
   const CancelLatch& cancel;  // once it has fired, results are meaningless
-  KvStore& store;
+  KvStore& store;             // of the layers whose queries see every token
+  KvStore* windows;           // of the layers whose queries see a window, or null
   ThreadPool* pool;
   float* x = nullptr;                          // [tokens][width] residual stream, between executors
   const float *cos = nullptr, *sin = nullptr;  // [RoPE sets][tokens][rope dim / 2]

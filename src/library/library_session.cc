@@ -7,6 +7,7 @@
 #include "cachefile/cache_peek.h"
 #include "library/library_names.h"
 #include "session/chat_record.h"
+#include "session/saved_windows.h"
 
 namespace kvasir {
 
@@ -134,6 +135,11 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       if (!same_turns) its.clear();
       f.tokens = static_cast<uint64_t>(
           std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
+      bool serves = f.tokens > 0;
+      if (serves)
+        if (Status w = windows_serve(peek, model->windows_shape(), f.tokens, &serves); !w.ok())
+          skip(f, w), serves = false;
+      if (!serves) f.tokens = 0;
       if (is_cancelled(request.cancel))
         return Status::error(Code::cancelled, "cancelled; nothing was read");
     }

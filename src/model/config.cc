@@ -44,7 +44,10 @@ void read_windows(const Gguf& gguf, Schema* schema, ModelConfig* c) {
     return schema->refuse("attends through a sliding window", "attention.sliding_window");
   const std::vector<bool> windowed = windowed_layers(gguf, schema, row, c->depth());
   for (uint32_t l = 0; l < c->depth(); ++l)
-    if (windowed[l]) c->layer_configs[l].window = window, c->layer_configs[l].chunked = row.chunked;
+    if (windowed[l]) {
+      c->layer_configs[l].window = std::min(window, c->context);
+      c->layer_configs[l].chunked = row.chunked;
+    }
 }
 
 ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
@@ -235,9 +238,6 @@ void refuse_layers(Schema* schema, const ModelConfig& c) {
   for (const LayerConfig& layer : c.layer_configs) {
     if (layer.mixer != MixerKind::attention)
       schema->refuse("has layers without attention", "attention.head_count_kv");
-    if (layer.is_windowed())
-      schema->refuse("attends through a sliding window", "attention.sliding_window");
-    if (layer.sinks) schema->refuse("has attention sinks", "attention.sliding_window");
     if (layer.heads == 0 || (layer.has_dense() && layer.feed_forward == 0))
       schema->refuse("has layers without heads or without a feed-forward network",
                      "attention.head_count");

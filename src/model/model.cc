@@ -48,6 +48,12 @@ StoreShape Model::store_shape() const {
   return {config_.layers, config_.kv_heads, PageShape::of(config_.head_dim)};
 }
 
+StoreShape Model::windows_shape() const {
+  const HeadShape& windows = config_.windows;
+  if (windows.layers == 0) return {};
+  return {windows.layers, windows.kv_heads, PageShape::of(windows.head_dim), config_.window};
+}
+
 std::string Model::device_names() const {
   std::string names;
   for (const DeviceWeights& weights : device_weights_)

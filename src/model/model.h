@@ -151,7 +151,8 @@ class Model {
   // Whether a cache is of these weights: by the hash of the whole file where both have one, and by
   // the fingerprint.
   bool is_of(const format::Identity& identity) const;
-  StoreShape store_shape() const;
+  StoreShape store_shape() const;    // of the layers that keep every token
+  StoreShape windows_shape() const;  // of those that see a window; no layers: none
   // Closes files that sessions of this model drop.
   const std::shared_ptr<os::FileReaper>& reaper() const { return reaper_; }
   // of each device; empty: the CPU computes everything

@@ -63,6 +63,9 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   if (options.instructions && !options.instructions->empty())
     return Status::error(Code::bad_argument,
                          "instructions is set, but the tokens of a cache have none: use NULL");
+  if (model->config().windows.layers > 0)
+    return Status::error(Code::unsupported,
+                         "the model has layers that see a window: a cache keeps all layers alike");
   const HeadShape &shape = cache.shape(), &wanted = model->config();
   if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads ||
       shape.head_dim != wanted.head_dim)
@@ -86,7 +89,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   RETURN_IF_ERROR(check_memory_budget(options.memory, options.full_precision));
   RETURN_IF_ERROR(store.set_budget(options.memory, tokens.size(), cancel));
   store.forget_sketch();  // the session builds one with the moments of its queries
-  SequenceState sequence(model->config(), model->chat(), std::move(store));
+  SequenceState sequence(model->config(), model->chat(), std::move(store), {});
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(sequence)));
   RETURN_IF_ERROR(session->check_tokens(tokens));
   RETURN_IF_ERROR(session->start());
@@ -100,7 +103,8 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   if (pages != sealed)
     return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected",
                          sealed, pages);
-  RETURN_IF_ERROR(session->prefill_newest_again(again, cancel, std::move(report)));
+  RETURN_IF_ERROR(session->cut_stores(tokens.size() - again));
+  RETURN_IF_ERROR(session->prefill_missing(cancel, std::move(report)));
   const Difference difference = how.compared ? newest_rows_differ(session->sequence_.store, *given,
                                                                   static_cast<uint32_t>(again))
                                              : Difference();

@@ -72,6 +72,10 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   }
   RETURN_IF_ERROR(check_room(tokens.size()));
 
+  if (Status s = prefill_missing(o.cancel, o.progress); !s.ok()) {
+    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
+    return s;
+  }
   if (Status s = prepare(o.cancel, o.prepare_progress); !s.ok()) {
     if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
     return s;

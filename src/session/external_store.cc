@@ -379,7 +379,7 @@ Status ExternalStore::save(const std::string& path, const Cancel* cancel, Progre
   state.turn = store_.tokens() > 0;
   state.window_tokens = options_.window;
   const SavedPart none{format::SectionKind::tokens, nullptr, 0};
-  return save_store(path, identity, store_, state, {&none, 1}, cancel, std::move(report));
+  return save_store(path, identity, {store_}, state, {&none, 1}, cancel, std::move(report));
 }
 
 Status ExternalStore::load(const std::string& path, BareOptions options, bool verify,

@@ -8,6 +8,7 @@
 #include "cachefile/cache_file.h"
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
+#include "session/saved_windows.h"
 #include "session/session.h"
 
 namespace kvasir {
@@ -222,6 +223,8 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   RETURN_IF_ERROR(read_chat(peek, &chat));
   RETURN_IF_ERROR(check_saved(peek, model->store_shape(), config.group(), state));
   RETURN_IF_ERROR(check_rope(path, state, *model, options.context));
+  SavedWindows saved_windows;
+  RETURN_IF_ERROR(check_windows(peek, model->windows_shape(), state, &saved_windows));
   RETURN_IF_ERROR(check_length(path, state.tokens, tokens_wanted, config.context, options.context));
   if (verify) {
     Progress progress(std::move(report));
@@ -238,10 +241,13 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
   RETURN_IF_ERROR(
       load_store(file, state, config.group(), options.memory, kept, pool.get(), cancel, &store));
+  std::optional<KvStore> windows = make_windows(*model, store.window_tokens());
+  if (windows)
+    RETURN_IF_ERROR(load_windows(file, state, saved_windows, pool.get(), cancel, &*windows));
   const std::byte* tokens = nullptr;
   RETURN_IF_ERROR(take(*file, SectionKind::tokens, state.tokens * sizeof(Token),
                        state.facts(config.vocabulary), pool.get(), cancel, &tokens));
-  SequenceState sequence(config, model->chat(), std::move(store));
+  SequenceState sequence(config, model->chat(), std::move(store), std::move(windows));
   std::unique_ptr<Session> session(new Session(model, options, std::move(sequence)));
   session->pool_ = std::move(pool);
   session->sequence_.tokens.resize(state.tokens);
@@ -255,7 +261,7 @@ Status Session::load(std::shared_ptr<const Model> model, const std::string& path
   // these sections are copied: drops their mapped pages
   for (const CacheFile::Section& section : file->sections())
     if (section.kind <= SectionKind::window || section.kind == SectionKind::logits ||
-        section.kind == SectionKind::queries)
+        section.kind == SectionKind::queries || section.kind == SectionKind::windows_rows)
       file->advise(section, os::Mapping::Advice::dont_need);
   RETURN_IF_ERROR(session->start());
   if (tokens_wanted)

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <new>
+#include <optional>
 #include <string>
 
 #include "base/checksum.h"
@@ -155,6 +156,7 @@ Status Session::prefill_document(std::span<const Token> tokens, std::span<const 
                                  uint64_t* tokens_done) {
   *tokens_done = 0;
   RETURN_IF_ERROR(check_room(tokens.size()));
+  RETURN_IF_ERROR(prefill_missing(cancel, report));
   const Counting counting(this, Turn::document, tokens_done);
   if (sequence_.turn == Turn::tokens) sequence_.spelling.add_unknown(0);
   sequence_.spelling.add(model_->tokenizer(),
@@ -183,6 +185,7 @@ Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, con
     return Status::error(Code::bad_state,
                          "the session has instructions: begin with kv_prefill or kv_generate");
   RETURN_IF_ERROR(check_room(tokens.size()));
+  RETURN_IF_ERROR(prefill_missing(cancel, report));
   const Counting counting(this, sequence_.turn == Turn::empty ? Turn::tokens : sequence_.turn,
                           tokens_done);
   if (sequence_.turn == Turn::document) sequence_.spelling.add_unknown(sequence_.tokens.size());
@@ -205,7 +208,14 @@ Status Session::check_has(uint64_t tokens) const {
 Status Session::rewind(uint64_t tokens) {
   RETURN_IF_ERROR(check_has(tokens));
   if (tokens == sequence_.tokens.size()) return {};
-  RETURN_IF_ERROR(sequence_.store.rewind(tokens, cpu_kernels()));
+  uint64_t kept = std::min(tokens, sequence_.store.tokens());
+  std::optional<KvStore> windows(sequence_.windows);
+  if (windows) {
+    kept = windows->resume_point(kept);
+    RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
+  }
+  if (kept < sequence_.store.tokens()) RETURN_IF_ERROR(sequence_.store.rewind(kept, cpu_kernels()));
+  sequence_.windows = std::move(windows);
   forget_behind(tokens);
   return {};
 }
@@ -232,34 +242,66 @@ void Session::forget_behind(uint64_t tokens) {
 Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report report) {
   RETURN_IF_ERROR(check_has(tokens));
   const uint32_t pages = sequence_.store.pages_after(tokens);
-  if (pages >= sequence_.store.pages().pages()) return rewind(tokens);  // all in the window
-  forget_behind(tokens);  // prefill_newest_again() rewinds the store
-  return prefill_newest_again(tokens - uint64_t{pages} * sequence_.store.shape().page.page_tokens,
-                              cancel, std::move(report));
+  if (pages >= sequence_.store.pages().pages()) {  // all in the window
+    RETURN_IF_ERROR(rewind(tokens));
+  } else {
+    forget_behind(tokens);
+    RETURN_IF_ERROR(cut_stores(uint64_t{pages} * sequence_.store.shape().page.page_tokens));
+  }
+  return prefill_missing(cancel, std::move(report));
 }
 
-Status Session::prefill_newest_again(uint64_t count, const Cancel* cancel,
-                                     Progress::Report report) {
-  const Array<Token> again(sequence_.tokens.end() - static_cast<std::ptrdiff_t>(count),
-                           sequence_.tokens.end());
-  const uint64_t kept = sequence_.tokens.size() - count;
-  if (kept <= sequence_.store.sealed_tokens()) {
-    sequence_.store.cut(static_cast<uint32_t>(kept / sequence_.store.shape().page.page_tokens));
-  } else if (Status s = sequence_.store.rewind(kept, cpu_kernels()); !s.ok()) {
-    return s;
+Status Session::cut_stores(uint64_t kept) {
+  KvStore& store = sequence_.store;
+  if (KvStore* windows = sequence_.windows_or_null()) {
+    kept = windows->resume_point(kept);
+    RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
   }
-  const Turn turn = sequence_.turn;
-  const ChatFormat chat = sequence_.chat;
-  Spelling spelling = sequence_.spelling;
+  const uint32_t page = store.shape().page.page_tokens;
+  if (kept > store.sealed_tokens() || kept % page > 0) return store.rewind(kept, cpu_kernels());
+  store.cut(static_cast<uint32_t>(kept / page));
+  return {};
+}
+
+// The facts of a sequence whose newest tokens are prefilled again. The destructor restores the
+// tokens that were not, and what only the tokens determine.
+class Session::Again {
+ public:
+  Again(Session* session, uint64_t kept)
+      : sequence_(session->sequence_), tokens_(sequence_.tokens), spelling_(sequence_.spelling),
+        turn_(sequence_.turn), chat_(sequence_.chat), kept_(kept),
+        prefilled_(sequence_.prefilled_tokens) {}
+  ~Again() {
+    if (prefilled_ >= kept_) sequence_.prefilled_tokens = tokens_.size();
+    sequence_.tokens = std::move(tokens_);
+    sequence_.spelling = std::move(spelling_);
+    sequence_.turn = turn_, sequence_.chat = chat_;
+  }
+  std::span<const Token> tokens() const { return std::span(tokens_).subspan(kept_); }
+
+ private:
+  SequenceState& sequence_;
+  Array<Token> tokens_;
+  Spelling spelling_;
+  Turn turn_;
+  ChatFormat chat_;
+  uint64_t kept_, prefilled_;
+};
+
+Status Session::prefill_missing(const Cancel* cancel, Progress::Report report) {
+  if (sequence_.missing() == 0) return {};
+  const uint64_t kept = sequence_.store.tokens();
+  const Again again(this, kept);
   forget_behind(kept);
   Progress progress(std::move(report));
   uint64_t done = 0;
-  RETURN_IF_ERROR(
-      append({.tokens = again, .kind = TextKind::document, .cancel = cancel, .progress = &progress},
-             &done));
-  sequence_.turn = turn, sequence_.chat = chat;
-  sequence_.spelling = std::move(spelling);
-  return {};
+  Status s = append({.tokens = again.tokens(),
+                     .kind = TextKind::document,
+                     .cancel = cancel,
+                     .progress = &progress},
+                    &done);
+  prefilled_again_ += done;
+  return s;
 }
 
 uint64_t Session::prefill_key(bool sparsely) const {

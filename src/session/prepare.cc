@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <optional>
 #include <utility>
 
 #include "base/checked.h"
@@ -72,11 +73,14 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
 Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text has no representative tokens: prefilling it again, once");
   KvStore store(sequence_.store.shape(), sequence_.store.window_tokens());
+  std::optional<KvStore> windows = make_windows(*model_, store.window_tokens());
   MemoryBudget rest = options_.memory;
   if (rest.bytes) {  // both stores share the budget, and the second needs as much as the first
     if (sequence_.store.private_bytes() > rest.bytes / 2)
       RETURN_IF_ERROR(sequence_.store.shrink(cancel));
-    rest.bytes -= std::min(rest.bytes - 1, sequence_.store.private_bytes());
+    const uint64_t used = sequence_.store.private_bytes() +
+                          (sequence_.windows ? sequence_.windows->private_bytes() : 0);
+    rest.bytes -= std::min(rest.bytes - 1, used);
   }
   if (Status s = store.set_budget(rest, sequence_.tokens.size(), cancel); s.code() == Code::limit) {
     return Status::error(Code::limit,
@@ -94,7 +98,7 @@ Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
                       .subspan(at, std::min<std::size_t>(options_.prefill_chunk,
                                                          sequence_.tokens.size() - at));
     step.cancel = cancel;
-    RETURN_IF_ERROR(forward_->run(step, &store));
+    RETURN_IF_ERROR(forward_->run(step, &store, windows ? &*windows : nullptr));
     at += step.tokens.size();
   }
   sequence_.store.take_representatives(std::move(store));
@@ -133,6 +137,7 @@ Status Session::choose_once(const Cancel* cancel) {
 }
 
 Status Session::prepare(const Cancel* cancel, Progress::Report report) {
+  RETURN_IF_ERROR(prefill_missing(cancel, report));
   Progress progress(std::move(report));
   RETURN_IF_ERROR(prepare_strategy(cancel, &progress));
   return prepare_index(true, cancel, &progress);
@@ -259,7 +264,12 @@ Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* ca
     if (!progress->update(at, n + steps))
       return Status::error(Code::cancelled, "stopped by the progress callback; no index was built");
     KvStore copy(sequence_.store);
-    RETURN_IF_ERROR(copy.rewind(sequence_.tokens.size() - size, cpu_kernels()));
+    std::optional<KvStore> windows(sequence_.windows);
+    const uint64_t end = sequence_.tokens.size() - size;
+    if (!windows || windows->resume_point(end) == end) {
+      RETURN_IF_ERROR(copy.rewind(end, cpu_kernels()));
+      if (windows) RETURN_IF_ERROR(windows->rewind(end, cpu_kernels()));
+    }  // otherwise the passage follows the text
     for (uint32_t done = 0; done < size; done += options_.prefill_chunk) {
       ForwardStep step;
       step.tokens = std::span<const Token>(pieces[at / size])
@@ -267,7 +277,7 @@ Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* ca
       step.cancel = cancel;
       step.asked = out;
       step.asked_at = at + done;
-      RETURN_IF_ERROR(forward_->run(step, &copy));
+      RETURN_IF_ERROR(forward_->run(step, &copy, windows ? &*windows : nullptr));
     }
   }
   return {};

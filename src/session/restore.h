@@ -11,14 +11,15 @@ namespace kvasir {
 // never written again, so the restored sequence is exact.
 struct Session::Restore {
   explicit Restore(Session* s)
-      : session(s), store(s->sequence_.store), queries(s->sequence_.queries),
-        observed(s->sequence_.observed), tokens(s->sequence_.tokens.size()),
-        prefilled_tokens(s->sequence_.prefilled_tokens), turn(s->sequence_.turn),
-        logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
+      : session(s), store(s->sequence_.store), windows(s->sequence_.windows),
+        queries(s->sequence_.queries), observed(s->sequence_.observed),
+        tokens(s->sequence_.tokens.size()), prefilled_tokens(s->sequence_.prefilled_tokens),
+        turn(s->sequence_.turn), logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
   ~Restore() {
     if (!session) return;
     SequenceState& sequence = session->sequence_;
     sequence.store = std::move(store);
+    sequence.windows = std::move(windows);
     sequence.queries = std::move(queries);
     sequence.observed = std::move(observed);
     session->decode_.set_chosen(false);
@@ -32,6 +33,7 @@ struct Session::Restore {
 
   Session* session;
   KvStore store;
+  std::optional<KvStore> windows;
   RecentQueries queries;
   SequenceState::Observed observed;
   std::size_t tokens;

@@ -63,6 +63,7 @@ Status Session::prepare_save(const std::string& path, const Cancel* cancel, Prog
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
                      Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
+  RETURN_IF_ERROR(prefill_missing(cancel, prepare_report));
   Progress preparing(std::move(prepare_report));
   RETURN_IF_ERROR(prepare_save(path, cancel, &preparing));
   format::Identity identity;
@@ -98,8 +99,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     parts.push_back({SectionKind::spelling, spelling.data(), spelling.size_bytes()});
   SavedSequence state = saved_state(sequence_, options_.window);
   state.long_rope = model_->has_long_ropes(options_.context);
-  return save_store(path, identity, sequence_.store, state, parts, cancel, std::move(report),
-                    before_rename);
+  return save_store(path, identity, {sequence_.store, sequence_.windows_or_null()}, state, parts,
+                    cancel, std::move(report), before_rename);
 }
 
 }  // namespace kvasir

@@ -10,6 +10,7 @@
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
 #include "cachefile/section_sizes.h"
+#include "session/saved_windows.h"
 
 namespace kvasir {
 
@@ -62,10 +63,19 @@ const char* wrong_state(const SavedSequence& s, const StoreShape& shape,
   return nullptr;
 }
 
+// Passes the bytes of a part to `write`.
+Status write_part(const SavedStores& stores, const SavedPart& part,
+                  const std::function<Status(const void* data, std::size_t size)>& write) {
+  if (part.kind == SectionKind::window) return stores.store.write_window(write);
+  if (part.kind == SectionKind::windows_rows) return stores.windows->write_window(write);
+  return write(part.data, part.bytes);
+}
+
 // Refuses to write data that load would refuse.
 Status check_savable(const std::string& path, const format::Identity& identity,
-                     const KvStore& store, const SavedSequence& state,
+                     const SavedStores& stores, const SavedSequence& state,
                      std::span<const SavedPart> parts, const Cancel* cancel) {
+  const KvStore& store = stores.store;
   const auto refused = [&](SectionKind kind, const char* what) {
     return Status::error(Code::corrupt,
                          "section '%s' %s: the loaded cache file or the model file is damaged; %s "
@@ -90,8 +100,7 @@ Status check_savable(const std::string& path, const format::Identity& identity,
       }
       return {};
     };
-    RETURN_IF_ERROR(part.kind == SectionKind::window ? store.write_window(check)
-                                                     : check(part.data, part.bytes));
+    RETURN_IF_ERROR(write_part(stores, part, check));
   }
   if (const char* what = store.sketch().wrong(state.pages))
     return refused(SectionKind::sketch, what);
@@ -159,9 +168,13 @@ Status take(const CacheFile& file, SectionKind kind, uint64_t bytes, const Secti
                        file.path().c_str(), format::name_of(kind), what);
 }
 
+Status expect_section(const CachePeek& file, SectionKind kind, uint64_t bytes) {
+  RETURN_IF_ERROR(file.expect(kind, bytes));
+  return check_version(file.path(), *file.find(kind));
+}
+
 Status read_saved(const CachePeek& file, SavedSequence* out) {
-  RETURN_IF_ERROR(file.expect(SectionKind::state, state_bytes));
-  RETURN_IF_ERROR(check_version(file.path(), *file.find(SectionKind::state)));
+  RETURN_IF_ERROR(expect_section(file, SectionKind::state, state_bytes));
   Array<std::byte> bytes;
   RETURN_IF_ERROR(file.read(SectionKind::state, state_bytes, &bytes));
   *out = decode(bytes.data());
@@ -178,9 +191,10 @@ Status read_chat(const CachePeek& file, ChatRecord* out) {
   return decode_chat_record(bytes, file.path().c_str(), out);
 }
 
-Status save_store(const std::string& path, format::Identity identity, const KvStore& store,
+Status save_store(const std::string& path, format::Identity identity, const SavedStores& stores,
                   SavedSequence state, std::span<const SavedPart> parts, const Cancel* cancel,
                   Progress::Report report, const AtomicFile::BeforeRename& before_rename) {
+  const KvStore &store = stores.store, *windows = stores.windows;
   const StoreShape& shape = store.shape();
   identity.layers = shape.layers;
   identity.kv_heads = shape.kv_heads;
@@ -198,8 +212,18 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
       {SectionKind::sinks, store.sink_floats().data(), store.sink_floats().size_bytes()},
       {SectionKind::window, nullptr, store.window_size() * sizeof(float)}};
   all.insert(all.end(), parts.begin(), parts.end());
+  const SavedWindows saved_windows = windows ? SavedWindows::of(*windows) : SavedWindows();
+  const auto windows_data = saved_windows.encode();
+  if (windows) {
+    const StoreShape& w = windows->shape();
+    identity.windows = {w.layers, w.kv_heads, w.page.head_dim, w.window};
+    all.push_back({SectionKind::windows, windows_data.data(), windows_data.size()});
+    all.push_back(
+        {SectionKind::windows_centre, windows->centre().data(), windows->centre().size_bytes()});
+    all.push_back({SectionKind::windows_rows, nullptr, windows->window_size() * sizeof(float)});
+  }
 
-  RETURN_IF_ERROR(check_savable(path, identity, store, state, all, cancel));
+  RETURN_IF_ERROR(check_savable(path, identity, stores, state, all, cancel));
   std::unique_ptr<CacheWriter> writer;
   RETURN_IF_ERROR(CacheWriter::create(path, identity, &writer, store.budget().reaper));
   for (const SavedPart& part : all)
@@ -207,6 +231,11 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   for (SectionKind kind : PageStore::sections)
     RETURN_IF_ERROR(writer->add_section(kind, section_version,
                                         PageStore::file_bytes(shape, kind, state.pages)));
+  if (windows)
+    for (SectionKind kind : PageStore::arrays(windows->shape()))
+      RETURN_IF_ERROR(writer->add_section(
+          PageStore::section_of(windows->shape(), kind), section_version,
+          PageStore::file_bytes(windows->shape(), kind, saved_windows.extents() * extent_pages)));
   RETURN_IF_ERROR(writer->add_section(SectionKind::sketch, KeySketch::section_version,
                                       store.sketch().file_bytes()));
   RETURN_IF_ERROR(writer->add_section(SectionKind::representatives, section_version,
@@ -221,12 +250,11 @@ Status save_store(const std::string& path, format::Identity identity, const KvSt
   const auto write = [&](const void* data, std::size_t size) {
     return write_all(writer.get(), data, size, cancel, &progress);
   };
-  for (const SavedPart& part : all) {
-    Status s =
-        part.kind == SectionKind::window ? store.write_window(write) : write(part.data, part.bytes);
-    if (!s.ok()) return s;
-  }
+  for (const SavedPart& part : all) RETURN_IF_ERROR(write_part(stores, part, write));
   for (SectionKind kind : PageStore::sections) RETURN_IF_ERROR(store.pages().write(kind, write));
+  if (windows)
+    for (SectionKind kind : PageStore::arrays(windows->shape()))
+      RETURN_IF_ERROR(windows->pages().write(kind, write));
   RETURN_IF_ERROR(store.sketch().write(write));
   RETURN_IF_ERROR(store.representatives().write(write));
   for (const TokenIndexes::Entry& entry : store.indexes().entries)
@@ -261,10 +289,7 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
       {SectionKind::pages, PageStore::file_bytes(shape, SectionKind::pages, state.pages)},
       {SectionKind::scales, PageStore::file_bytes(shape, SectionKind::scales, state.pages)},
       {SectionKind::bounds, PageStore::file_bytes(shape, SectionKind::bounds, state.pages)}};
-  for (const auto& [kind, bytes] : exact) {
-    RETURN_IF_ERROR(file.expect(kind, bytes));
-    RETURN_IF_ERROR(check_version(file.path(), *file.find(kind)));
-  }
+  for (const auto& [kind, bytes] : exact) RETURN_IF_ERROR(expect_section(file, kind, bytes));
   return check_section_sizes(file.header(), file.path().c_str(), group);
 }
 

@@ -40,17 +40,23 @@ struct SavedSequence {
 Status read_saved(const CachePeek& file, SavedSequence* out);
 Status read_chat(const CachePeek& file, ChatRecord* out);  // an older library's file has none
 
-// A section that does not belong to the store.
+// The stores of a sequence: of all tokens, and of the layers that see a window, or null.
+struct SavedStores {
+  const KvStore& store;
+  const KvStore* windows = nullptr;
+};
+
+// A section that does not belong to the stores.
 struct SavedPart {
   format::SectionKind kind;
   const void* data;
   std::size_t bytes;
 };
 
-// Writes `state`, the parts and the store. The function fills in the facts about the store in
-// `state`, and shape and tokens in `identity`. Code::corrupt: load would refuse the data
+// Writes `state`, the parts and the stores. The function fills in the facts about the store in
+// `state`, and shapes and tokens in `identity`. Code::corrupt: load would refuse the data
 // (section_rules.h); nothing was written.
-Status save_store(const std::string& path, format::Identity identity, const KvStore& store,
+Status save_store(const std::string& path, format::Identity identity, const SavedStores& stores,
                   SavedSequence state, std::span<const SavedPart> parts, const Cancel* cancel,
                   Progress::Report report, const AtomicFile::BeforeRename& before_rename = {});
 
@@ -70,6 +76,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
 // version of the encoding of every section except the sketch, which has its own
 constexpr uint32_t section_version = 1;
 // Finds a section that must exist with exactly this size. Does not read it.
+Status expect_section(const CachePeek& file, format::SectionKind kind, uint64_t bytes);
 Status expect(const CacheFile& file, format::SectionKind kind, uint64_t bytes,
               const CacheFile::Section** out);
 // The same, and verifies its checksums.

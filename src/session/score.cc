@@ -26,6 +26,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   if (tokens.empty()) return {};
   trace_.reset();
   const uint64_t begin = os::now_ns();
+  RETURN_IF_ERROR(prefill_missing(cancel, report));
   Progress progress(std::move(report));
   RETURN_IF_ERROR(prepare(cancel, std::move(prepare_report)));
   RETURN_IF_ERROR(make_room(tokens.size(), 0, cancel));

@@ -2,10 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "base/memory.h"
-#include "model/config.h"
+#include "model/model.h"
 #include "select/plan.h"
 #include "session/spelling.h"
 #include "store/kv_store.h"
@@ -18,16 +19,28 @@ namespace kvasir {
 // persisted.
 enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
 
+// An empty store of the model's layers that see a window; nothing: it has none.
+std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens);
+
 // A fork is a copy that shares the pages; both write only their own tails.
 struct SequenceState {
-  SequenceState(const ModelConfig& config, ChatFormat format, KvStore kv)
-      : store(std::move(kv)), queries(config.layers, config.heads, config.head_dim), chat(format) {}
+  SequenceState(const ModelConfig& config, ChatFormat format, KvStore kv,
+                std::optional<KvStore> windowed)
+      : store(std::move(kv)), windows(std::move(windowed)),
+        queries(config.layers, config.heads, config.head_dim), chat(format) {}
 
   bool has_marks() const { return turn == Turn::document || turn == Turn::answer; }
   bool has_logits() const { return logits_at == tokens.size() && logits_at > 0; }
 
+  // Tokens that the stores lack, because the windows could not follow a rewind: they are prefilled
+  // again before the next step.
+  uint64_t missing() const { return tokens.size() - store.tokens(); }
+  KvStore* windows_or_null() { return windows ? &*windows : nullptr; }
+  const KvStore* windows_or_null() const { return windows ? &*windows : nullptr; }
+
   KvStore store;
-  RecentQueries queries;  // of the newest tokens; empty in full precision
+  std::optional<KvStore> windows;  // of the layers that see a window; as many tokens as `store`
+  RecentQueries queries;           // of the newest tokens; empty in full precision
   // The queries by which a strategy that chooses once has selected: those at the end of the
   // prefill. Set from the first selection until the next prefill.
   struct Observed {

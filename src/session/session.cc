@@ -14,8 +14,10 @@ constexpr uint32_t max_chunk = 4096, max_window = 1 << 20, max_threads = 256;
 constexpr uint64_t window_budget = 64 << 20;
 
 static uint32_t choose_chunk(const Model& model) {
-  const StoreShape shape = model.store_shape();
-  const uint64_t row = uint64_t{shape.heads_total()} * 2 * shape.page.dim * sizeof(float);
+  const StoreShape shape = model.store_shape(), windows = model.windows_shape();
+  const uint64_t row = (uint64_t{shape.heads_total()} * shape.page.dim +
+                        uint64_t{windows.heads_total()} * windows.page.dim) *
+                       2 * sizeof(float);
   const bool on_device = !model.device_weights().empty();
   uint32_t chunk = on_device ? 1024 : 512;  // smaller chunks leave a large GPU idle
   while (chunk > 128 && chunk * row > window_budget * (on_device ? 4 : 1)) chunk /= 2;
@@ -45,6 +47,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
                          max_window);
   o->memory.step_tokens = o->prefill_chunk;
   o->memory.reaper = model.reaper();
+  o->memory.windows = model.windows_shape();
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
   RETURN_IF_ERROR(check_read_options(o->read));
   RETURN_IF_ERROR(check_filter_layers(o->read.filter_layers, model.config().layers));
@@ -53,6 +56,11 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
                          o->instructions->size(), max_instructions);
   return check_select_options(o->select, model.config().layers,
                               model.store_shape().page.block_tokens);
+}
+
+std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens) {
+  if (model.config().windows.layers == 0) return {};
+  return KvStore(model.windows_shape(), window_tokens);
 }
 
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options,
@@ -67,7 +75,8 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives))
     store.drop_representatives();
   RETURN_IF_ERROR(store.set_budget(o.memory, 0));
-  SequenceState sequence(model->config(), model->chat(), std::move(store));
+  std::optional<KvStore> windows = make_windows(*model, store.window_tokens());
+  SequenceState sequence(model->config(), model->chat(), std::move(store), std::move(windows));
   std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(sequence)));
   RETURN_IF_ERROR(session->start());
   *out = std::move(session);

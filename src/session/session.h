@@ -146,9 +146,11 @@ class Session {
   // log_probabilities: [tokens], written only on success.
   Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
                Progress::Report progress, Progress::Report prepare_progress = {});
+  // Windows that cannot follow are prefilled again by the next step, save or prepare().
   Status rewind(uint64_t tokens);
   // Rewinds to the first `tokens` tokens, in the state after their prefill: keeps their complete
-  // pages and prefills the tokens after these again. After a failure the session must be closed.
+  // pages, as far as the windows can follow, and prefills the tokens after these again. After a
+  // failure the session must be closed.
   Status shorten(uint64_t tokens, const Cancel* cancel, Progress::Report progress);
   // Builds the strategy's sketch, representatives and index, so that no answer waits for them.
   Status prepare(const Cancel* cancel, Progress::Report progress);
@@ -220,9 +222,11 @@ class Session {
   Status check_tokens(std::span<const Token> tokens) const;
 
   // ---- prefill and rewind (prefill.cc) ---------------------------------------------------------
-  // Removes the newest `count` tokens and prefills them again. They are some whole pages and all
-  // unsealed tokens, or a part of the unsealed tokens.
-  Status prefill_newest_again(uint64_t count, const Cancel* cancel, Progress::Report report);
+  // Truncates the stores to `kept` tokens, or to the last position before it from which windows can
+  // go on. The tokens stay, to be prefilled again by prefill_missing().
+  Status cut_stores(uint64_t kept);
+  Status prefill_missing(const Cancel* cancel, Progress::Report report);
+  class Again;
   Status check_has(uint64_t tokens) const;
   void forget_behind(uint64_t tokens);
   // Bytes and tokens of the marks and instructions before the document's text.
@@ -288,6 +292,7 @@ class Session {
     uint64_t steps = 0, ns = 0;
   } last_;  // of the last generate(), score() or next()
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
+  uint64_t prefilled_again_ = 0;
   uint64_t load_ns_ = 0;
   uint64_t index_ns_ = 0;  // time of the last index build
   NearestBy nearest_by_;   // devices that found its nearest keys, and why

@@ -15,6 +15,9 @@ struct SessionStats {
   uint64_t prefill_tokens = 0, prefill_ns = 0, sparse_tokens = 0, load_ns = 0;
   uint64_t budget_tokens = 0;  // mean per layer and head
   uint64_t index_tokens = 0, index_bytes = 0, index_ns = 0;
+  // windows: layers that see a window, and their bytes in memory
+  uint64_t prefilled_again = 0, windows_bytes = 0;
+  uint32_t windows_layers = 0;
   uint64_t last_steps = 0, last_decode_ns = 0;
   uint64_t last_tokens_read = 0, last_tokens_present = 0, last_pages_touched = 0;
   double last_mass_read = -1;  // -1: not estimated

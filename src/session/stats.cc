@@ -258,6 +258,13 @@ SessionStats Session::stats() const {
   s.kv_bytes_per_token = shape.slab_bytes() / shape.page.extent_tokens();
   s.private_bytes = sequence_.store.private_bytes();
   s.mapped_bytes = sequence_.store.pages().mapped_bytes();
+  if (const KvStore* windows = sequence_.windows_or_null()) {
+    s.windows_layers = windows->shape().layers;
+    s.windows_bytes = windows->private_bytes() + windows->pages().mapped_bytes();
+    s.private_bytes += windows->private_bytes();
+    s.mapped_bytes += windows->pages().mapped_bytes();
+  }
+  s.prefilled_again = prefilled_again_;
   s.spilled_bytes = sequence_.store.pages().spilled_bytes();
   s.memory_limit = sequence_.store.budget().bytes;
   s.prefill_tokens = prefill_tokens_, s.prefill_ns = prefill_ns_;
@@ -316,6 +323,11 @@ std::string Session::stats_json() const {
   json.flag("share_heads", plan.share_heads);
   add_last(last_.read, stats, !model_->device_weights().empty(), &json);
   json.count("prefill_tokens", stats.prefill_tokens);
+  json.count("prefilled_again", stats.prefilled_again);
+  if (stats.windows_layers > 0) {
+    json.count("windows_layers", stats.windows_layers);
+    json.count("windows_bytes", stats.windows_bytes);
+  }
   json.count("sparse_tokens", stats.sparse_tokens);
   json.count("prefill_ns", stats.prefill_ns);
   json.count("load_ns", stats.load_ns);

@@ -21,6 +21,9 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
+  // a rewind to the end of the document finds its window
+  if (KvStore* windows = sequence_.windows_or_null())
+    request.kind == TextKind::document ? windows->unmark() : windows->mark();
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   try {
     return append_chunks(request, done);
@@ -39,7 +42,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     ForwardStep step;
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
-    RETURN_IF_ERROR(forward_->run(step, &sequence_.store));
+    RETURN_IF_ERROR(forward_->run(step, &sequence_.store, sequence_.windows_or_null()));
     note_chunk(request, step);
     *done += step.size();
     if (!errors.empty()) LayerProbe::note(errors, &sequence_);
@@ -173,17 +176,13 @@ Status Session::refresh_logits(const Cancel* cancel) {
   } else {
     forget_choice();
   }
-  KvStore before(sequence_.store);
-  sequence_.store.pop();
-  try {
-    if (Status s = forward_->run(step, &sequence_.store); !s.ok()) {
-      sequence_.store = std::move(before);
-      return s;
-    }
-  } catch (...) {
-    sequence_.store = std::move(before);
-    throw;
-  }
+  KvStore store(sequence_.store);
+  std::optional<KvStore> windows(sequence_.windows);
+  store.pop();
+  if (windows) windows->pop();
+  RETURN_IF_ERROR(forward_->run(step, &store, windows ? &*windows : nullptr));
+  sequence_.store = std::move(store);
+  sequence_.windows = std::move(windows);
   sequence_.logits_at = sequence_.tokens.size();
   if (!read_last)
     sequence_.prefilled_tokens =
@@ -198,6 +197,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   RETURN_IF_ERROR(check_sampling_options(sampling));
   RETURN_IF_ERROR(check_room(1));
   Progress none;
+  RETURN_IF_ERROR(prefill_missing(cancel, {}));
   RETURN_IF_ERROR(prepare_strategy(cancel, &none));
   RETURN_IF_ERROR(prepare_index(false, cancel, &none));
   RETURN_IF_ERROR(refresh_logits(cancel));

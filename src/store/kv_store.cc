@@ -19,10 +19,66 @@ constexpr uint32_t spare_rows = 96;
 // Bytes per page and head in the table of cached pages: four, and half as many again where it
 // grows.
 constexpr uint64_t table_entry = 6;
+// A store with a window keeps as many tokens beyond it: for a rewind of a few tokens.
+constexpr uint32_t spare_tokens = 128;
 
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
     : pages_(shape), sketch_(shape), representatives_(shape, window_tokens),
-      window_tokens_(window_tokens) {}
+      window_tokens_(window_tokens) {
+  if (shape.window == 0) return;
+  representatives_.drop();
+  if (window_tokens != keep_all)
+    window_tokens_ = static_cast<uint32_t>(std::min<uint64_t>(window_tokens, shape.window));
+}
+
+// A prefill of the last tokens again begins up to a page and window_tokens before them.
+uint64_t KvStore::kept_tokens(const StoreShape& shape, uint32_t window_tokens) {
+  return shape.window + spare_tokens + 2 * shape.page.page_tokens +
+         (window_tokens == keep_all ? 0 : std::min<uint64_t>(window_tokens, shape.window));
+}
+
+void KvStore::drop_unseen() {
+  if (shape().window == 0) return;
+  const uint64_t kept = kept_tokens(shape(), window_tokens_), marked = this->marked();
+  const uint64_t first = tokens() - std::min(tokens(), kept),
+                 first_marked = marked - std::min(marked, kept);
+  if (window_tokens_ == keep_all) {
+    const auto rows =
+        static_cast<uint32_t>(std::max(dropped_, std::min(first, first_marked)) - dropped_);
+    dropped_ += rows, first_row_ += rows, window_count_ -= rows;
+    return;
+  }
+  for (uint32_t e = 0; e < pages_.pages() / extent_pages; ++e) {
+    const uint64_t begin = uint64_t{e} * shape().page.extent_tokens(),
+                   end = begin + shape().page.extent_tokens();
+    if (end <= first && (end <= first_marked || begin >= marked)) pages_.drop(e);
+  }
+}
+
+uint64_t KvStore::resume_point(const StoreShape& shape, const PageStore::Runs& runs,
+                               uint64_t dropped, uint64_t end, uint64_t tokens) {
+  if (shape.window == 0) return tokens;
+  const uint64_t extent = shape.page.extent_tokens();
+  for (const bool newest : {true, false}) {
+    const ExtentRun& run = runs[newest ? 1 : 0];
+    const uint64_t begin = std::max(run.begin * extent, dropped),
+                   last = std::min(tokens, newest ? end : run.end * extent);
+    if (begin == 0 || last >= begin + shape.window) return last;
+  }
+  return 0;
+}
+
+uint64_t KvStore::max_bytes(const StoreShape& shape, uint32_t window_tokens, uint64_t tokens,
+                            uint32_t step) {
+  if (shape.layers == 0) return 0;
+  const uint64_t extent = shape.page.extent_tokens();
+  const uint64_t kept = std::min(tokens, 2 * (kept_tokens(shape, window_tokens) + extent)),
+                 slabs = ceil_div(kept, extent) + ceil_div(step, extent) + 1;
+  const uint64_t rows = std::min<uint64_t>(window_tokens, shape.window) + step +
+                        2 * shape.page.page_tokens + spare_rows + capacity_step;
+  return slabs * shape.slab_bytes() +
+         (2 * rows + 1) * shape.heads_total() * shape.page.dim * sizeof(float);
+}
 
 float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) {
   return const_cast<float*>(std::as_const(*this).window_row(layer, head, which, row));
@@ -124,7 +180,8 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
   const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1;
   return extents * heads * summaries + rows + slabs * shape().slab_bytes() +
          indexes_.private_bytes() + sketch_.basis_bytes() +
-         representatives_.max_bytes(tokens, step) + pages_.table_bytes();
+         representatives_.max_bytes(tokens, step) + pages_.table_bytes() +
+         max_bytes(budget_.windows, window_tokens_, tokens, step);
 }
 
 Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) const {
@@ -206,7 +263,7 @@ Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel
   const uint32_t sealed = pages_after(window_count_ + n);
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
-  if (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_))) {
+  if (shape().window == 0 && (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_)))) {
     std::shared_ptr<float[]> clear = make_buffer<float>(sinks_room());
     parallel_chunks(sinks_room() * sizeof(float), pool, [&](std::size_t at, std::size_t bytes) {
       std::memset(clear.get() + at / sizeof(float), 0, bytes);
@@ -326,10 +383,13 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t sealed = pages_after(count);
   window_count_ = count;
   window_stamp_ = new_stamp();
-  if (sealed == 0) return representatives_.commit(n, pages_, pool);
+  if (sealed == 0) {
+    drop_unseen();
+    return representatives_.commit(n, pages_, pool);
+  }
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
   if (centre_.empty()) fix_centre(count, pool);
-  if (first == 0) {
+  if (first == 0 && sinks_) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;
     for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
@@ -348,6 +408,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   pages_.commit(first + sealed);
   sketch_.append(pages_, kernels, pool);
   representatives_.commit(n, pages_, pool);
+  drop_unseen();
 }
 
 Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
@@ -358,8 +419,9 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
     return {};
   }
   if (tokens >= sealed_tokens()) {
-    const uint64_t kept = tokens - sealed_tokens();
+    const uint64_t kept = tokens - window_begin();
     if (kept >= window_tokens_ || pages_.pages() == 0) {
+      if (tokens <= mark_) unmark();
       window_count_ = static_cast<uint32_t>(kept);
       lowered();
       representatives_.rewind(tokens);
@@ -389,7 +451,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
         const PageRef page = pages_.page(l, h, p);
         float* k = shorter.window_row(l, h, 0, (p - first) * page_tokens);
         float* v = shorter.window_row(l, h, 1, (p - first) * page_tokens);
-        if (p == 0) {  // the sinks are in full precision
+        if (p == 0 && sinks_) {  // the sinks are in full precision
           std::copy_n(sinks(l, h).k, std::size_t{page_tokens} * dim, k);
           std::copy_n(sinks(l, h).v, std::size_t{page_tokens} * dim, v);
         } else {
@@ -406,6 +468,7 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
       }
     }
   }
+  if (tokens <= mark_) unmark();
   pages_.truncate(first);
   sketch_.truncate(first);
   representatives_.rewind(tokens);
@@ -435,7 +498,9 @@ void KvStore::cut(uint32_t pages) {
   window_count_ = 0;
   lowered();
   window_stamp_ = new_stamp();
+  dropped_ = 0;
   if (pages > 0) return;
+  unmark();
   sinks_stamp_ = new_stamp();
   centre_.clear();  // the next text gets its own
   sinks_.reset();
@@ -479,6 +544,8 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   if (saved.has_centre) store.centre_.resize(heads * dim);
   if (saved.has_sinks) store.sinks_ = make_rows(store.sinks_room());
   store.window_count_ = saved.window_count;
+  store.dropped_ = saved.dropped;
+  store.mark_ = saved.mark;
   store.capacity_ = store.capacity_for(saved.window_count);
   store.window_ = make_rows(2 * heads * store.capacity_ * dim);
   store.appends_.here = true;

@@ -10,11 +10,21 @@
 // subtracted from every key. That shifts all scores of a query by the same number, so attention is
 // unchanged. With window_tokens == keep_all (full precision) nothing is sealed.
 //
+// The store of layers whose queries see the newest `shape().window` tokens (here: their reach)
+// keeps only what queries at its end and at its mark can see, and a few tokens more. commit() drops
+// the rest. So the sequence can go on from its end, and from the mark (the end of a document) after
+// a rewind of the answers behind it. Other positions need a prefill from resume_point(). Such a
+// store has neither sinks nor summaries.
+//
+//   tokens   0 .... | mark - reach .. mark | .... | n - reach .............. n
+//           dropped                        dropped  sealed pages | window
+//
 // A step is prepare(n), write(layer, ...) for every layer, commit(n). Nothing is visible before
 // commit(), so a failed or cancelled step leaves the store unchanged. Threads: as for PageStore;
 // write() must not overlap with commit().
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -38,6 +48,8 @@ struct MemoryBudget {
   // Maximum tokens of a step, which the window holds until they are sealed. A larger step that fits
   // raises it.
   uint32_t step_tokens = 0;
+  // The sequence's store of layers that see a window, whose bytes count too. No layers: none.
+  StoreShape windows;
   // Closes the spill file and the files of unfinished saves; null: destructors close them.
   std::shared_ptr<os::FileReaper> reaper;
 };
@@ -62,7 +74,8 @@ class KvStore {
   const KeySketch& sketch() const { return sketch_; }
   const Representatives& representatives() const { return representatives_; }
   const TokenIndexes& indexes() const { return indexes_; }
-  uint64_t tokens() const { return sealed_tokens() + window_count_; }
+  uint64_t tokens() const { return window_begin() + window_count_; }
+  uint64_t window_begin() const { return sealed_tokens() + dropped_; }  // its first token
   uint64_t sealed_tokens() const { return uint64_t{pages_.pages()} * shape().page.page_tokens; }
   uint32_t window_count() const { return window_count_; }
   uint32_t window_tokens() const { return window_tokens_; }
@@ -70,6 +83,23 @@ class KvStore {
   uint64_t window_stamp() const { return window_stamp_; }
   uint64_t sinks_stamp() const { return sinks_stamp_; }  // changes with the sinks and the centre
   uint32_t sink_count() const { return pages_.pages() ? shape().page.page_tokens : 0; }
+
+  // Of a store whose queries see a window. mark(): keeps what queries at the end see, until
+  // unmark() or a rewind before it.
+  void mark() { mark_ = std::min(mark_, tokens()); }
+  void unmark() { mark_ = UINT64_MAX; }
+  uint64_t marked() const { return std::min(mark_, tokens()); }
+  // The last position <= `tokens` at which a sequence can go on after rewind(); 0: at none but the
+  // beginning. Always `tokens` without a window.
+  uint64_t resume_point(uint64_t tokens) const {
+    return resume_point(shape(), pages_.runs(), dropped_, this->tokens(), tokens);
+  }
+  // The same of a store that has these extents, or the tokens from `dropped` on, up to `end`.
+  static uint64_t resume_point(const StoreShape& shape, const PageStore::Runs& runs,
+                               uint64_t dropped, uint64_t end, uint64_t tokens);
+  // Maximum bytes of such a store in a sequence of `tokens` tokens and with steps of `step` tokens.
+  static uint64_t max_bytes(const StoreShape& shape, uint32_t window_tokens, uint64_t tokens,
+                            uint32_t step);
 
   // Full-precision rows, [count][dim], centred if the store has a centre. Uncommitted rows follow
   // the rows of the window.
@@ -136,8 +166,9 @@ class KvStore {
   // Before commit(kept), in a step of n written tokens: keeps only the first `kept`.
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
 
-  // Truncates the sequence to its first `tokens` tokens (<= tokens()). Restores tokens from pages
-  // until the window holds window_tokens again. Throws std::bad_alloc. Code::corrupt (a damaged
+  // Truncates the sequence to its first `tokens` tokens (<= tokens(), and a resume_point()).
+  // Restores tokens from pages until the window holds window_tokens again. Throws std::bad_alloc.
+  // Code::corrupt (a damaged
   // page of a mapped file, or a page with NaN or infinity): the store is unchanged.
   Status rewind(uint64_t tokens, const Kernels& kernels);
 
@@ -194,6 +225,7 @@ class KvStore {
   struct SavedRows {
     uint32_t window_count = 0;
     bool has_centre = false, has_sinks = false;
+    uint64_t dropped = 0, mark = UINT64_MAX;  // with a window: tokens before its rows; marked()
   };
   static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives,
                          uint32_t window_tokens, const SavedRows& saved,
@@ -210,6 +242,9 @@ class KvStore {
 
  private:
   uint64_t min_bytes(uint64_t tokens, uint32_t step) const;
+  // Tokens before its end, or its mark, that a store with a window keeps.
+  static uint64_t kept_tokens(const StoreShape& shape, uint32_t window_tokens);
+  void drop_unseen();
   std::size_t sinks_room() const;  // floats of sinks_ when they exist
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
@@ -232,8 +267,10 @@ class KvStore {
   bool drop_resident_ = false;  // files hold more than the budget
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
-  uint32_t capacity_ = 0;   // rows of room in window_
-  uint32_t first_row_ = 0;  // first row of the window; those before it were sealed
+  uint32_t capacity_ = 0;       // rows of room in window_
+  uint32_t first_row_ = 0;      // first row of the window; those before it were sealed
+  uint64_t dropped_ = 0;        // rows dropped before the window, in full precision
+  uint64_t mark_ = UINT64_MAX;  // UINT64_MAX: the end
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   std::size_t window_floats() const;  // of window_
   // [layers][kv_heads][2][capacity][dim], shared with copies. A row that any copy has committed is

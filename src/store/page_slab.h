@@ -69,6 +69,7 @@ class PageStore::SlabRef {
   }
   const Slab& operator*() const { return *slab_; }
   const Slab* operator->() const { return slab_; }
+  explicit operator bool() const { return slab_ != nullptr; }
   bool is_private() const { return slab_->memory && !slab_->spill; }
   bool writable() const {
     return is_private() && slab_->references.load(std::memory_order_acquire) == 1;

@@ -16,10 +16,11 @@ namespace kvasir {
 using format::SectionKind;
 
 std::size_t StoreShape::extent_bytes() const {
-  return PageShape::pages_bytes() + page.scales_bytes() + page.bounds_bytes();
+  return PageShape::pages_bytes() + page.scales_bytes() + (window > 0 ? 0 : page.bounds_bytes());
 }
 
-PageStore::PageStore(const StoreShape& shape) : shape_(shape) {}
+PageStore::PageStore(const StoreShape& shape, uint32_t pages) : shape_(shape), pages_(pages) {}
+PageStore::PageStore(const StoreShape& shape) : PageStore(shape, 0) {}
 PageStore::PageStore(const PageStore& other) = default;
 PageStore::PageStore(PageStore&&) noexcept = default;
 PageStore& PageStore::operator=(PageStore&&) noexcept = default;
@@ -96,32 +97,69 @@ uint64_t PageStore::file_bytes(const StoreShape& shape, SectionKind kind, uint32
   return ceil_div(pages, extent_pages) * shape.heads_total() * array_bytes(shape.page, kind);
 }
 
+SectionKind PageStore::section_of(const StoreShape& shape, SectionKind array) {
+  if (shape.window == 0) return array;
+  return array == SectionKind::pages ? SectionKind::windows_pages : SectionKind::windows_scales;
+}
+
+const CacheFile::Section& PageStore::section_in(const Slab& slab, SectionKind array) const {
+  return *slab.file->find(section_of(shape_, array));
+}
+
 Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
                       uint32_t pages, PageStore* out) {
-  PageStore store(shape);
-  store.pages_ = pages;
-  store.mapped_pages_ = file->find(SectionKind::pages);
-  store.mapped_scales_ = file->find(SectionKind::scales);
+  return map(shape, std::move(file), pages, {ExtentRun{}, {0, PageStore(shape, pages).extents()}},
+             out);
+}
+
+Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
+                      uint32_t pages, const Runs& runs, PageStore* out) {
+  PageStore store(shape, pages);
   const uint32_t extents = store.extents();
+  const SectionKind pages_kind = section_of(shape, SectionKind::pages),
+                    scales_kind = section_of(shape, SectionKind::scales);
+  store.mapped_pages_ = file->find(pages_kind);
+  store.mapped_scales_ = file->find(scales_kind);
   store.slabs_.reserve(extents);
-  if (extents > 0)
+  if (extents > 0 && shape.window == 0)
     store.cache_ = std::make_shared<PageCache>(
         std::make_shared<MappedPages>(file, shape.page, extents), shape.heads_total());
   const uint64_t heads = shape.heads_total();
+  uint32_t index = 0;  // in the file
   for (uint32_t e = 0; e < extents; ++e) {
+    const auto is_in = [&](const ExtentRun& run) { return e >= run.begin && e < run.end; };
+    if (!is_in(runs[0]) && !is_in(runs[1])) {
+      store.slabs_.emplace_back(nullptr);
+      continue;
+    }
     auto slab = std::make_unique<Slab>();
     slab->file = file;
-    slab->index = e;
-    slab->pages =
-        section_at<int8_t>(*file, SectionKind::pages, e * heads * PageShape::pages_bytes());
-    slab->scales =
-        section_at<uint16_t>(*file, SectionKind::scales, e * heads * shape.page.scales_bytes());
-    slab->bounds =
-        section_at<int8_t>(*file, SectionKind::bounds, e * heads * shape.page.bounds_bytes());
+    slab->index = index++;
+    const uint64_t at = slab->index * heads;
+    slab->pages = section_at<int8_t>(*file, pages_kind, at * PageShape::pages_bytes());
+    slab->scales = section_at<uint16_t>(*file, scales_kind, at * shape.page.scales_bytes());
+    if (shape.window == 0)
+      slab->bounds = section_at<int8_t>(*file, SectionKind::bounds, at * shape.page.bounds_bytes());
     store.slabs_.emplace_back(slab.release());
   }
   *out = std::move(store);
   return {};
+}
+
+void PageStore::drop(uint32_t e) { slabs_[e] = SlabRef(nullptr); }
+
+bool PageStore::has(uint32_t e) const { return static_cast<bool>(slabs_[e]); }
+
+PageStore::Runs PageStore::runs() const {
+  const auto run_before = [&](uint32_t end) {
+    ExtentRun run{end, end};
+    while (run.begin > 0 && has(run.begin - 1)) --run.begin;
+    return run;
+  };
+  const ExtentRun newest = run_before(extents());
+  uint32_t end = newest.begin;
+  while (end > 0 && !has(end - 1)) --end;
+  return {run_before(end), newest};
 }
 
 Status PageStore::write(SectionKind kind,
@@ -129,6 +167,7 @@ Status PageStore::write(SectionKind kind,
   const std::size_t bytes = array_bytes(shape_.page, kind);
   for (uint32_t e = 0; e < extents(); ++e) {
     const SlabRef& slab = slabs_[e];
+    if (!slab) continue;
     const void* data = slab->array(kind);
     if (!intact_extent(kind, e)) return damaged();
     if ((e + 1) * extent_pages <= pages_) {
@@ -154,7 +193,7 @@ ExtentView PageStore::extent(uint32_t layer, uint32_t head, uint32_t e) const {
   const SlabRef& slab = slabs_[e];
   return {slab->pages + at * PageShape::pages_bytes(),
           slab->scales + at * shape_.page.scales_bytes() / sizeof(uint16_t),
-          slab->bounds + at * shape_.page.bounds_bytes()};
+          slab->bounds ? slab->bounds + at * shape_.page.bounds_bytes() : nullptr};
 }
 
 PageRef PageStore::page(uint32_t layer, uint32_t head, uint32_t p) const {
@@ -257,19 +296,20 @@ Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::Fil
 
 uint64_t PageStore::full_private_bytes() const {
   uint64_t slabs = 0;
-  for (uint32_t e = 0; e < pages_ / extent_pages; ++e) slabs += slabs_[e].is_private();
+  for (uint32_t e = 0; e < pages_ / extent_pages; ++e) slabs += slabs_[e] && slabs_[e].is_private();
   return slabs * shape_.slab_bytes();
 }
 
 uint64_t PageStore::spilled_bytes() const {
   uint64_t slabs = 0;
-  for (const SlabRef& slab : slabs_) slabs += slab->spill != nullptr;
+  for (const SlabRef& slab : slabs_) slabs += slab && slab->spill != nullptr;
   return slabs * pages_bytes();
 }
 
 void PageStore::drop_resident_pages(uint32_t layer) const {
   const uint64_t size = PageShape::pages_bytes() * shape_.kv_heads, offset = layer * size;
   for (const SlabRef& slab : slabs_) {
+    if (!slab) continue;
     if (slab.is_private()) return;  // so are all later slabs
     drop_resident_pages(slab, offset, size);
   }
@@ -277,7 +317,7 @@ void PageStore::drop_resident_pages(uint32_t layer) const {
 
 void PageStore::drop_resident_pages(const SlabRef& slab, uint64_t offset, uint64_t size) const {
   if (slab->file)
-    slab->file->advise(*slab->file->find(SectionKind::pages), slab->index * pages_bytes() + offset,
+    slab->file->advise(section_in(*slab, SectionKind::pages), slab->index * pages_bytes() + offset,
                        size, os::Mapping::Advice::dont_need);
   else if (slab->spill) slab->mapping.advise(offset, size, os::Mapping::Advice::dont_need);
 }
@@ -290,13 +330,13 @@ bool PageStore::intact(SectionKind kind, uint32_t layer, uint32_t head, uint32_t
   const uint64_t at =
       (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) *
       bytes;
-  return slab->file->check(*slab->file->find(kind), at + offset, size);
+  return slab->file->check(section_in(*slab, kind), at + offset, size);
 }
 
 bool PageStore::intact_extent(SectionKind kind, uint32_t e) const {
   const SlabRef& slab = slabs_[e];
   const uint64_t bytes = array_bytes(shape_.page, kind) * shape_.heads_total();
-  return !slab->file || slab->file->check(*slab->file->find(kind), slab->index * bytes, bytes);
+  return !slab->file || slab->file->check(section_in(*slab, kind), slab->index * bytes, bytes);
 }
 
 bool PageStore::intact_page(uint32_t layer, uint32_t head, uint32_t p) const {
@@ -315,19 +355,23 @@ bool PageStore::intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const {
   return intact(SectionKind::bounds, layer, head, e, 0, shape_.page.bounds_bytes());
 }
 
+// A store maps one file.
+const CacheFile* PageStore::file() const {
+  for (const SlabRef& slab : slabs_)
+    if (slab && slab->file) return slab->file.get();
+  return nullptr;
+}
+
 Status PageStore::damaged() const {
-  for (const SlabRef& slab : slabs_) {
-    if (!slab->file) continue;
-    RETURN_IF_ERROR(slab->file->failure());
-    break;  // a store maps one file
-  }
+  if (const CacheFile* mapped = file()) RETURN_IF_ERROR(mapped->failure());
   return Status::error(Code::internal, "a page was reported as damaged and is not");
 }
 
 Status PageStore::not_finite() const {
-  const bool mapped = !slabs_.empty() && slabs_[0]->file;
-  return Status::error(Code::corrupt, "%s: section 'scales' has scales that are not finite",
-                       mapped ? slabs_[0]->file->path().c_str() : "the sequence");
+  const CacheFile* mapped = file();
+  return Status::error(Code::corrupt, "%s: section '%s' has scales that are not finite",
+                       mapped ? mapped->path().c_str() : "the sequence",
+                       format::name_of(section_of(shape_, SectionKind::scales)));
 }
 
 PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
@@ -345,20 +389,20 @@ PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
   at += pages;
   slab->scales = reinterpret_cast<const uint16_t*>(at);
   at += heads * shape_.page.scales_bytes();
-  slab->bounds = at;
+  if (shape_.window == 0) slab->bounds = at;
   return SlabRef(slab.release());
 }
 
 // Data of a file is read, not mapped: the mapping would be touched for nothing else.
 Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const {
   FirstFailure failure;
-  for (SectionKind kind : sections) {
+  for (SectionKind kind : arrays(shape_)) {
     const uint64_t bytes = array_bytes(shape_.page, kind) * shape_.heads_total();
     auto* data = static_cast<std::byte*>(const_cast<void*>((*to)->array(kind)));
     parallel_chunks(bytes, pool, [&](uint64_t at, uint64_t size) {
       if (!from.file)
         std::memcpy(data + at, static_cast<const std::byte*>(from.array(kind)) + at, size);
-      else if (Status s = from.file->copy(*from.file->find(kind), from.index * bytes + at, size,
+      else if (Status s = from.file->copy(section_in(from, kind), from.index * bytes + at, size,
                                           data + at);
                !s.ok())
         failure.note(std::move(s));
@@ -450,27 +494,31 @@ void PageStore::truncate(uint32_t pages) {
 uint64_t PageStore::private_bytes() const {
   uint64_t bytes = 0;
   for (const SlabRef& slab : slabs_)
-    bytes += slab.is_private() ? shape_.slab_bytes()
-             : slab->spill     ? shape_.slab_bytes() - pages_bytes()
-                               : 0;
-  if (!slabs_.empty() && slabs_[0]->file) bytes += slabs_[0]->file->private_bytes();
+    bytes += !slab               ? 0
+             : slab.is_private() ? shape_.slab_bytes()
+             : slab->spill       ? shape_.slab_bytes() - pages_bytes()
+                                 : 0;
+  // The store of all tokens counts for the file.
+  if (const CacheFile* mapped = shape_.window == 0 ? file() : nullptr)
+    bytes += mapped->private_bytes();
   return bytes + cache_counts().bytes;
 }
 
 uint64_t PageStore::mapped_bytes() const {
   uint64_t bytes = 0;
-  for (const SlabRef& slab : slabs_) bytes += slab->file ? shape_.slab_bytes() : 0;
+  for (const SlabRef& slab : slabs_) bytes += slab && slab->file ? shape_.slab_bytes() : 0;
   return bytes;
 }
 
 uint64_t PageStore::file_pages_bytes() const {
   uint64_t slabs = 0;
-  for (const SlabRef& slab : slabs_) slabs += !slab.is_private();
+  for (const SlabRef& slab : slabs_) slabs += slab && !slab.is_private();
   return slabs * pages_bytes();
 }
 
 uint64_t PageStore::table_bytes() const {
-  return !slabs_.empty() && slabs_[0]->file ? slabs_[0]->file->table_bytes() : 0;
+  const CacheFile* mapped = shape_.window == 0 ? file() : nullptr;
+  return mapped ? mapped->table_bytes() : 0;
 }
 
 }  // namespace kvasir

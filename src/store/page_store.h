@@ -13,6 +13,7 @@
 // the others are exclusive.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -36,17 +37,32 @@ struct StoreShape {
   uint32_t layers = 0;
   uint32_t kv_heads = 0;
   PageShape page;
+  // Newest tokens that a query sees; 0: all. A store with a window may drop extents that no query
+  // can see. No strategy selects in it, so its pages have no bounds.
+  uint64_t window = 0;
 
   uint32_t heads_total() const { return layers * kv_heads; }
-  std::size_t extent_bytes() const;  // of all three arrays of an extent
+  std::size_t extent_bytes() const;  // of all arrays of an extent
+  bool operator==(const StoreShape&) const = default;
   std::size_t slab_bytes() const { return extent_bytes() * heads_total(); }
+};
+
+// Extents begin .. end - 1.
+struct ExtentRun {
+  uint32_t begin = 0, end = 0;
+  uint32_t count() const { return end - begin; }
 };
 
 class PageStore {
  public:
-  // The sections of a cache file that hold a store.
+  // The arrays of a store.
   static constexpr format::SectionKind sections[] = {
       format::SectionKind::pages, format::SectionKind::scales, format::SectionKind::bounds};
+  // Those of a store of this shape, and the section of a cache file that holds one of them.
+  static std::span<const format::SectionKind> arrays(const StoreShape& shape) {
+    return std::span(sections).first(shape.window > 0 ? 2 : 3);
+  }
+  static format::SectionKind section_of(const StoreShape& shape, format::SectionKind array);
 
   explicit PageStore(const StoreShape& shape);
   PageStore(const PageStore& other);  // a fork: shares every slab
@@ -55,12 +71,16 @@ class PageStore {
   ~PageStore();
 
   // A store in a mapped file with `pages` sealed pages. The caller has validated the sections'
-  // sizes with file_bytes().
+  // sizes with file_bytes(). runs: the extents in the file, of a store with a window.
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages,
                     PageStore* out);
+  using Runs = std::array<ExtentRun, 2>;
+  static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages,
+                    const Runs& runs, PageStore* out);
   // Bytes of a section for so many pages; 0 for kinds of other parts.
   static uint64_t file_bytes(const StoreShape& shape, format::SectionKind kind, uint32_t pages);
-  // Passes the arrays of one section to `write`, piece by piece; unsealed pages as zeros. Damaged
+  // Passes the arrays of one section to `write`, piece by piece; unsealed pages as zeros, dropped
+  // extents not at all. Damaged
   // source blocks (of a mapped file) are Code::corrupt.
   Status write(format::SectionKind kind,
                const std::function<Status(const void* data, std::size_t size)>& write) const;
@@ -70,6 +90,12 @@ class PageStore {
   uint32_t extents() const {
     return static_cast<uint32_t>((pages_ + extent_pages - 1) / extent_pages);
   }
+
+  // Drops a full extent; its pages may not be used any more. For a store with a window.
+  void drop(uint32_t e);
+  bool has(uint32_t e) const;
+  // The extents that were not dropped: the newest ones, and an older run that may be empty.
+  Runs runs() const;
 
   ExtentView extent(uint32_t layer, uint32_t head, uint32_t e) const;
   // The page with all its tokens, in its slab.
@@ -156,12 +182,15 @@ class PageStore {
   uint64_t table_bytes() const;       // memory of the mapped file's checksums, for its whole length
 
  private:
+  PageStore(const StoreShape& shape, uint32_t pages);  // without their slabs
   struct Slab;
   class SlabRef;
   class Kept;
   enum class SlabKind { whole, summaries };  // which part is in memory; whole: as in private slabs
   SlabRef new_slab(SlabKind kind) const;
   std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }
+  const CacheFile::Section& section_in(const Slab& slab, format::SectionKind array) const;
+  const CacheFile* file() const;  // of the mapped slabs, or null
   Status copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const;
   void drop_resident_pages(const SlabRef& slab, uint64_t offset, uint64_t size) const;
   bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
@@ -169,7 +198,7 @@ class PageStore {
               uint64_t size) const;
   StoreShape shape_;
   uint32_t pages_ = 0;
-  std::vector<SlabRef> slabs_;
+  std::vector<SlabRef> slabs_;  // by extent; null: dropped
   // Of the file of the mapped slabs.
   const CacheFile::Section *mapped_pages_ = nullptr, *mapped_scales_ = nullptr;
   // Selected pages of the mapped slabs, which come first; null without any.

@@ -36,6 +36,7 @@ void check_same(const kv_session_stats& s, const json& j) {
   SAME(prefill_ns);
   SAME(sparse_tokens);
   SAME(load_ns);
+  SAME(prefilled_again);
   SAME(budget_tokens);
   SAME(last_steps);
   SAME(last_decode_ns);

@@ -133,7 +133,27 @@ class Lies {
         grow(SectionKind::bounds, extents * heads * page.bounds_bytes());
         grow(SectionKind::sketch, extents * heads * page.sketch_bytes());
         grow(SectionKind::chain, extents * page_tokens / 16 * sizeof(uint64_t));
+        grow_windows(image, extents);
       });
+  }
+
+  // The windows of a sequence that is so many extents longer, none of which is missing.
+  static void grow_windows(CacheImage* image, uint64_t extents) {
+    const format::WindowsShape& shape = image->header.identity.windows;
+    if (shape.layers == 0) return;
+    const auto add = [&](uint64_t at, uint64_t count) {
+      image->put(SectionKind::windows, at, 4, image->get(SectionKind::windows, at, 4) + count);
+    };
+    add(format::windows_page_count, 16 * extents);
+    add(format::windows_runs + 12, extents);
+    const kvasir::PageShape page = kvasir::PageShape::of(shape.head_dim);
+    const uint64_t heads = uint64_t{shape.layers} * shape.kv_heads;
+    for (const auto& [kind, bytes] :
+         {std::pair(SectionKind::windows_pages, kvasir::PageShape::pages_bytes()),
+          std::pair(SectionKind::windows_scales, page.scales_bytes())}) {
+      const std::size_t i = image->index_of(kind);
+      image->resize(i, image->header.sections[i].bytes + extents * heads * bytes);
+    }
   }
 
   const CacheImage& honest_;
@@ -155,7 +175,7 @@ bool is_answer(kv_status s) {
 }
 
 // What was taken is saved as a file that can be loaded, or not at all.
-void use(kv_session* session, const std::string& folder) {
+void use(kv_model* model, kv_session* session, const std::string& folder) {
   (void)ask(session, "q", 1);
   (void)kv_session_rewind(session, sequence(session).size() / 2, nullptr);
   const std::string again = folder + "/again.kv";
@@ -163,15 +183,16 @@ void use(kv_session* session, const std::string& folder) {
   const kv_session_options o = small_options();
   kv_session* loaded = nullptr;
   kv_error error{};
-  CHECK_MESSAGE(kv_load(tiny_model(), again.c_str(), &o, nullptr, &loaded, &error) == KV_OK,
+  CHECK_MESSAGE(kv_load(model, again.c_str(), &o, nullptr, &loaded, &error) == KV_OK,
                 error.message);
   kv_session_close(loaded);
 }
 
 class Readers {
  public:
-  Readers(std::string folder, std::string path, bool has_model)
-      : folder_(std::move(folder)), path_(std::move(path)), has_model_(has_model) {}
+  // model: of the sequence, or null.
+  Readers(std::string folder, std::string path, kv_model* model)
+      : folder_(std::move(folder)), path_(std::move(path)), model_(model) {}
 
   void run() {
     const bool is_large = std::filesystem::file_size(in_utf8(path_)) > (uint64_t{16} << 20);
@@ -214,8 +235,8 @@ class Readers {
       call.flags = flags;
       if (!flags) call.cancel = nullptr;
       cheap(flags ? "load, verifying" : "load",
-            [&] { return has_model_ ? load_session(&call) : load_cache(&call); });
-      if (session_) use(session_.get(), folder_);
+            [&] { return model_ ? load_session(&call) : load_cache(&call); });
+      if (session_) use(model_, session_.get(), folder_);
       session_.reset();
     }
   }
@@ -224,7 +245,7 @@ class Readers {
   kv_status load_session(const kv_control* call) {
     const kv_session_options o = small_options();
     kv_session* out = nullptr;
-    const kv_status s = kv_load(tiny_model(), path_.c_str(), &o, call, &out, nullptr);
+    const kv_status s = kv_load(model_, path_.c_str(), &o, call, &out, nullptr);
     session_.reset(out);
     return s;
   }
@@ -237,7 +258,7 @@ class Readers {
   }
 
   std::string folder_, path_;
-  bool has_model_;
+  kv_model* model_;
   Session session_;
 };
 
@@ -247,13 +268,13 @@ uint64_t stride() {
 }
 
 // Every stride-th lie about a file; the last ones are all tried: they are about whole sequences.
-void try_lies(const std::vector<uint8_t>& file, bool has_model) {
+void try_lies(const std::vector<uint8_t>& file, kv_model* model) {
   TempFolder folder;
   const std::string path = folder.file("lie.kv");
   const CacheImage honest(file);
   REQUIRE(honest.header.section_count > 5);
   const std::vector<Case> cases = Lies(honest).cases();
-  Readers readers(folder.path(), path, has_model);
+  Readers readers(folder.path(), path, model);
   REQUIRE(honest.write(path));
   readers.run();
   std::size_t tried = 0;
@@ -271,12 +292,14 @@ void try_lies(const std::vector<uint8_t>& file, bool has_model) {
   CHECK(tried >= cases.size() / stride() / 2);
 }
 
-std::vector<uint8_t> saved(std::size_t tokens, const char* strategy, uint32_t answer) {
+std::vector<uint8_t> saved(std::size_t tokens, const char* strategy, uint32_t answer,
+                           kv_model* model = tiny_model(), uint32_t flags = 0) {
   TempFolder folder;
   kv_session_options o = small_options();
   o.decode = budgeted(strategy, 64);
-  const Session session = tiny_session(tokens, o);
-  if (answer > 0) REQUIRE(ask(session.get(), "q", answer).status == KV_OK);
+  const Session session = open_session(model, o);
+  read_tokens(session.get(), some_tokens(tokens));
+  if (answer > 0) REQUIRE(ask(session.get(), "q", answer, flags).status == KV_OK);
   save(session.get(), folder.file("a.kv"));
   return read_file(folder.file("a.kv"));
 }
@@ -284,15 +307,21 @@ std::vector<uint8_t> saved(std::size_t tokens, const char* strategy, uint32_t an
 }  // namespace
 
 TEST_CASE("every number of a saved sequence that lies is refused for little") {
-  try_lies(saved(700, "bounded", 0), true);
+  try_lies(saved(700, "bounded", 0), tiny_model());
 }
 
 TEST_CASE("every number of a sequence in the middle of an answer that lies is refused for little") {
-  try_lies(saved(900, "snapkv", 5), true);
+  try_lies(saved(900, "snapkv", 5), tiny_model());
 }
 
 TEST_CASE("every number of an index that lies is refused for little") {
-  for (const char* strategy : {"hnsw", "ood", "ivf"}) try_lies(saved(2300, strategy, 0), true);
+  for (const char* strategy : {"hnsw", "ood", "ivf"})
+    try_lies(saved(2300, strategy, 0), tiny_model());
+}
+
+TEST_CASE("every number of windows that lies is refused for little") {
+  const Model model = open_model(FIXTURES "/models/gemma3-linear.gguf");
+  try_lies(saved(2300, "bounded", 5, model.get(), KV_KEEP_TURN), model.get());
 }
 
 TEST_CASE("every number of a cache without a model that lies is refused for little") {
@@ -305,5 +334,5 @@ TEST_CASE("every number of a cache without a model that lies is refused for litt
       REQUIRE_OK(kv_cache_update(cache.get(), l, KV_F32, text.key(l, at), text.value(l, at),
                                  text.query(l, at), 100, error));
   REQUIRE_OK(kv_cache_save(cache.get(), path.c_str(), nullptr, error));
-  try_lies(read_file(path), false);
+  try_lies(read_file(path), nullptr);
 }

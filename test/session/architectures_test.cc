@@ -91,8 +91,24 @@ TEST_CASE("olmo2 has norms after its blocks and of whole projections, and no bia
     CHECK(layer.qk_norm == QkNorm::projection);
     CHECK_FALSE(layer.biases);
   }
-  check_refused(model_of("olmo2").key("olmo2.attention.sliding_window", 64u),
-                "olmo2.attention.sliding_window");  // OLMo 3
+}
+
+TEST_CASE("layers with a window are numbered apart from those without") {
+  const ModelConfig c =
+      config_of(model_of("olmo2").key("olmo2.attention.sliding_window", 64u));  // OLMo 3
+  CHECK(c.depth() == 4);
+  CHECK(c.layers == 1);
+  CHECK(c.windows.layers == 3);
+  CHECK(c.windows.kv_heads == 2);
+  CHECK(c.window == 64);
+  CHECK_FALSE(c.chunked);
+  for (uint32_t l = 0; l < c.depth(); ++l) {
+    CHECK(c.layer(l).is_windowed() == (l != 3));
+    CHECK(c.layer(l).kv == (l == 3 ? 0 : l));
+  }
+  // A window beyond the context is as long as it.
+  CHECK(config_of(model_of("olmo2").key("olmo2.attention.sliding_window", 4000000000u)).window ==
+        512);
 }
 
 TEST_CASE("an architecture's row gives norms, activation and scales") {

@@ -101,7 +101,8 @@ class kv_session_stats(Structure):
         u64 budget_tokens, u64 index_tokens, u64 index_bytes, u64 index_ns, u64 last_steps,
         u64 last_decode_ns, u64 last_tokens_read, u64 last_tokens_present, u64 last_pages_touched,
         f64 last_mass_read, u32 gpu_layers, u32 gpu_flags, u64 gpu_weight_bytes, u64 gpu_bytes,
-        u64 gpu_memory_limit, char[32] decode_strategy, char[32] chat_format, char[64] device""")
+        u64 gpu_memory_limit, char[32] decode_strategy, char[32] chat_format, char[64] device,
+        u64 prefilled_again, u64 windows_bytes""")
 
 
 class kv_file_info(Structure):

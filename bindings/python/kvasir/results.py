@@ -89,6 +89,8 @@ class SessionStats:
     decode_strategy: str  # chosen for the next token; "auto" is resolved
     chat_format: str  # of the turns
     device: str  # "cpu", "cuda:0", "cuda:0,cuda:1", truncated
+    prefilled_again: int  # tokens prefilled again, after a rewind or for a prefix
+    windows_bytes: int  # of layers with a sliding window, in memory and in the loaded file
 
 
 @dataclass(frozen=True)

@@ -248,6 +248,8 @@ pub struct kv_session_stats {
     pub decode_strategy: [::std::os::raw::c_char; 32usize],
     pub chat_format: [::std::os::raw::c_char; 32usize],
     pub device: [::std::os::raw::c_char; 64usize],
+    pub prefilled_again: u64,
+    pub windows_bytes: u64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -81,7 +81,7 @@ fn layouts_are_those_of_the_header() {
             budget_tokens index_tokens index_bytes index_ns last_steps last_decode_ns
             last_tokens_read last_tokens_present last_pages_touched last_mass_read gpu_layers
             gpu_flags gpu_weight_bytes gpu_bytes gpu_memory_limit decode_strategy chat_format
-            device }
+            device prefilled_again windows_bytes }
         kv_file_info { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers
             kv_heads head_dim precision model_name chat_format }
         kv_packed_info { struct_size packed_version file_bytes document_bytes tokens

@@ -86,6 +86,10 @@ pub struct SessionStats {
     pub chat_format: String,
     /// "cpu", "cuda:0", "cuda:0,cuda:1", truncated.
     pub device: String,
+    /// Tokens prefilled again, after a rewind or for a prefix.
+    pub prefilled_again: u64,
+    /// Bytes of layers with a sliding window, in memory and in the loaded file; included above.
+    pub windows_bytes: u64,
 }
 
 impl SessionStats {
@@ -130,6 +134,8 @@ impl SessionStats {
             decode_strategy: text(&raw.decode_strategy),
             chat_format: text(&raw.chat_format),
             device: text(&raw.device),
+            prefilled_again: raw.prefilled_again,
+            windows_bytes: raw.windows_bytes,
         }
     }
 }
