@@ -56,6 +56,7 @@ class CpuExecutor final : public LayerExecutor {
   Status attention(uint32_t layer);
   void dense(uint32_t layer, const float* h, uint32_t n);
   Status experts(uint32_t layer, const float* h, uint32_t n);
+  Status experts_beside(uint32_t layer, const float* x, uint32_t n);
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
@@ -85,18 +86,20 @@ class CpuExecutor final : public LayerExecutor {
   const CancelLatch* cancel_ = nullptr;
   uint32_t n_ = 0;  // tokens
 
-  uint32_t capacity_ = 0;         // tokens that the workspace holds
-  Buffer<float> h_;               // [n][width] a normalised input, or an output
-  Buffer<float> y_;               // [n][width] the input of a parallel layer's mixer and network
-  Buffer<float> q_, k_, v_, a_;   // [n][heads or kv_heads][head_dim]; a: attention's output
-  Buffer<float> gate_, up_;       // [n][feed_forward]
-  Buffer<float> layer_inputs_;    // [n][depth][layer_input]
-  Buffer<int8_t> quants_;         // [n][widest input]
-  Buffer<float> scales_;          // [n][widest input / 32]
-  Buffer<int16_t> sums_;          // [n][widest input / 16]
-  std::unique_ptr<AltUp> altup_;  // of a model with several streams
-  Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
-  std::size_t scratch_size_ = 0;  // of one thread
+  uint32_t capacity_ = 0;  // tokens that the workspace holds
+  Buffer<float> h_;        // [n][width] a normalised input, or an output
+  // [n][width] the input of a parallel layer's mixer and network, or of experts beside a network
+  Buffer<float> y_;
+  Buffer<float> routed_;                 // [n][width] the router's input, where it is another one
+  Buffer<float> q_, k_, v_, a_;          // [n][heads or kv_heads][head_dim]; a: attention's output
+  Buffer<float> gate_, up_;              // [n][feed_forward]
+  Buffer<float> layer_inputs_;           // [n][depth][layer_input]
+  Buffer<int8_t> quants_;                // [n][widest input]
+  Buffer<float> scales_;                 // [n][widest input / 32]
+  Buffer<int16_t> sums_;                 // [n][widest input / 16]
+  std::unique_ptr<AltUp> altup_;         // of a model with several streams
+  Array<std::byte> scratch_;             // [threads][scratch of the largest matrix]
+  std::size_t scratch_size_ = 0;         // of one thread
   std::unique_ptr<CpuExperts> experts_;  // null where no layer has experts
 };
 
@@ -195,7 +198,8 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   const float* h =
       c.is_parallel() ? y_.get() + std::size_t{first} * width : norm(x, w.ffn_norm, n, h_.get());
   if (c.has_dense()) dense(layer, h, n);
-  if (c.has_experts()) RETURN_IF_ERROR(experts(layer, h, n));
+  if (c.has_experts())
+    RETURN_IF_ERROR(c.has_dense() ? experts_beside(layer, x, n) : experts(layer, h, n));
   add(x, w.ffn_post_norm, n);
   finish_layer(layer, first);
   return cancel_->fired() ? Status() : check_layer(layer, first);
@@ -213,6 +217,25 @@ void CpuExecutor::dense(uint32_t layer, const float* h, uint32_t n) {
 }
 
 // h_ = the experts of h
+// h_ = norm(h_) + norm(experts(norm(x))), where h_ is the dense network's output. The router has a
+// norm of its own.
+Status CpuExecutor::experts_beside(uint32_t layer, const float* x, uint32_t n) {
+  const ExpertWeights& w = model_.weights().layers[layer].experts;
+  const std::size_t cols = model_.config().width;
+  norm(x, w.router_norm, n, routed_.get());
+  norm(x, w.input_norm, n, y_.get());
+  const bool good =
+      experts_->run(layer, {n, y_.get(), routed_.get(), too_large}, *cancel_, y_.get());
+  if (!good && !cancel_->fired()) return not_a_number("layer " + std::to_string(layer));
+  by_rows(n, [&](std::size_t first, uint32_t count) {
+    float *h = h_.get() + first * cols, *y = y_.get() + first * cols;
+    normalise(h, w.dense_norm, count, h);
+    normalise(y, w.output_norm, count, y);
+    kernels_.add(h, y, count * cols);
+  });
+  return {};
+}
+
 Status CpuExecutor::experts(uint32_t layer, const float* h, uint32_t n) {
   const bool good = experts_->run(layer, {n, h, h, too_large}, *cancel_, h_.get());
   return good || cancel_->fired() ? Status() : not_a_number("layer " + std::to_string(layer));
@@ -507,7 +530,8 @@ void CpuExecutor::resize(uint32_t n) {
   };
   capacity_ = 0;
   grow(h_, std::size_t{n} * c.width);
-  if (parallel) grow(y_, std::size_t{n} * c.width);
+  if (parallel || beside) grow(y_, std::size_t{n} * c.width);
+  if (beside) grow(routed_, std::size_t{n} * c.width);
   grow(q_, n * q_width);
   grow(k_, n * kv_width);
   grow(v_, n * kv_width);
