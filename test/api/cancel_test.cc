@@ -83,7 +83,8 @@ TEST_CASE(
   CHECK(cancelled > 0);
 }
 
-TEST_CASE("cancelled prefill of text reports the byte from which to go on") {
+TEST_CASE("cancelled prefill of text reports the byte from which to go on" *
+          doctest::test_suite("slow")) {
   const std::string text = book(20'000);
   const Cancel cancel = make_cancel();
   kv_control call = control_of(cancel.get());

@@ -3,6 +3,7 @@
 #include <dirent.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 
 #include "host.h"
@@ -18,11 +19,27 @@ int count_threads() {
   return count;
 }
 
+// Before the library has any: ThreadSanitizer adds one of its own to the first of a process.
+int count_own_threads() {
+  std::thread([] {}).join();
+  return count_threads();
+}
+
+// The kernel lists a thread for a moment after it was joined.
+bool at_most_remain(int threads) {
+  for (int attempt = 0; attempt < 1000; ++attempt) {
+    if (count_threads() <= threads) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const auto n = static_cast<std::size_t>(host::times(argc, argv, 1000));
   constexpr std::size_t callers = 12;
+  const int own = count_own_threads();
   kv_model* const model = host::open_model();
   kv_session_options o = host::session_options();
   o.threads = 4;
@@ -56,6 +73,6 @@ int main(int argc, char** argv) {
     kv_session_close(forks[i]);
   }
   kv_close(model);
-  host::require(count_threads() == 1, "with the last fork the team ends");
+  host::require(at_most_remain(own), "with the last fork the team ends");
   return 0;
 }

@@ -131,7 +131,8 @@ TEST_CASE(
 
 TEST_CASE(
     "an index: a sequence that is rewound below it and goes on with another text attends the new "
-    "text") {
+    "text" *
+    doctest::test_suite("slow")) {
   const auto tokens = book_tokens(long_enough + 200);
   auto full = load(saved(IndexKind::ivf), searching("full"));
   REQUIRE(full->rewind(1500).ok());

@@ -73,7 +73,7 @@ Course course(Session* session) {
 
 }  // namespace
 
-TEST_CASE("tokens after a prefix do not change its bits") {
+TEST_CASE("tokens after a prefix do not change its bits" * doctest::test_suite("slow")) {
   for (const char* strategy :
        {"full", "window", "quest", "flat", "dipr", "filter-layers", "snapkv"}) {
     CAPTURE(strategy);
@@ -126,7 +126,8 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
 
 TEST_CASE(
     "a prefix equals its prefill: exactly where nothing in full precision was lost, nearly "
-    "elsewhere") {
+    "elsewhere" *
+    doctest::test_suite("slow")) {
   auto fresh_course = [](uint64_t n, SessionOptions o) {
     auto fresh = open_session(mini_model(), o);
     read(fresh.get(), first(n));

@@ -146,7 +146,8 @@ TEST_CASE("every strategy that should find the fact finds it" * doctest::test_su
 
 TEST_CASE(
     "layers that pages serve badly are measured in prefill, attend everything, and a cache "
-    "remembers them") {
+    "remembers them" *
+    doctest::test_suite("slow")) {
   auto session = with_document(20000, with("quest", 256));
   const std::string stats = session->stats_json();
   const auto list_of = [](const std::string& json) {
@@ -191,7 +192,8 @@ TEST_CASE("a budget of everything is full attention" * doctest::test_suite("slow
 
 TEST_CASE(
     "bounded answers from a twentieth of a document where nothing is dense, and reports how "
-    "much attention that covers") {
+    "much attention that covers" *
+    doctest::test_suite("slow")) {
   auto session = with_document(20000, with("bounded", 256));
   CHECK(ask(session.get(), question) == fact_answer);
   const std::string stats = session->stats_json();

@@ -83,7 +83,8 @@ TEST_CASE(
 
 TEST_CASE(
     "sparse prefill: one thread and several give the same bits, and saving says what was read "
-    "sparsely") {
+    "sparsely" *
+    doctest::test_suite("slow")) {
   for (const char* strategy : {"quest", "filter-layers", "bounded"}) {
     auto one = read_by(reading(strategy, 0.1, 1)), three = read_by(reading(strategy, 0.1, 3));
     TempFolder folder;
@@ -117,7 +118,8 @@ TEST_CASE(
   CHECK(Session::open(mini_model(), reading("quest", 1.5), &none).code() == Code::bad_argument);
 }
 
-TEST_CASE("sparse prefill: from a text's first token on, by every strategy that reads so") {
+TEST_CASE("sparse prefill: from a text's first token on, by every strategy that reads so" *
+          doctest::test_suite("slow")) {
   const auto tokens = book_tokens(4900);
   for (const char* strategy : {"window", "quest", "bounded"}) {
     CAPTURE(strategy);

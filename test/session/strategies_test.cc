@@ -64,7 +64,8 @@ constexpr char question[] = "What is said of the door, and who was the man that 
 
 }  // namespace
 
-TEST_CASE("every strategy: one thread, two and eight give the same bits") {
+TEST_CASE("every strategy: one thread, two and eight give the same bits" *
+          doctest::test_suite("slow")) {
   for (const StrategyInfo& strategy : all_strategies()) {
     CAPTURE(strategy.name);
     const auto one = reader(strategy.name, 1), two = reader(strategy.name, 2),
@@ -138,7 +139,8 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "every strategy: a question that is not kept leaves no trace, in the middle of an answer too") {
+    "every strategy: a question that is not kept leaves no trace, in the middle of an answer too" *
+    doctest::test_suite("slow")) {
   for (const StrategyInfo& strategy : all_strategies())
     for (const bool answering : {false, true}) {
       CAPTURE(strategy.name);
