@@ -359,9 +359,9 @@ struct kv_session_options {
    * KV_BAD_ARGUMENT. */
   uint64_t memory_limit;
   /* Directory of that file. It should be on a local disk: a file in tmpfs saves no memory. NULL:
-   * /var/tmp, on Windows the temporary directory. The call that opens the session resolves a
-   * relative path and tests the directory. No other user can open the file. It disappears with
-   * the last session that uses it, also when the process is killed. */
+   * /var/tmp, on Windows the temporary directory. "": KV_BAD_ARGUMENT. The call that opens the
+   * session resolves a relative path and tests the directory. No other user can open the file. It
+   * disappears with the last session that uses it, also when the process is killed. */
   const char* spill_directory;
   /* System text before the document, NUL-terminated; NULL: none. At most 1,000,000 bytes. The first
    * kv_prefill or kv_generate of an empty sequence places it at the start of the chat format's
@@ -514,6 +514,8 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
  * kv_save first prefills the kept tokens again, from the first one or from the end of the document,
  * with the result of a new prefill. It takes as long as one; the control of that call reports and
  * cancels it, and the tokens stay.
+ * A sequence that ends within the instructions takes no text: kv_prefill and kv_generate are
+ * KV_BAD_STATE until a rewind to 0.
  * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page of a mapped file),
  * KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_rewind(kv_session* session, uint64_t tokens, kv_error* error);
@@ -655,9 +657,10 @@ KV_API kv_status kv_session_stats_json(kv_session* session, char* json, size_t c
  * The call prefills the newest tokens again, at most window_tokens and a page, because the file has
  * them as int8 pages only. kv_load with kv_session_rewind keeps the int8 precision instead. The
  * session is bit for bit as after a prefill if the file's own window holds these tokens, or if the
- * file has full precision. For a model with sliding windows the file has these only at its end and
- * at the end of its document: for other prefixes the call prefills all tokens again. Progress:
- * KV_PHASE_VERIFY, KV_PHASE_PREFILL. control->flags: KV_VERIFY.
+ * file has full precision. `tokens` within the instructions: as kv_session_rewind.
+ * For a model with sliding windows the file has these only at its end and at the end of its
+ * document: for other prefixes the call prefills all tokens again. Progress: KV_PHASE_VERIFY,
+ * KV_PHASE_PREFILL. control->flags: KV_VERIFY.
  * KV_BAD_ARGUMENT (the file has fewer tokens), and the codes of kv_load. */
 KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
                                 const kv_session_options* options, const kv_control* control,
@@ -914,7 +917,7 @@ typedef enum kv_param {
   KV_PARAM_BUDGET_FRACTION = 2, /* part of the sealed tokens, over 0 to 1. Default, with a minimum
                                  * of 512 tokens: "bounded" 0.01, "quest" "flat" "ood" "hnsw" 0.02,
                                  * "filter-layers" 0.067. "dipr" "dipr-graph": 0.1, at least 1024
-                                 * tokens, as an upper limit */
+                                 * tokens, as an upper limit. Of prefill: 0.1 */
   KV_PARAM_DENSE_LAYERS = 3,    /* layers with full attention. Default: "quest" 2, others 0. They
                                  * are the layers with the largest error of the strategy, measured
                                  * in prefill. Below 2048 sealed tokens, and in a kv_cache, they are
@@ -950,7 +953,8 @@ KV_API kv_status kv_strategy_set(kv_strategy* strategy, uint32_t param, double v
 
 /* Writes a parameter, or the default of one that is not set, to *value. It is 0 if the default
  * depends on the model or on another parameter. Of BUDGET_TOKENS and BUDGET_FRACTION, the one that
- * does not count is 0. KV_BAD_ARGUMENT (no such parameter). */
+ * does not count is 0. The default of BUDGET_FRACTION is that of decode; that of prefill is 0.1.
+ * KV_BAD_ARGUMENT (no such parameter). */
 KV_API kv_status kv_strategy_get(const kv_strategy* strategy, uint32_t param, double* value,
                                  kv_error* error);
 

@@ -3,6 +3,8 @@
 #include <poppler.h>
 #include <string.h>
 
+#include "paragraphs.h"
+
 /* Of a file. Longer than the context of any model, unless it consists of pictures. */
 static const goffset max_bytes = 1 << 30;
 
@@ -33,7 +35,10 @@ static GBytes* from_pdf(GBytes* file, GCancellable* cancellable, GError** error)
   for (int i = 0; i < pages && !g_cancellable_is_cancelled(cancellable); ++i) {
     PopplerPage* page = poppler_document_get_page(document, i);
     g_autofree char* part = page ? poppler_page_get_text(page) : NULL;
-    if (part && *part) g_string_append_printf(text, "%s%s", text->len > 0 ? "\n\n" : "", part);
+    if (part && *part) {
+      if (text->len > 0) g_string_append(text, "\n\n");
+      desk_append_paragraphs(text, part);
+    }
     g_clear_object(&page);
   }
   g_object_unref(document);

@@ -7,7 +7,7 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr float like_the_best = 2;  // select/bounded.cc
+constexpr float best_tokens_of_quad = 2;  // select/bounded.cc
 // lists up to which each block finds the threshold for itself
 constexpr uint32_t max_finding = 256;
 
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(share_threads, share_blocks)
     for (uint32_t i = 0; i < max_score_parts / warp; ++i)
       part_sums[i] =
           i * warp + lane < score_parts ? __ldcg(sums + i * warp + lane) : float2{-INFINITY, 0};
-    const float near_m = __ldcg(state + kv.dim) - __logf(like_the_best),
+    const float near_m = __ldcg(state + kv.dim) - __logf(best_tokens_of_quad),
                 near_l = __ldcg(state + kv.dim + 1);
     float m = part_sums[0].x;
 #pragma unroll

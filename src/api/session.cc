@@ -40,8 +40,11 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   out->prefill_chunk = o.prefill_chunk;
   RETURN_IF_ERROR(decode_options(o.decode, Use::decode, &out->select));
   RETURN_IF_ERROR(prefill_options(o.prefill, &out->read));
+  if (o.spill_directory && !*o.spill_directory)
+    return Status::error(Code::bad_argument,
+                         "spill_directory is empty: name a directory, or use NULL for the default");
   out->memory = {o.memory_limit, ""};
-  if (o.memory_limit > 0 && o.spill_directory && *o.spill_directory)  // the directory may change
+  if (o.memory_limit > 0 && o.spill_directory)  // the working directory may change
     RETURN_IF_ERROR(os::absolute_path(o.spill_directory, &out->memory.spill_folder));
   if (o.instructions) out->instructions = o.instructions;
   out->log = log_function(o.log, o.log_user);

@@ -6,7 +6,7 @@
 #include "base/checked.h"
 #include "base/checksum.h"
 #include "base/little_endian.h"
-#include "cachefile/format_fields.h"
+#include "cachefile/header_checks.h"
 #include "cachefile/packed_header.h"
 #include "cachefile/section_sizes.h"
 
@@ -28,140 +28,80 @@ std::size_t name_length(const Identity& identity) {
                                   begin);
 }
 
-unsigned long long printable(uint64_t value) { return value; }
+constexpr HeaderForm form = {.magic = magic,
+                             .what = "a cache file",
+                             .has_version = "has format version",
+                             .version = format::version,
+                             .oldest_readable = oldest_readable,
+                             .bytes = header_bytes,
+                             .checksum_at = header_at("checksum"),
+                             .seed = header_seed};
 
-Status corrupt(const char* path, uint64_t offset, const char* reason) {
-  return Status::error(Code::corrupt, "%s is damaged: %s", path, reason).with_offset(offset);
-}
-
-bool starts_with(Bytes bytes, std::initializer_list<uint8_t> prefix) {
-  return bytes.size() >= prefix.size() && std::equal(prefix.begin(), prefix.end(), bytes.begin());
-}
-
-// Checks the first bytes of the file.
-Status check_magic(Bytes begin, uint64_t file_size, const char* path) {
-  const std::size_t compared = std::min(begin.size(), magic.size());
-  if (compared == 0)
-    return Status::error(Code::not_a_cache, "%s is empty, not a cache file", path).with_offset(0);
-  if (!std::equal(begin.begin(), begin.begin() + static_cast<std::ptrdiff_t>(compared),
-                  magic.begin())) {
-    if (looks_like_text_damage(begin, magic[3])) {
-      return corrupt(path, 0,
-                     "a transfer that took it for text changed its bytes; copy it again as binary");
-    }
-    if (is_packed(begin)) {
-      return Status::error(Code::not_a_cache,
-                           "%s is a packed document: unpack it first (kv_unpack, kvasir unpack)",
-                           path)
-          .with_offset(0);
-    }
-    if (starts_with(begin, {'G', 'G', 'U', 'F'})) {
-      return Status::error(Code::not_a_cache, "%s is a GGUF model, not a cache file", path)
-          .with_offset(0);
-    }
-    return Status::error(Code::not_a_cache, "%s is not a cache file", path).with_offset(0);
-  }
-  if (file_size < header_bytes) {
-    return Status::error(Code::corrupt, "%s is truncated after %llu bytes, within its header", path,
-                         printable(file_size))
-        .with_offset(file_size);
-  }
-  return {};
-}
-
-// Runs after the check of the header's checksum, so that a flipped bit is not taken for a newer
-// format.
-Status check_version(const uint8_t* h, const char* path) {
-  if (load64(h + place_checksum) != checksum(h, place_checksum, header_seed)) {
-    return corrupt(path, 0, "the header's checksum does not match");
-  }
-  const uint32_t order = load32(h + place_byte_order);
-  if (order == __builtin_bswap32(byte_order)) {
-    return Status::error(Code::version,
-                         "%s was written in big-endian order, which this reader does not support",
+Status check_kind(Bytes begin, const char* path) {
+  constexpr uint8_t gguf[] = {'G', 'G', 'U', 'F'};
+  if (is_packed(begin))
+    return Status::error(Code::not_a_cache,
+                         "%s is a packed document: unpack it first (kv_unpack, kvasir unpack)",
                          path)
-        .with_offset(place_byte_order);
-  }
-  if (order != byte_order) return corrupt(path, place_byte_order, "the byte order mark is wrong");
-  const uint32_t written = load32(h + place_version), needed = load32(h + place_minimum_reader);
-  if (needed > version) {
-    return Status::error(
-               Code::version,
-               "%s has format version %u and needs a reader of version %u; this one is %u", path,
-               written, needed, version)
-        .with_offset(place_minimum_reader);
-  }
-  if (written == 0 || needed == 0 || needed > written) {
-    return corrupt(path, place_version, "the version numbers contradict each other");
-  }
-  if (written < oldest_readable) {
-    return Status::error(Code::version,
-                         "%s has format version %u, which was written before the first release: "
-                         "prefill the document again",
-                         path, written)
-        .with_offset(place_version);
-  }
+        .with_offset(0);
+  if (starts_with(begin, gguf))
+    return Status::error(Code::not_a_cache, "%s is a GGUF model, not a cache file", path)
+        .with_offset(0);
   return {};
 }
 
 Status decode_identity(const uint8_t* h, const char* path, Identity* out) {
-  std::copy_n(h + place_model, out->model.size(), out->model.begin());
-  out->layers = load32(h + place_layers);
-  out->kv_heads = load32(h + place_kv_heads);
-  out->head_dim = load32(h + place_head_dim);
-  out->vocabulary = load32(h + place_vocabulary);
-  out->tokens = load64(h + place_tokens);
-  std::memcpy(out->model_name, h + place_model_name, sizeof out->model_name);
-  std::copy_n(h + place_model_hash, out->model_hash.size(), out->model_hash.begin());
-  out->windows = {load32(h + place_windows_layers), load32(h + place_windows_kv_heads),
-                  load32(h + place_windows_head_dim), load64(h + place_windows_tokens)};
+  std::copy_n(h + header_at("model"), out->model.size(), out->model.begin());
+  out->layers = load32(h + header_at("layers"));
+  out->kv_heads = load32(h + header_at("kv heads"));
+  out->head_dim = load32(h + header_at("head dim"));
+  out->vocabulary = load32(h + header_at("vocabulary"));
+  out->tokens = load64(h + header_at("tokens"));
+  std::memcpy(out->model_name, h + header_at("model name"), sizeof out->model_name);
+  std::copy_n(h + header_at("model hash"), out->model_hash.size(), out->model_hash.begin());
+  out->windows = {
+      load32(h + header_at("windows layers")), load32(h + header_at("windows kv heads")),
+      load32(h + header_at("windows head dim")), load64(h + header_at("windows tokens"))};
   const std::size_t length = name_length(*out);
-  if (!all_zero({h + place_model_name + length, sizeof out->model_name - length}) ||
+  if (!all_zero({h + header_at("model name") + length, sizeof out->model_name - length}) ||
       length == sizeof out->model_name) {
-    return corrupt(path, place_model_name, "the model's name is not ended by zeros");
+    return damaged_at(header_at("model name"), path, "the model's name is not ended by zeros");
   }
   return {};
 }
 
 CacheHeader::Entry decode_entry(const uint8_t* e) {
   CacheHeader::Entry entry;
-  entry.kind = static_cast<SectionKind>(load32(e + entry_kind));
-  entry.version = load32(e + entry_version);
-  entry.flags = load32(e + entry_flags);
-  entry.offset = load64(e + entry_offset);
-  entry.bytes = load64(e + entry_size);
-  entry.table_offset = load64(e + entry_table_offset);
-  entry.table_checksum = load64(e + entry_table_checksum);
+  entry.kind = static_cast<SectionKind>(load32(e + entry_at("kind")));
+  entry.version = load32(e + entry_at("version"));
+  entry.flags = load32(e + entry_at("flags"));
+  entry.offset = load64(e + entry_at("offset"));
+  entry.bytes = load64(e + entry_at("size"));
+  entry.table_offset = load64(e + entry_at("table offset"));
+  entry.table_checksum = load64(e + entry_at("table checksum"));
   return entry;
-}
-
-bool is_reserved_zero(const uint8_t* begin, std::span<const Field> fields) {
-  return std::all_of(fields.begin(), fields.end(), [&](const Field& f) {
-    return f.is != FieldIs::reserved || all_zero({begin + f.offset, f.bytes});
-  });
 }
 
 // A newer writer that this reader may still read may use reserved bytes; other writers must leave
 // zeros.
 Status check_reserved(const uint8_t* h, uint32_t section_count, const char* path) {
-  for (const Field& f : header_fields)
-    if (f.is == FieldIs::reserved && !all_zero({h + f.offset, f.bytes}))
-      return corrupt(path, f.offset, "reserved bytes of the header are not zero");
-  const bool has_windows = load32(h + place_version) > plain_version;
-  if (!has_windows && !all_zero({h + place_windows_layers, 24}))
-    return corrupt(path, place_windows_layers, "its version has no windows");
+  if (const Field* field = find_used_reserve(header_fields, h))
+    return damaged_at(field->offset, path, "reserved bytes of the header are not zero");
+  const bool has_windows = load32(h + header_at("version")) > plain_version;
+  if (!has_windows && !all_zero({h + header_at("windows layers"), 24}))
+    return damaged_at(header_at("windows layers"), path, "its version has no windows");
   for (uint32_t i = 0; i < section_count; ++i) {
-    const uint64_t place = place_sections + i * entry_bytes;
-    if (load32(h + place + entry_flags) & ~optional_section) {
-      return corrupt(path, place + entry_flags, "a section has unknown flags");
+    const uint64_t place = header_at("sections") + i * entry_bytes;
+    if (load32(h + place + entry_at("flags")) & ~optional_section) {
+      return damaged_at(place + entry_at("flags"), path, "a section has unknown flags");
     }
-    if (!is_reserved_zero(h + place, entry_fields))
-      return corrupt(path, place, "reserved bytes of the section table are not zero");
+    if (find_used_reserve(entry_fields, h + place))
+      return damaged_at(place, path, "reserved bytes of the section table are not zero");
   }
-  const uint64_t end = place_sections + section_count * entry_bytes,
-                 table_end = place_sections + max_sections * entry_bytes;
+  const uint64_t end = header_at("sections") + section_count * entry_bytes,
+                 table_end = header_at("sections") + max_sections * entry_bytes;
   if (!all_zero({h + end, table_end - end})) {
-    return corrupt(path, end, "bytes after the section table are not zero");
+    return damaged_at(end, path, "bytes after the section table are not zero");
   }
   return {};
 }
@@ -170,10 +110,10 @@ Status check_kinds(const CacheHeader& header, const char* path) {
   uint64_t seen = 0;  // bit k: known kind k has occurred
   for (uint32_t i = 0; i < header.section_count; ++i) {
     const CacheHeader::Entry& entry = header.sections[i];
-    const uint64_t place = place_sections + i * entry_bytes + entry_kind;
+    const uint64_t place = header_at("sections") + i * entry_bytes + entry_at("kind");
     const auto kind = static_cast<uint32_t>(entry.kind);
     if (is_known(entry.kind)) {
-      if (seen >> kind & 1) return corrupt(path, place, "a section occurs twice");
+      if (seen >> kind & 1) return damaged_at(place, path, "a section occurs twice");
       seen |= uint64_t{1} << kind;
     } else if (!(entry.flags & optional_section)) {
       return Status::error(Code::version,
@@ -189,42 +129,25 @@ Status check_kinds(const CacheHeader& header, const char* path) {
 Status check_layout(const CacheHeader& header, uint64_t actual_size, const char* path) {
   CacheHeader expected = header;
   if (!expected.lay_out())
-    return corrupt(path, place_sections, "the sections' sizes are impossible");
+    return damaged_at(header_at("sections"), path, "the sections' sizes are impossible");
   for (uint32_t i = 0; i < header.section_count; ++i) {
     const CacheHeader::Entry &is = header.sections[i], &must = expected.sections[i];
-    const uint64_t place = place_sections + i * entry_bytes;
+    const uint64_t place = header_at("sections") + i * entry_bytes;
     if (is.offset != must.offset)
-      return corrupt(path, place + entry_offset, "a section is not where it must be");
+      return damaged_at(place + entry_at("offset"), path, "a section is not where it must be");
     if (is.table_offset != must.table_offset) {
-      return corrupt(path, place + entry_table_offset, "a checksum table is not where it must be");
+      return damaged_at(place + entry_at("table offset"), path,
+                        "a checksum table is not where it must be");
     }
   }
   if (header.file_size != expected.file_size) {
-    return corrupt(path, place_file_size, "the file's size does not follow from its sections");
+    return damaged_at(header_at("file size"), path,
+                      "the file's size does not follow from its sections");
   }
   return check_file_size(path, actual_size, header.file_size);
 }
 
 }  // namespace
-
-Status check_file_size(const char* path, uint64_t is, uint64_t must) {
-  if (is < must)
-    return Status::error(Code::corrupt, "%s is truncated: it has %llu of its %llu bytes", path,
-                         printable(is), printable(must))
-        .with_offset(is);
-  if (is > must)
-    return Status::error(Code::corrupt, "%s has %llu extra bytes at its end", path,
-                         printable(is - must))
-        .with_offset(must);
-  return {};
-}
-
-bool looks_like_text_damage(Bytes b, uint8_t kind) {
-  return starts_with(b, {0x8B, 'K', 'V', kind}) || starts_with(b, {0x0B, 'K', 'V', kind}) ||
-         starts_with(b, {0xC2, 0x8B, 'K', 'V', kind}) ||
-         starts_with(b, {0xEF, 0xBF, 0xBD, 'K', 'V', kind}) ||
-         starts_with(b, {'?', 'K', 'V', kind, '\r', '\n', 0x1A});
-}
 
 uint64_t CacheHeader::Entry::blocks() const { return ceil_div(bytes, block_bytes); }
 
@@ -256,53 +179,54 @@ bool CacheHeader::lay_out() {
 void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
   uint8_t* h = out.data();
   std::memset(h, 0, out.size());
-  std::copy(magic.begin(), magic.end(), h + place_magic);
-  store32(h + place_version, version);
-  store32(h + place_minimum_reader, minimum_reader);
-  store32(h + place_byte_order, byte_order);
-  store32(h + place_section_count, section_count);
-  store64(h + place_file_size, file_size);
-  std::copy(identity.model.begin(), identity.model.end(), h + place_model);
-  store32(h + place_layers, identity.layers);
-  store32(h + place_kv_heads, identity.kv_heads);
-  store32(h + place_head_dim, identity.head_dim);
-  store32(h + place_vocabulary, identity.vocabulary);
-  store64(h + place_tokens, identity.tokens);
-  std::copy(identity.model_hash.begin(), identity.model_hash.end(), h + place_model_hash);
-  store32(h + place_windows_layers, identity.windows.layers);
-  store32(h + place_windows_kv_heads, identity.windows.kv_heads);
-  store32(h + place_windows_head_dim, identity.windows.head_dim);
-  store64(h + place_windows_tokens, identity.windows.tokens);
-  std::memcpy(h + place_model_name, identity.model_name,
+  std::copy(magic.begin(), magic.end(), h + header_at("magic"));
+  store32(h + header_at("version"), version);
+  store32(h + header_at("minimum reader"), minimum_reader);
+  store32(h + header_at("byte order"), byte_order);
+  store32(h + header_at("section count"), section_count);
+  store64(h + header_at("file size"), file_size);
+  std::copy(identity.model.begin(), identity.model.end(), h + header_at("model"));
+  store32(h + header_at("layers"), identity.layers);
+  store32(h + header_at("kv heads"), identity.kv_heads);
+  store32(h + header_at("head dim"), identity.head_dim);
+  store32(h + header_at("vocabulary"), identity.vocabulary);
+  store64(h + header_at("tokens"), identity.tokens);
+  std::copy(identity.model_hash.begin(), identity.model_hash.end(), h + header_at("model hash"));
+  store32(h + header_at("windows layers"), identity.windows.layers);
+  store32(h + header_at("windows kv heads"), identity.windows.kv_heads);
+  store32(h + header_at("windows head dim"), identity.windows.head_dim);
+  store64(h + header_at("windows tokens"), identity.windows.tokens);
+  std::memcpy(h + header_at("model name"), identity.model_name,
               std::min(name_length(identity), sizeof identity.model_name - 1));
   for (uint32_t i = 0; i < section_count; ++i) {
     const Entry& entry = sections[i];
-    uint8_t* e = h + place_sections + i * entry_bytes;
-    store32(e + entry_kind, static_cast<uint32_t>(entry.kind));
-    store32(e + entry_version, entry.version);
-    store32(e + entry_flags, entry.flags);
-    store64(e + entry_offset, entry.offset);
-    store64(e + entry_size, entry.bytes);
-    store64(e + entry_table_offset, entry.table_offset);
-    store64(e + entry_table_checksum, entry.table_checksum);
+    uint8_t* e = h + header_at("sections") + i * entry_bytes;
+    store32(e + entry_at("kind"), static_cast<uint32_t>(entry.kind));
+    store32(e + entry_at("version"), entry.version);
+    store32(e + entry_at("flags"), entry.flags);
+    store64(e + entry_at("offset"), entry.offset);
+    store64(e + entry_at("size"), entry.bytes);
+    store64(e + entry_at("table offset"), entry.table_offset);
+    store64(e + entry_at("table checksum"), entry.table_checksum);
   }
-  store64(h + place_checksum, checksum(h, place_checksum, header_seed));
+  store64(h + header_at("checksum"), checksum(h, header_at("checksum"), header_seed));
 }
 
 Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, CacheHeader* out) {
-  RETURN_IF_ERROR(check_magic(begin, actual_size, path));
+  RETURN_IF_ERROR(check_kind(begin, path));
+  RETURN_IF_ERROR(check_magic(form, begin, actual_size, path));
   const uint8_t* h = begin.data();
-  RETURN_IF_ERROR(check_version(h, path));
+  RETURN_IF_ERROR(check_version(form, h, path));
   CacheHeader header;
-  header.version = load32(h + place_version);
-  header.minimum_reader = load32(h + place_minimum_reader);
-  header.file_size = load64(h + place_file_size);
+  header.version = load32(h + header_at("version"));
+  header.minimum_reader = load32(h + header_at("minimum reader"));
+  header.file_size = load64(h + header_at("file size"));
   RETURN_IF_ERROR(decode_identity(h, path, &header.identity));
-  header.section_count = load32(h + place_section_count);
+  header.section_count = load32(h + header_at("section count"));
   if (header.section_count > max_sections)
-    return corrupt(path, place_section_count, "it has too many sections");
+    return damaged_at(header_at("section count"), path, "it has too many sections");
   for (uint32_t i = 0; i < header.section_count; ++i) {
-    header.sections[i] = decode_entry(h + place_sections + i * entry_bytes);
+    header.sections[i] = decode_entry(h + header_at("sections") + i * entry_bytes);
   }
   if (header.version <= format::version) {
     RETURN_IF_ERROR(check_reserved(h, header.section_count, path));

@@ -10,15 +10,6 @@
 
 namespace kvasir {
 
-// Whether a file begins with a magic that a text-mode transfer damaged: the high bit of its first
-// byte is cleared, this byte is recoded from Latin-1 or replaced as invalid UTF-8, or the line ends
-// after it changed. kind: the fourth byte of the magic.
-bool looks_like_text_damage(std::span<const uint8_t> begin, uint8_t kind);
-
-// Code::corrupt for a file that is shorter or longer than its header says, with the offset at which
-// the sizes differ.
-Status check_file_size(const char* path, uint64_t is, uint64_t must);
-
 struct CacheHeader {
   struct Entry {
     format::SectionKind kind{};

@@ -9,6 +9,8 @@
 #include <array>
 #include <cstdint>
 
+#include "cachefile/fields.h"
+
 namespace kvasir::format {
 
 // Reveals text-mode transfers: a byte with its high bit set, "KVC", CR LF, the DOS end of file, LF.
@@ -29,40 +31,51 @@ constexpr uint32_t max_sections = 32;
 // Seed of the header's checksum. The seed of a block or a table is its offset in the file.
 constexpr uint64_t header_seed = 0x726973'61764B01;
 
-// Byte offsets in the header. Those up to place_file_size, and place_checksum, hold for every
-// future version.
-constexpr uint64_t place_magic = 0;               // u8 [8]
-constexpr uint64_t place_version = 8;             // u32
-constexpr uint64_t place_minimum_reader = 12;     // u32
-constexpr uint64_t place_byte_order = 16;         // u32
-constexpr uint64_t place_section_count = 20;      // u32
-constexpr uint64_t place_file_size = 24;          // u64, bytes
-constexpr uint64_t place_model = 32;              // u8 [32]
-constexpr uint64_t place_layers = 64;             // u32
-constexpr uint64_t place_kv_heads = 68;           // u32
-constexpr uint64_t place_head_dim = 72;           // u32
-constexpr uint64_t place_vocabulary = 76;         // u32
-constexpr uint64_t place_tokens = 80;             // u64
-constexpr uint64_t place_model_name = 88;         // char [64]
-constexpr uint64_t place_model_hash = 152;        // u8 [16]
-constexpr uint64_t place_windows_layers = 168;    // u32; the next four: zeros before version 4
-constexpr uint64_t place_windows_kv_heads = 172;  // u32
-constexpr uint64_t place_windows_head_dim = 176;  // u32
-constexpr uint64_t place_windows_tokens = 184;    // u64
-constexpr uint64_t place_sections = 256;          // [max_sections][entry_bytes]
-constexpr uint64_t place_checksum = 4088;         // u64, of all bytes before it
+constexpr uint64_t entry_bytes = 64;  // of the section table
 
-// Byte offsets in an entry of the section table.
-constexpr uint64_t entry_bytes = 64;
-constexpr uint64_t entry_kind = 0;             // u32
-constexpr uint64_t entry_version = 4;          // u32
-constexpr uint64_t entry_flags = 8;            // u32
-constexpr uint64_t entry_offset = 16;          // u64
-constexpr uint64_t entry_size = 24;            // u64, bytes
-constexpr uint64_t entry_table_offset = 32;    // u64
-constexpr uint64_t entry_table_checksum = 40;  // u64
+// The header. The fields up to "file size", and "checksum", hold for every future version.
+inline constexpr auto header_fields = lay_out({
+    {"magic", 8, FieldIs::data},
+    {"version", 4, FieldIs::revision},
+    {"minimum reader", 4, FieldIs::revision},
+    {"byte order", 4, FieldIs::revision},
+    {"section count", 4, FieldIs::size},
+    {"file size", 8, FieldIs::size},
+    {"model", 32, FieldIs::data},
+    {"layers", 4, FieldIs::size},
+    {"kv heads", 4, FieldIs::size},
+    {"head dim", 4, FieldIs::size},
+    {"vocabulary", 4, FieldIs::size},
+    {"tokens", 8, FieldIs::size},
+    {"model name", 64, FieldIs::data},
+    {"model hash", 16, FieldIs::data},
+    {"windows layers", 4, FieldIs::size},  // this and the next four: zeros before version 4
+    {"windows kv heads", 4, FieldIs::size},
+    {"windows head dim", 4, FieldIs::size},
+    {"reserved", 4, FieldIs::reserved},
+    {"windows tokens", 8, FieldIs::size},
+    {"reserved", 64, FieldIs::reserved},
+    {"sections", max_sections* entry_bytes, FieldIs::data},  // entry_fields
+    {"reserved", 1784, FieldIs::reserved},
+    {"checksum", 8, FieldIs::checksum},  // of all bytes before it
+});
+static_assert(end_of(header_fields) == header_bytes);
+consteval uint64_t header_at(std::string_view name) { return offset_in(header_fields, name); }
 
-static_assert(place_sections + max_sections * entry_bytes <= place_checksum);
+// An entry of the section table.
+inline constexpr auto entry_fields = lay_out({
+    {"kind", 4, FieldIs::choice},
+    {"version", 4, FieldIs::revision},
+    {"flags", 4, FieldIs::choice},
+    {"reserved", 4, FieldIs::reserved},
+    {"offset", 8, FieldIs::size},
+    {"size", 8, FieldIs::size},
+    {"table offset", 8, FieldIs::size},
+    {"table checksum", 8, FieldIs::checksum},
+    {"reserved", 16, FieldIs::reserved},
+});
+static_assert(end_of(entry_fields) == entry_bytes);
+consteval uint64_t entry_at(std::string_view name) { return offset_in(entry_fields, name); }
 
 enum class SectionKind : uint32_t {
   state = 1,   // the sequence's small facts (session/save.cc)

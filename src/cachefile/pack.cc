@@ -246,7 +246,7 @@ class Unpacker {
     if (position != header_.packed_bytes)
       return work_.damaged(position, "there is more than its document");
     if (content != header_.content)
-      return work_.damaged(place_content, "what it holds is not what was packed");
+      return work_.damaged(header_at("content"), "what it holds is not what was packed");
     RETURN_IF_ERROR(work_.advance(header_.document_bytes, header_.document_bytes));
     return out_.finish();
   }

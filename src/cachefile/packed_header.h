@@ -8,7 +8,6 @@
 
 #include "base/status.h"
 #include "cachefile/format.h"
-#include "cachefile/format_fields.h"
 
 namespace kvasir {
 
@@ -34,56 +33,41 @@ constexpr uint64_t chunk_header_bytes = 16;
 constexpr uint64_t max_ratio = 64;
 constexpr uint64_t packed_slack = uint64_t{4} << 20;
 
-// Byte offsets in the header.
-constexpr uint64_t place_version = 8;          // u32
-constexpr uint64_t place_minimum_reader = 12;  // u32
-constexpr uint64_t place_byte_order = 16;      // u32
-constexpr uint64_t place_level = 20;           // u32
-constexpr uint64_t place_packed_bytes = 24;    // u64
-constexpr uint64_t place_document_bytes = 32;  // u64
-constexpr uint64_t place_pages_offset = 40;    // u64, in the document
-constexpr uint64_t place_pages_bytes = 48;     // u64
-constexpr uint64_t place_page_tokens = 56;     // u32
-constexpr uint64_t place_layers = 60;          // u32
-constexpr uint64_t place_kv_heads = 64;        // u32
-constexpr uint64_t place_head_dim = 68;        // u32
-constexpr uint64_t place_tokens = 72;          // u64
-constexpr uint64_t place_format_version = 80;  // u32
-constexpr uint64_t place_model_name = 88;      // char [64]
-constexpr uint64_t place_reserved = 152;       // u8 [88], and u32 at 84
-constexpr uint64_t place_content = 240;        // u64
-constexpr uint64_t place_checksum = 248;       // u64, of all bytes before it
+using format::FieldIs;
 
-inline constexpr format::Field header_fields[] = {
-    {"magic", 0, 8, format::FieldIs::data},
-    {"version", place_version, 4, format::FieldIs::revision},
-    {"minimum reader", place_minimum_reader, 4, format::FieldIs::revision},
-    {"byte order", place_byte_order, 4, format::FieldIs::revision},
-    {"level", place_level, 4, format::FieldIs::choice},
-    {"packed bytes", place_packed_bytes, 8, format::FieldIs::size},
-    {"document bytes", place_document_bytes, 8, format::FieldIs::size},
-    {"pages offset", place_pages_offset, 8, format::FieldIs::size},
-    {"pages bytes", place_pages_bytes, 8, format::FieldIs::size},
-    {"page tokens", place_page_tokens, 4, format::FieldIs::size},
-    {"layers", place_layers, 4, format::FieldIs::size},
-    {"kv heads", place_kv_heads, 4, format::FieldIs::size},
-    {"head dim", place_head_dim, 4, format::FieldIs::size},
-    {"tokens", place_tokens, 8, format::FieldIs::size},
-    {"format version", place_format_version, 4, format::FieldIs::revision},
-    {"reserved", 84, 4, format::FieldIs::reserved},
-    {"model name", place_model_name, 64, format::FieldIs::data},
-    {"reserved", place_reserved, place_content - place_reserved, format::FieldIs::reserved},
-    {"content", place_content, 8, format::FieldIs::checksum},
-    {"checksum", place_checksum, 8, format::FieldIs::checksum},
-};
-static_assert(format::cover(header_fields, header_bytes));
+inline constexpr auto header_fields = format::lay_out({
+    {"magic", 8, FieldIs::data},
+    {"version", 4, FieldIs::revision},
+    {"minimum reader", 4, FieldIs::revision},
+    {"byte order", 4, FieldIs::revision},
+    {"level", 4, FieldIs::choice},
+    {"packed bytes", 8, FieldIs::size},
+    {"document bytes", 8, FieldIs::size},
+    {"pages offset", 8, FieldIs::size},  // in the document
+    {"pages bytes", 8, FieldIs::size},
+    {"page tokens", 4, FieldIs::size},
+    {"layers", 4, FieldIs::size},
+    {"kv heads", 4, FieldIs::size},
+    {"head dim", 4, FieldIs::size},
+    {"tokens", 8, FieldIs::size},
+    {"format version", 4, FieldIs::revision},
+    {"reserved", 4, FieldIs::reserved},
+    {"model name", 64, FieldIs::data},
+    {"reserved", 88, FieldIs::reserved},
+    {"content", 8, FieldIs::checksum},
+    {"checksum", 8, FieldIs::checksum},  // of all bytes before it
+});
+static_assert(format::end_of(header_fields) == header_bytes);
+consteval uint64_t header_at(std::string_view name) {
+  return format::offset_in(header_fields, name);
+}
 
-inline constexpr format::Field chunk_fields[] = {
-    {"bytes", 0, 4, format::FieldIs::size},
-    {"reserved", 4, 4, format::FieldIs::reserved},
-    {"checksum", 8, 8, format::FieldIs::checksum},
-};
-static_assert(format::cover(chunk_fields, chunk_header_bytes));
+inline constexpr auto chunk_fields = format::lay_out({
+    {"bytes", 4, FieldIs::size},
+    {"reserved", 4, FieldIs::reserved},
+    {"checksum", 8, FieldIs::checksum},
+});
+static_assert(format::end_of(chunk_fields) == chunk_header_bytes);
 
 }  // namespace packed
 

@@ -145,7 +145,7 @@ Status check_section_sizes(const CacheHeader& header, const char* path, uint32_t
                          "%" PRIu64,
                          path, name_of(section.kind), section.bytes, header.identity.tokens,
                          max_bytes)
-        .with_offset(place_sections + i * entry_bytes + entry_size);
+        .with_offset(header_at("sections") + i * entry_bytes + entry_at("size"));
   }
   return {};
 }

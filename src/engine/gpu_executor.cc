@@ -65,7 +65,7 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
 
 Status GpuExecutor::plan_decode(const StepContext& c, Fallback* why) {
   RETURN_IF_ERROR(plan_selective(c, why));
-  if (mode_ != AttentionMode::co_execution || !hybrid_.wants_rate(pool_threads_)) return {};
+  if (mode_ != AttentionMode::co_execution || !hybrid_.needs_rate(pool_threads_)) return {};
   RETURN_IF_ERROR(measure_rate(c));
   return plan_selective(c, why);  // how the pages are shared is known now
 }

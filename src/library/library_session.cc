@@ -22,8 +22,9 @@ struct Library::Found {
 bool Library::Wanted::is_in(const CachePeek& peek) const {
   TokenChain other;
   uint64_t all = 0;
+  bool same_turns = false;
   if (peek.identity().model != model || !peek.read_chain(tokens.size(), &other, &all).ok() ||
-      all != tokens.size())
+      all != tokens.size() || !turns.match(peek, &same_turns).ok() || !same_turns)
     return false;
   return exact.common(tokens, other, all) == all ||
          (sparse && sparse->common(tokens, other, all) == all);
@@ -53,17 +54,17 @@ std::string name_after(const TokenChain& chain, ChatFormat chat) {
   return name;
 }
 
-// Whether the next question gets the same turn. A file of an older library names no chat format:
-// any matches.
-Status has_turns(const CachePeek& peek, const Session& session, bool* out) {
-  ChatRecord record;
-  RETURN_IF_ERROR(read_chat(peek, &record));
-  *out = record.unknown.empty() && record.instructions == session.instructions() &&
-         (record.format.empty() || record.format == chat_format_name(session.chat()));
-  return {};
-}
+Turns turns_of(const Session& session) { return {session.chat(), session.instructions()}; }
 
 }  // namespace
+
+Status Turns::match(const CachePeek& peek, bool* out) const {
+  ChatRecord record;
+  RETURN_IF_ERROR(read_chat(peek, &record));
+  *out = record.unknown.empty() && record.instructions == instructions &&
+         (record.format.empty() || record.format == chat_format_name(chat));
+  return {};
+}
 
 // A document of another version is logged once.
 void Library::log_unusable(const std::string& name, const Status& why) const {
@@ -126,15 +127,16 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
            (known == 0 || found[known].tokens + TokenChain::block > best()->tokens)) {
       Found& f = found[known++];
       CachePeek peek;
-      Array<Token> its;
+      Array<Token> saved;
       Status s = CachePeek::open(path_of(f.name), &peek);
-      if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &its);
+      if (s.ok()) s = peek.read_tokens(std::min<uint64_t>(tokens.size(), f.all), &saved);
       bool same_turns = true;
-      if (s.ok()) s = has_turns(peek, fresh, &same_turns);
+      if (s.ok()) s = turns_of(fresh).match(peek, &same_turns);
       if (!s.ok()) skip(f, s);
-      if (!same_turns) its.clear();
+      if (!same_turns) saved.clear();
       f.tokens = static_cast<uint64_t>(
-          std::mismatch(its.begin(), its.end(), tokens.begin(), tokens.end()).first - its.begin());
+          std::mismatch(saved.begin(), saved.end(), tokens.begin(), tokens.end()).first -
+          saved.begin());
       bool serves = f.tokens > 0;
       if (serves)
         if (Status w = windows_serve(peek, model->windows_shape(), f.tokens, &serves); !w.ok())
@@ -251,7 +253,7 @@ void Library::save_result(Session* session, const LibraryRequest& request,
     const auto covers = [&](const Found& f) {
       return f.tokens == std::min<uint64_t>(f.all, tokens.size());
     };
-    Wanted wanted;
+    Wanted wanted{.turns = turns_of(*session)};
     wanted.name = request.name;
     wanted.replace = request.replace;
     wanted.model = session->model().fingerprint();

@@ -49,12 +49,13 @@ Status FilterGroupCache::prepare(const PageStore& pages, const Plan& plan, uint6
   find_groups(plan);
   if (groups_.empty()) return *fallback = Fallback::no_layers_in_group, Status();
   const uint32_t all = pages.pages() * shape_.page.page_quads();
-  uint64_t most = 0;  // quads of a list: each may have one token that was chosen
-  for (const auto& g : groups_) most = std::max(most, plan.budget(g->filter));
-  const auto wanted = static_cast<uint32_t>(std::min<uint64_t>(most, all));
+  uint64_t list_quads = 0;  // quads of a list: each may have one token that was chosen
+  for (const auto& g : groups_) list_quads = std::max(list_quads, plan.budget(g->filter));
+  const auto wanted = static_cast<uint32_t>(std::min<uint64_t>(list_quads, all));
   if (wanted > room_) {
     const auto room = static_cast<uint32_t>(round_up(
-        std::min<uint64_t>(most + most / 8, all + all / 8 + shape_.page.extent_quads()), 64));
+        std::min<uint64_t>(list_quads + list_quads / 8, all + all / 8 + shape_.page.extent_quads()),
+        64));
     if (tried_ > 0 && wanted >= tried_) return *fallback = Fallback::no_room_for_group, Status();
     const uint32_t layers = groups_.back()->before + groups_.back()->end - groups_.back()->begin;
     const std::size_t list = std::size_t{shape_.kv_heads} * room,

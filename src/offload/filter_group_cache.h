@@ -44,16 +44,16 @@ class FilterGroupCache {
                  const PageStore& pages, KvOf&& kv_of, ThreadPool* pool, ReadCounts* counts) {
     Group* const group = group_of(filter_layer);
     RETURN_IF_ERROR(place(choice, pages, pool, group, counts));
-    const DeviceGroup its{group->end - group->begin,
-                          room_,
-                          group->fresh.get(),
-                          group->fresh.get() + 1,
-                          group->fresh.get() + 1 + room_,
-                          room_,
-                          quads_.get() + bytes_before(*group)};
+    const DeviceGroup quads{group->end - group->begin,
+                            room_,
+                            group->fresh.get(),
+                            group->fresh.get() + 1,
+                            group->fresh.get() + 1 + room_,
+                            room_,
+                            quads_.get() + bytes_before(*group)};
     group->is_enqueued = true;
     return device_->status(
-        device_->kernels().gather_group(stream, kv_of(group->begin - first_), its),
+        device_->kernels().gather_group(stream, kv_of(group->begin - first_), quads),
         "pages that a filter layer chose");
   }
   void begin_step();

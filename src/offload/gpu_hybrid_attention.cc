@@ -31,18 +31,18 @@ Fallback GpuHybridAttention::refuses(const KvStore& store, const Plan& plan, boo
 }
 
 // All that depends on the step's tokens and the text's length.
-Status GpuHybridAttention::make_room(uint32_t n, uint32_t most) {
-  if (n <= room_ && most <= most_) return {};
+Status GpuHybridAttention::make_room(uint32_t n, uint32_t list_quads) {
+  if (n <= room_ && list_quads <= list_quads_) return {};
   const uint32_t tokens = n == 1
                               ? std::max(room_, 1u)
                               : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
-  most = std::max(most_, most + most / 8);
-  room_ = most_ = 0;
+  list_quads = std::max(list_quads_, list_quads + list_quads / 8);
+  room_ = list_quads_ = 0;
   ++generation_;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
-                    list = std::size_t{shape_.kv_heads} * most;
+                    list = std::size_t{shape_.kv_heads} * list_quads;
   Status s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q_scale_.allocate(device_, rows, what);
@@ -54,11 +54,11 @@ Status GpuHybridAttention::make_room(uint32_t n, uint32_t most) {
   if (s.ok()) s = lse_host_.allocate(device_, layers_ * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers_ * rows);
   if (s.ok()) s = list_counts_.allocate(device_, 2 * shape_.kv_heads);
-  if (s.ok() && most > 0) s = quads_.allocate(device_, list);
-  if (s.ok() && most > 0) s = biases_.allocate(device_, list);
-  if (s.ok() && most > 0) s = present_.allocate(device_, list);
+  if (s.ok() && list_quads > 0) s = quads_.allocate(device_, list);
+  if (s.ok() && list_quads > 0) s = biases_.allocate(device_, list);
+  if (s.ok() && list_quads > 0) s = present_.allocate(device_, list);
   if (!s.ok()) return s;
-  room_ = tokens, most_ = most;
+  room_ = tokens, list_quads_ = list_quads;
   return {};
 }
 
@@ -67,24 +67,24 @@ Status GpuHybridAttention::prepare(const KvMirror::UpdateRequest& request, const
   const PageStore& pages = request.store.pages();
   rates_ = device_->page_rates(request.pool->threads());
   const uint32_t sixteenths = rates_.sixteenths();
-  wants_packed_ = !exact && plan.strategy->has(StrategyInfo::filters) && rates_.known();
+  needs_packed_ = !exact && plan.strategy->has(StrategyInfo::filters) && rates_.known();
   bool reads = false;
   const KvMirror::Wants wants{.sketch = false,
-                              .pages = n == 1 && (sixteenths > 0 || wants_packed_)};
+                              .pages = n == 1 && (sixteenths > 0 || needs_packed_)};
   RETURN_IF_ERROR(sequence_.update(request, wants, &reads));
   reads_ = reads;
   sixteenths_ = reads ? sixteenths : 0;
-  // A list has at most as many quads as tokens are chosen, or what there is.
-  uint64_t most = 0;
+  // A list has at list_quads as many quads as tokens are chosen, or what there is.
+  uint64_t list_quads = 0;
   for (uint32_t l = first_; l < first_ + layers_ && !exact && sixteenths_ > 0; ++l)
     if (!plan.is_dense(l))
-      most = std::max(most, plan.coverage > 0 ? 4 * plan.budget(l) : plan.budget(l));
-  most = std::min<uint64_t>(most * sixteenths_ / 16 + shape_.page.page_quads(),
-                            std::uint64_t{pages.pages()} * shape_.page.page_quads());
-  RETURN_IF_ERROR(make_room(n, static_cast<uint32_t>(most)));
+      list_quads = std::max(list_quads, plan.coverage > 0 ? 4 * plan.budget(l) : plan.budget(l));
+  list_quads = std::min<uint64_t>(list_quads * sixteenths_ / 16 + shape_.page.page_quads(),
+                                  std::uint64_t{pages.pages()} * shape_.page.page_quads());
+  RETURN_IF_ERROR(make_room(n, static_cast<uint32_t>(list_quads)));
   packs_ = false, why_not_packed_ = Fallback::none;
   if (std::exchange(under_way_, false)) packed_.forget();
-  if (!wants_packed_) {
+  if (!needs_packed_) {
     packed_.release();
   } else if (reads && n == 1) {
     RETURN_IF_ERROR(packed_.prepare(pages, plan, reserve, &why_not_packed_));
@@ -97,7 +97,7 @@ Status GpuHybridAttention::prepare(const KvMirror::UpdateRequest& request, const
 Fallback GpuHybridAttention::cannot_read() const {
   if (n_ > 1) return Fallback::several_tokens;
   if (!rates_.known()) return Fallback::unknown_rate;
-  return rates_.sixteenths() == 0 && !wants_packed_ ? Fallback::cpu_is_faster
+  return rates_.sixteenths() == 0 && !needs_packed_ ? Fallback::cpu_is_faster
                                                     : sequence_.cannot_share();
 }
 
@@ -146,7 +146,7 @@ Status GpuHybridAttention::measure(double cpu_rate, uint32_t threads, const Canc
 DeviceAttention GpuHybridAttention::work() const {
   DeviceAttention a{};
   a.n = a.blocks = n_;
-  a.max_quads = most_;
+  a.max_quads = list_quads_;
   a.q = q_.get(), a.q8 = q8_.get(), a.q_scale = q_scale_.get();
   a.lists = quads_.get(), a.biases = biases_.get(), a.present = present_.get(),
   a.list_counts = list_counts_.get();
@@ -204,7 +204,7 @@ Status GpuHybridAttention::near(const float** sums) {
 }
 
 HybridGpu::Lists GpuHybridAttention::lists() {
-  return {most_, quads_.get(), present_.get(), biases_.get(), list_counts_.get()};
+  return {list_quads_, quads_.get(), present_.get(), biases_.get(), list_counts_.get()};
 }
 
 Status GpuHybridAttention::enqueue_lists() {
@@ -269,7 +269,7 @@ void GpuHybridAttention::release() {
   sequence_.release();
   packed_.release();
   ++generation_;
-  room_ = most_ = 0;
+  room_ = list_quads_ = 0;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
 }
 

@@ -39,7 +39,7 @@ class GpuHybridAttention final : public HybridGpu {
 
   // Measures the GPU's rate. cpu_rate: bytes of pages that the CPU attends a second.
   // Code::device.
-  bool wants_rate(uint32_t threads) const { return !device_->page_rates(threads).known(); }
+  bool needs_rate(uint32_t threads) const { return !device_->page_rates(threads).known(); }
   Status measure(double cpu_rate, uint32_t threads, const CancelLatch& cancel,
                  DeviceStream* stream);
 
@@ -92,7 +92,7 @@ class GpuHybridAttention final : public HybridGpu {
   }
 
  private:
-  Status make_room(uint32_t n, uint32_t most);
+  Status make_room(uint32_t n, uint32_t list_quads);
   DeviceAttention work() const;
 
   const std::shared_ptr<Device> device_;
@@ -102,11 +102,11 @@ class GpuHybridAttention final : public HybridGpu {
   const uint32_t first_, layers_;
   KvMirror sequence_;
   FilterGroupCache packed_;
-  bool packs_ = false, wants_packed_ = false;
+  bool packs_ = false, needs_packed_ = false;
   Fallback why_not_packed_ = Fallback::none;
   uint64_t generation_ = 0;
   // tokens of the step; those that there is room for, and quads of a list
-  uint32_t n_ = 0, room_ = 0, most_ = 0;
+  uint32_t n_ = 0, room_ = 0, list_quads_ = 0;
   PageRates rates_;
   uint32_t sixteenths_ = 0;
   bool reads_ = false;

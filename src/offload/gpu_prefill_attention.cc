@@ -42,83 +42,101 @@ void GpuPrefillAttention::release() {
   sinks_stamp_ = staging_half_ = 0;
 }
 
-// What grows with the text. Arrays that every layer fills anew are never there old and new
-// together.
+// Arrays that every layer fills anew are never there old and new together.
 Status GpuPrefillAttention::make_room(const KvStore& store, uint32_t n) {
-  const PageShape& page = shape_.page;
+  RETURN_IF_ERROR(make_step_room(store, n));
+  RETURN_IF_ERROR(make_window_room(store));
+  RETURN_IF_ERROR(make_extent_room(store, n));
+  return make_staging_room();
+}
+
+// For the keys and values of a layer in full precision, and the queries of a step.
+Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
+  const std::size_t kv_heads = shape_.kv_heads, dim = shape_.page.dim;
   const auto rows = static_cast<uint32_t>(round_up(store.tokens() + n, prefill_keys));
   const auto q_rows =
       static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), prefill_rows));
-  const uint32_t window = std::max(store.window_count(), 1u), extents = store.pages().extents();
-  const std::size_t kv_heads = shape_.kv_heads, dim = page.dim, heads = heads_total();
-  Status s;
   if (rows > room_) {
     room_ = 0, keys_ = {}, values_ = {};
     const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, prefill_keys));
-    if (s = keys_.allocate(device_, kv_heads * more * dim, what); s.ok())
-      s = values_.allocate(device_, kv_heads * more * dim, what);
-    if (s.ok()) room_ = more;
+    RETURN_IF_ERROR(keys_.allocate(device_, kv_heads * more * dim, what));
+    RETURN_IF_ERROR(values_.allocate(device_, kv_heads * more * dim, what));
+    room_ = more;
   }
-  if (s.ok() && q_rows > q_room_) {
+  if (q_rows > q_room_) {
     q_room_ = 0, q_ = {}, q_scale_ = {};
-    if (s = q_.allocate(device_, kv_heads * q_rows * dim, what); s.ok())
-      s = q_scale_.allocate(device_, kv_heads * q_rows, what);
-    if (s.ok()) q_room_ = q_rows;
+    RETURN_IF_ERROR(q_.allocate(device_, kv_heads * q_rows * dim, what));
+    RETURN_IF_ERROR(q_scale_.allocate(device_, kv_heads * q_rows, what));
+    q_room_ = q_rows;
   }
-  if (s.ok() && window > window_room_) {
+  return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, what);
+}
+
+// For the window, the sinks and the centre of every layer.
+Status GpuPrefillAttention::make_window_room(const KvStore& store) {
+  const std::size_t dim = shape_.page.dim, heads = heads_total();
+  const uint32_t window = std::max(store.window_count(), 1u), page_tokens = shape_.page.page_tokens;
+  if (window > window_room_) {
     window_room_ = 0, window_ = {};
-    const auto more = static_cast<uint32_t>(
-        round_up(std::max(window, store.window_tokens() + page.page_tokens), 16));
-    if (s = window_.allocate(device_, heads * 2 * more * dim, what); s.ok()) window_room_ = more;
+    const auto more =
+        static_cast<uint32_t>(round_up(std::max(window, store.window_tokens() + page_tokens), 16));
+    RETURN_IF_ERROR(window_.allocate(device_, heads * 2 * more * dim, what));
+    window_room_ = more;
   }
-  if (s.ok() && !largest_.get()) s = largest_.allocate(device_, kv_heads * 2, what);
-  if (s.ok() && !sinks_.get())
-    s = sinks_.allocate(device_, heads * 2 * page.page_tokens * dim, what);
-  if (s.ok() && !centre_.get()) s = centre_.allocate(device_, heads * dim, what);
-  if (s.ok() && extents > extents_room_) {
-    extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
-    const uint32_t more = extents + extents / 2 + 64;
-    if (s = pages_at_.allocate(device_, more, what); s.ok())
-      s = scales_at_.allocate(device_, more, what);
-    if (s.ok()) extents_room_ = more;
-  }
-  // What the step will seal too, so that it can be put ahead, and a quarter more at a time, within
-  // the budget; where that is too much as many as are needed.
+  if (!sinks_.get()) RETURN_IF_ERROR(sinks_.allocate(device_, heads * 2 * page_tokens * dim, what));
+  return centre_.get() ? Status() : centre_.allocate(device_, heads * dim, what);
+}
+
+// For the addresses of `extents` extents.
+Status GpuPrefillAttention::make_address_room(uint32_t extents) {
+  extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
+  RETURN_IF_ERROR(pages_at_.allocate(device_, extents, what));
+  RETURN_IF_ERROR(scales_at_.allocate(device_, extents, what));
+  extents_room_ = extents;
+  return {};
+}
+
+// For the extents of pages, also those that the step will seal, so that these can be put ahead.
+// Makes room for a quarter more at a time, within the budget; where that is too much, for as many
+// as are needed.
+Status GpuPrefillAttention::make_extent_room(const KvStore& store, uint32_t n) {
+  const uint32_t extents = store.pages().extents();
+  if (extents > extents_room_) RETURN_IF_ERROR(make_address_room(extents + extents / 2 + 64));
   const auto after = static_cast<uint32_t>(
       ceil_div(store.pages().pages() + store.pages_after(store.window_count() + n), extent_pages));
-  while (s.ok() && after > addresses_.size()) {
+  const std::size_t size = pages_size() + scales_size();
+  while (after > addresses_.size()) {
     const auto has = static_cast<uint32_t>(addresses_.size()),
-               least = extents - std::min(has, extents);
+               needed = extents - std::min(has, extents);
     uint32_t more = std::max(after - has, has / 4);
-    const std::size_t size = pages_size() + scales_size();
     blocks_.emplace_back();
-    if (s = blocks_.back().allocate(device_, more * size, what);
-        s.code() == Code::no_memory && least > 0 && more > least)
-      s = blocks_.back().allocate(device_, (more = least) * size, what);
+    Status s = blocks_.back().allocate(device_, more * size, what);
+    if (s.code() == Code::no_memory && needed > 0 && more > needed)
+      s = blocks_.back().allocate(device_, (more = needed) * size, what);
     if (!s.ok()) {
       blocks_.pop_back();
-      if (least == 0 && s.code() == Code::no_memory) s = {};
-      break;
+      return needed == 0 && s.code() == Code::no_memory ? Status() : s;
     }
     stamps_.resize(has + more, 0);  // the addresses last: they say how much there is
     addresses_.reserve(has + more);
     for (uint32_t e = 0; e < more; ++e)
       addresses_.push_back(reinterpret_cast<uint64_t>(blocks_.back().get()) + e * size);
-    if (addresses_.size() <= extents_room_) continue;
-    extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
-    if (s = pages_at_.allocate(device_, addresses_.size(), what); s.ok())
-      s = scales_at_.allocate(device_, addresses_.size(), what);
-    if (s.ok()) extents_room_ = static_cast<uint32_t>(addresses_.size());
+    if (addresses_.size() > extents_room_)
+      RETURN_IF_ERROR(make_address_room(static_cast<uint32_t>(addresses_.size())));
   }
-  const std::size_t half = std::max({min_half, pages_size() + scales_size(),
-                                     heads * 2 * window_room_ * dim * sizeof(float) / 2 + 1,
-                                     heads * 2 * page.page_tokens * dim * sizeof(float),
-                                     addresses_.size() * 2 * sizeof(uint64_t)});
-  if (s.ok() && half > staging_half_) {
-    staging_half_ = 0, staging_ = {};
-    if (s = staging_.allocate(device_, 2 * half); s.ok()) staging_half_ = half;
-  }
-  return s;
+  return {};
+}
+
+Status GpuPrefillAttention::make_staging_room() {
+  const std::size_t floats = heads_total() * 2 * shape_.page.dim * sizeof(float);
+  const std::size_t half =
+      std::max({min_half, pages_size() + scales_size(), floats * window_room_ / 2 + 1,
+                floats * shape_.page.page_tokens, addresses_.size() * 2 * sizeof(uint64_t)});
+  if (half <= staging_half_) return {};
+  staging_half_ = 0, staging_ = {};
+  RETURN_IF_ERROR(staging_.allocate(device_, 2 * half));
+  staging_half_ = half;
+  return {};
 }
 
 // The extents that are others than what the device has.

@@ -45,6 +45,11 @@ class GpuPrefillAttention {
 
  private:
   Status make_room(const KvStore& store, uint32_t n);
+  Status make_step_room(const KvStore& store, uint32_t n);
+  Status make_window_room(const KvStore& store);
+  Status make_address_room(uint32_t extents);
+  Status make_extent_room(const KvStore& store, uint32_t n);
+  Status make_staging_room();
   Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
                    const CancelLatch& cancel);
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream);

@@ -51,35 +51,39 @@ DeviceBudget GpuSelectiveAttention::budget_of(const Plan& plan, uint32_t layer) 
 
 // After a failure release() comes next.
 Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
-  uint32_t most = 1;
-  for (uint32_t l = 0; l < layers_; ++l) most = std::max(most, budget_of(plan, l).max_quads);
+  uint32_t list_quads = 1;
+  for (uint32_t l = 0; l < layers_; ++l)
+    list_quads = std::max(list_quads, budget_of(plan, l).max_quads);
   // A sample has so many in the mean: with room for eight standard deviations more none is left
   // out.
-  most = std::min(most + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(most))) + 64,
-                  extents * shape_.page.extent_quads());
-  if (n <= room_ && extents == extents_ && most <= most_) return {};
+  list_quads = std::min(
+      list_quads + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(list_quads))) + 64,
+      extents * shape_.page.extent_quads());
+  if (n <= room_ && extents == extents_ && list_quads <= list_quads_) return {};
   const uint32_t tokens = n == 1
                               ? std::max(room_, 1u)
                               : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
-  most = std::max(most_, most + most / 8);  // a budget that is a fraction grows with the text
-  room_ = extents_ = most_ = 0;
+  list_quads = std::max(
+      list_quads_, list_quads + list_quads / 8);  // a budget that is a fraction grows with the text
+  room_ = extents_ = list_quads_ = 0;
   ++generation_;
   scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, part_counts_ = {},
   states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
   forget_hot_quads();
   hot_tried_ = 0;
   const PageShape& page = shape_.page;
-  uint32_t blocks = 0, askers = 0;  // of any step of so many tokens
+  uint32_t blocks = 0, selecting = 0;  // of any step of so many tokens
   for (uint32_t i = 1; i <= tokens; ++i) {
-    const uint32_t its = query_groups(i, heads_.group());
-    blocks = std::max(blocks, its), askers = std::max(askers, its * max_selecting_tokens(i, its));
+    const uint32_t groups = query_groups(i, heads_.group());
+    blocks = std::max(blocks, groups);
+    selecting = std::max(selecting, groups * max_selecting_tokens(i, groups));
   }
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
                     of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_;
   Status s = scores_.allocate(
-      device_, std::size_t{askers} * heads_.heads * extents * page.extent_quads(), what);
+      device_, std::size_t{selecting} * heads_.heads * extents * page.extent_quads(), what);
   if (s.ok())
-    s = score_sums_.allocate(device_, std::size_t{askers} * heads_.heads * max_score_parts * 2,
+    s = score_sums_.allocate(device_, std::size_t{selecting} * heads_.heads * max_score_parts * 2,
                              what);
   if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
   if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
@@ -88,11 +92,11 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
     s = part_counts_.allocate(
         device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
   if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
-  if (s.ok()) s = lists_.allocate(device_, layers * of_heads * most, what);
+  if (s.ok()) s = lists_.allocate(device_, layers * of_heads * list_quads, what);
   if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
-  if (s.ok()) s = biases_.allocate(device_, of_heads * most, what);
+  if (s.ok()) s = biases_.allocate(device_, of_heads * list_quads, what);
   if (s.ok() && tokens > 1)
-    s = gathered_.allocate(device_, of_heads * most * quad_bytes_of(page.dim), what);
+    s = gathered_.allocate(device_, of_heads * list_quads * quad_bytes_of(page.dim), what);
   if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
   if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), what);
@@ -102,11 +106,11 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   if (s.ok()) s = mass_.allocate(device_, layers * rows, what);
   if (s.ok()) s = lse_host_.allocate(device_, layers * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
-  if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * most);
+  if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * list_quads);
   if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
   if (!s.ok()) return s;
-  room_ = tokens, extents_ = extents, most_ = most;
+  room_ = tokens, extents_ = extents, list_quads_ = list_quads;
   return {};
 }
 
@@ -148,7 +152,7 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
   const uint64_t its_work =
       std::apply([](const auto&... b) { return (b.taken() + ...); }, buffers());
   const uint64_t left = device_->left(), fork = reserve + sequence_.bytes_of_fork() + its_work,
-                 heads = shape_.kv_heads, found = layers_ * heads * most_;
+                 heads = shape_.kv_heads, found = layers_ * heads * list_quads_;
   const auto bytes = [&] { return heads * ends.back() * quad_bytes_of(shape_.page.dim); };
   const auto fits = [&](uint32_t lists) {
     const uint64_t all = Device::allocated_size(bytes()) +
@@ -163,7 +167,7 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
   Status s = hot_quads_.allocate(device_, bytes(), what);
   if (s.ok()) s = hot_entries_.allocate(device_, none.size(), what);
   if (s.ok()) s = found_.allocate(device_, found, what);
-  if (s.ok()) s = found_host_.allocate(device_, heads * most_);
+  if (s.ok()) s = found_host_.allocate(device_, heads * list_quads_);
   if (s.ok())
     s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()),
                         what);
@@ -187,7 +191,7 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
   RETURN_IF_ERROR(make_room(plan, n, sequence_.extents()));
   n_ = n;
   if (needs_staging_ = !reads; !needs_staging_) staged_pages_.release();
-  if (needs_staging_) RETURN_IF_ERROR(staged_pages_.make_room(lists() * most_));
+  if (needs_staging_) RETURN_IF_ERROR(staged_pages_.make_room(lists() * list_quads_));
   if (std::exchange(under_way_, false)) sequence_.forget_kept();
   RETURN_IF_ERROR(sequence_.begin_step(request.store, stream));
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
@@ -199,7 +203,7 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
 void GpuSelectiveAttention::release() {
   sequence_.release();
   ++generation_;
-  room_ = extents_ = most_ = 0;
+  room_ = extents_ = list_quads_ = 0;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   forget_hot_quads();
   hot_tried_ = 0;
@@ -214,7 +218,7 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
           blocks(),
           max_selecting_tokens(n_, blocks()) * heads_.group(),
           extents_,
-          most_,
+          list_quads_,
           q_.get(),
           q8_.get(),
           q_scale_.get(),
@@ -226,7 +230,7 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
           share_sums_.get(),
           thresholds_.get(),
           part_counts_.get(),
-          lists_.get() + layer * lists() * most_,
+          lists_.get() + layer * lists() * list_quads_,
           biases_.get(),
           nullptr,
           list_counts_.get() + layer * lists() * 2,
@@ -235,7 +239,7 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
           : needs_staging_ ? staged_pages_.data()
                            : nullptr,
           {n_ == 1 ? hot_room(layer) : 0, quad_bytes, hot_quads_.get() + hot * quad_bytes,
-           hot_entries_.get() + hot, found_.get() + heads * most_},
+           hot_entries_.get() + hot, found_.get() + heads * list_quads_},
           attention_parts,
           nullptr,
           nullptr};
@@ -253,11 +257,11 @@ int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, 
     error = ops_.download(stream, list_counts_host_.get() + layer * lists() * 2, a.list_counts,
                           lists() * 2 * sizeof(uint32_t));
   if (!error)
-    error = ops_.download(stream, lists_host_.get() + layer * lists() * most_, a.lists,
-                          lists() * most_ * sizeof(uint32_t));
+    error = ops_.download(stream, lists_host_.get() + layer * lists() * list_quads_, a.lists,
+                          lists() * list_quads_ * sizeof(uint32_t));
   return error || a.hot.room == 0 ? error
                                   : ops_.download(stream, found_host_.get(), a.hot.list_places,
-                                                  lists() * most_ * sizeof(uint32_t));
+                                                  lists() * list_quads_ * sizeof(uint32_t));
 }
 
 Status GpuSelectiveAttention::stage_chosen(const KvStore& store, const Plan& plan, uint32_t layer,
@@ -269,24 +273,24 @@ Status GpuSelectiveAttention::stage_chosen(const KvStore& store, const Plan& pla
   RETURN_IF_ERROR(device_->status(ops_.wait(stream), what));
   const DeviceAttention a = work(layer);
   const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
-  StagedPages::Lists its{0,
-                         0,
-                         a.blocks,
-                         most_,
-                         lists_host_.get() + layer * lists() * most_,
-                         counts,
-                         a.hot.room ? found_host_.get() : nullptr};
+  StagedPages::Lists copied{0,
+                            0,
+                            a.blocks,
+                            list_quads_,
+                            lists_host_.get() + layer * lists() * list_quads_,
+                            counts,
+                            a.hot.room ? found_host_.get() : nullptr};
   const std::size_t quad_bytes = quad_bytes_of(shape_.page.dim);
   // one is fetched while the other is on its way
   const auto all = static_cast<uint32_t>(lists()), parts = n_ == 1 ? 1u : std::min(all, 2u);
   int error = 0;
   for (uint32_t part = 0; part < parts && !error; ++part) {
-    its.first = its.end, its.end = all * (part + 1) / parts;
-    RETURN_IF_ERROR(staged_pages_.fetch(store.pages(), first_ + layer, its,
+    copied.first = copied.end, copied.end = all * (part + 1) / parts;
+    RETURN_IF_ERROR(staged_pages_.fetch(store.pages(), first_ + layer, copied,
                                         cannot_share() != Fallback::none, cancel, pool));
     // one token reads them where they are
-    for (uint32_t i = its.first; i < its.end && n_ > 1 && !error; ++i) {
-      const std::size_t at = std::size_t{i} * most_ * quad_bytes;
+    for (uint32_t i = copied.first; i < copied.end && n_ > 1 && !error; ++i) {
+      const std::size_t at = std::size_t{i} * list_quads_ * quad_bytes;
       error = ops_.upload(stream, gathered_.get() + at, staged_pages_.data() + at,
                           counts[2 * i] * quad_bytes);
     }
@@ -316,7 +320,7 @@ int GpuSelectiveAttention::enqueue_results(DeviceStream* stream) {
                           all * 2 * sizeof(uint32_t));
   return error ? error
                : ops_.download(stream, lists_host_.get(), lists_.get(),
-                               all * most_ * sizeof(uint32_t));
+                               all * list_quads_ * sizeof(uint32_t));
 }
 
 Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
@@ -330,24 +334,24 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
   std::atomic<bool> intact{true};
   std::atomic<uint64_t> touched{0};
   pool->run(static_cast<uint32_t>(all), [&](uint32_t i, uint32_t) {
-    // its layer and head
-    const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * most_;
-    uint64_t its = 0;
+    // layer and head of the list
+    const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * list_quads_;
+    uint64_t list_pages = 0;
     for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
       const uint32_t page = list[q] / shape_.page.page_quads();
       if (page == last) continue;
-      last = page, ++its;
+      last = page, ++list_pages;
       if (checks && !pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page))
         intact = false;
     }
-    touched += its * readers(i);
+    touched += list_pages * readers(i);
   });
   if (!intact) return pages.damaged();
   counts->pages_touched += touched;
   for (std::size_t i = 0; i < all; ++i) {
-    const uint32_t* its = list_counts_host_.get() + 2 * i;
-    counts->tokens_read += its[0] * readers(i) * quad_tokens,
-        counts->tokens_hot += uint64_t{its[1]} * quad_tokens;
+    const uint32_t* list_counts = list_counts_host_.get() + 2 * i;
+    counts->tokens_read += list_counts[0] * readers(i) * quad_tokens,
+        counts->tokens_hot += uint64_t{list_counts[1]} * quad_tokens;
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};

@@ -104,7 +104,7 @@ class GpuSelectiveAttention {
   KvMirror sequence_;
   uint64_t generation_ = 0;
   // tokens of the step, and what there is room for
-  uint32_t n_ = 0, room_ = 0, extents_ = 0, most_ = 0;
+  uint32_t n_ = 0, room_ = 0, extents_ = 0, list_quads_ = 0;
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_,
       states_, lse_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;

@@ -19,9 +19,9 @@ constexpr uint32_t min_spare = 32, max_spare = 64;
 // small, fewer of large ones, and so many that little is lost where the device allocates whole
 // blocks of its own.
 uint32_t extents_of_block(std::size_t extent_bytes, uint64_t large) {
-  const auto most = static_cast<uint32_t>(std::clamp<uint64_t>(large / extent_bytes, 1, 16));
-  uint32_t best = most;
-  for (uint32_t n = most; n > most / 2; --n)
+  const auto max_extents = static_cast<uint32_t>(std::clamp<uint64_t>(large / extent_bytes, 1, 16));
+  uint32_t best = max_extents;
+  for (uint32_t n = max_extents; n > max_extents / 2; --n)
     if (Device::allocated_size(n * extent_bytes) * best <
         Device::allocated_size(best * extent_bytes) * n)
       best = n;
@@ -174,10 +174,10 @@ Status KvMirror::update(const UpdateRequest& request, const Wants& wants, bool* 
   note_changes(pages);
   uint32_t shared = pages.extents();
   // Pages that cannot be pinned are staged: always, or until the sequence is longer.
-  const auto or_staged = [&](Status its) {
-    if (its.code() != Code::unsupported && its.code() != Code::no_memory) return its;
+  const auto or_staged = [&](Status s) {
+    if (s.code() != Code::unsupported && s.code() != Code::no_memory) return s;
     forget_regions();
-    refused_extents_ = its.code() == Code::no_memory ? pages.extents() : 0;
+    refused_extents_ = s.code() == Code::no_memory ? pages.extents() : 0;
     if (refused_extents_) cannot_share_ = Fallback::no_memory_to_pin;
     else if (cannot_share_ == Fallback::none) cannot_share_ = Fallback::cannot_pin;
     return Status();

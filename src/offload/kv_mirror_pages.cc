@@ -22,12 +22,13 @@ constexpr uint64_t longest_share_ns = 50'000'000;
 // is shared in one piece: whole arrays and whole pages of the system, so that pieces do not
 // overlap, and the same for all devices, which share as much at once.
 std::span<const std::byte> piece_of(std::span<const std::byte> memory, const void* array,
-                                    std::size_t array_bytes, uint64_t most) {
+                                    std::size_t array_bytes, uint64_t max_bytes) {
   constexpr std::size_t system_page = 4096;
   const std::size_t unit = std::lcm(array_bytes, system_page),
-                    size = unit * std::max<std::size_t>(1, static_cast<std::size_t>(most / unit));
+                    size =
+                        unit * std::max<std::size_t>(1, static_cast<std::size_t>(max_bytes / unit));
   const auto* const begin = memory.data();
-  if (memory.size() <= most || reinterpret_cast<uint64_t>(begin) % system_page) return memory;
+  if (memory.size() <= max_bytes || reinterpret_cast<uint64_t>(begin) % system_page) return memory;
   const auto at =
       static_cast<std::size_t>(static_cast<const std::byte*>(array) - begin) / size * size;
   return memory.subspan(at, std::min(size, memory.size() - at));
@@ -101,13 +102,13 @@ void KvMirror::note_changes(const PageStore& pages) {
 Status KvMirror::share_pages(const KvStore& store, uint32_t devices, uint32_t* extents) {
   const PageStore& pages = store.pages();
   const uint64_t all = pages.extents() * shape_.slab_bytes(),
-                 most = device_->info().registration_bytes;
+                 max_bytes = device_->info().registration_bytes;
   if (all > os::physical_memory() / 4 * 3)
     return cannot_share_ = Fallback::too_many_pages,
            Status::error(Code::unsupported, "%s", text_of(cannot_share_));
-  uint64_t allowance = all <= most  ? UINT64_MAX
-                       : has_begun_ ? std::max(most, all / share_steps) / devices + 1
-                                    : 0;
+  uint64_t allowance = all <= max_bytes ? UINT64_MAX
+                       : has_begun_     ? std::max(max_bytes, all / share_steps) / devices + 1
+                                        : 0;
   has_begun_ = true;
   const uint64_t begin = os::now_ns();
   for (uint32_t e = *extents = addressed_; e < pages.extents(); *extents = ++e) {
@@ -116,8 +117,8 @@ Status KvMirror::share_pages(const KvStore& store, uint32_t devices, uint32_t* e
     const auto share_array = [&](const void* array, std::span<const std::byte> memory,
                                  std::size_t bytes) {
       if (seen(array)) return Status();
-      return share(at.memory[1].empty() ? memory : piece_of(memory, array, bytes, most), at.keep,
-                   &allowance);
+      return share(at.memory[1].empty() ? memory : piece_of(memory, array, bytes, max_bytes),
+                   at.keep, &allowance);
     };
     RETURN_IF_ERROR(
         share_array(at.pages, at.memory[0], shape_.heads_total() * PageShape::pages_bytes()));
@@ -125,7 +126,7 @@ Status KvMirror::share_pages(const KvStore& store, uint32_t devices, uint32_t* e
     RETURN_IF_ERROR(
         share_array(at.scales, at.memory[1], shape_.heads_total() * shape_.page.scales_bytes()));
     if (!seen(at.scales)) return {};
-    if (all > most && os::now_ns() - begin > longest_share_ns) allowance = 0;
+    if (all > max_bytes && os::now_ns() - begin > longest_share_ns) allowance = 0;
   }
   return {};
 }

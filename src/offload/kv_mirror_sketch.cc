@@ -136,9 +136,9 @@ Status KvMirror::put_sketch(const UpdateRequest& request, const std::vector<uint
         c = make_block(missing[task]);
       } else {
         const uint32_t i = (task - makes) / parts, part = (task - makes) % parts,
-                       its = heads * part / parts, end = heads * (part + 1) / parts;
-        c = request.store.sketch().copy(its_extents[i], first + its, end - its,
-                                        half + i * size + its * shape_.page.sketch_bytes());
+                       begin = heads * part / parts, end = heads * (part + 1) / parts;
+        c = request.store.sketch().copy(its_extents[i], first + begin, end - begin,
+                                        half + i * size + begin * shape_.page.sketch_bytes());
       }
       if (!c.ok()) failure.note(std::move(c));
     });

@@ -67,9 +67,9 @@ Status StagedPages::fetch_part(const PageStore& pages, uint32_t layer, const Lis
                                const Part& part, Worker* w) const {
   const uint32_t head = part.list / lists.blocks, page_quads = shape_.page.page_quads(),
                  dim = shape_.page.dim;
-  const uint32_t* const quads = lists.quads + std::size_t{part.list} * lists.most;
+  const uint32_t* const quads = lists.quads + std::size_t{part.list} * lists.capacity;
   const uint32_t* const found =
-      lists.found ? lists.found + std::size_t{part.list} * lists.most : nullptr;
+      lists.found ? lists.found + std::size_t{part.list} * lists.capacity : nullptr;
   const auto for_wanted = [&](auto&& f) {
     for (uint32_t i = part.begin; i < part.end; ++i)
       if (!found || !(found[i] & hot_present)) f(i, quads[i] / page_quads);
@@ -90,7 +90,7 @@ Status StagedPages::fetch_part(const PageStore& pages, uint32_t layer, const Lis
     const std::size_t in_page = quads[i] % page_quads, half = std::size_t{quad_tokens} * dim,
                       scales = quad_tokens * sizeof(uint16_t);
     uint8_t* const to =
-        quads_.get() + (std::size_t{part.list} * lists.most + i) * quad_bytes_of(dim);
+        quads_.get() + (std::size_t{part.list} * lists.capacity + i) * quad_bytes_of(dim);
     std::memcpy(to, from.data + in_page * half, half);
     std::memcpy(to + half, from.data + page_bytes / 2 + in_page * half, half);
     std::memcpy(to + 2 * half, from.scales + in_page * quad_tokens, scales);

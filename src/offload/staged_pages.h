@@ -30,7 +30,7 @@ class StagedPages {
              ThreadPool* pool);
   // As DeviceAttention has them, of the layer: [first, end) of them.
   struct Lists {
-    uint32_t first, end, blocks, most;
+    uint32_t first, end, blocks, capacity;
     const uint32_t *quads, *counts;
     const uint32_t* found;  // null: the GPU has none
   };

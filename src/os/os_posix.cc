@@ -31,8 +31,6 @@
 
 namespace kvasir::os {
 
-std::atomic<Fault> fault{nullptr};
-
 namespace {
 
 // The most bytes per system call: macOS refuses more than INT_MAX; Linux stops at 2 GiB less a
@@ -48,17 +46,6 @@ bool within_file_limit(uint64_t size) {
 }
 
 }  // namespace
-
-File::File(File&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), lock_fd_(std::exchange(other.lock_fd_, -1)),
-      path_(std::move(other.path_)) {}
-
-File& File::operator=(File&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(lock_fd_, other.lock_fd_);
-  std::swap(path_, other.path_);
-  return *this;
-}
 
 File::~File() {
   if (fd_ >= 0) ::close(fd_);
@@ -96,11 +83,6 @@ Status File::size(uint64_t* out) const {
   if (fstat(fd_, &info) != 0) return failed("ask the size of", path_, errno);
   *out = static_cast<uint64_t>(info.st_size);
   return {};
-}
-
-Status File::read(uint64_t offset, void* data, std::size_t size) const {
-  const Piece piece{data, size};
-  return read(offset, {&piece, 1});
 }
 
 Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
@@ -247,23 +229,8 @@ Status File::close() {
   return failed("close", path_, error);
 }
 
-Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
 Mapping::~Mapping() {
   if (data_) munmap(const_cast<std::byte*>(data_), static_cast<std::size_t>(size_));
-}
-
-Status Mapping::map(const File& file, Mapping* out) {
-  uint64_t size = 0;
-  RETURN_IF_ERROR(file.size(&size));
-  return map(file, 0, size, out);
 }
 
 Status Mapping::map(const File& file, uint64_t offset, uint64_t size, Mapping* out) {

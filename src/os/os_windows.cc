@@ -13,8 +13,6 @@
 
 namespace kvasir::os {
 
-std::atomic<Fault> fault{nullptr};
-
 namespace {
 
 // The most bytes per system call, which takes 32 bits.
@@ -88,17 +86,6 @@ int transferred(const char* operation, const std::string& path, std::size_t* par
 }
 
 }  // namespace
-
-File::File(File&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)), lock_fd_(std::exchange(other.lock_fd_, -1)),
-      path_(std::move(other.path_)) {}
-
-File& File::operator=(File&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  std::swap(lock_fd_, other.lock_fd_);
-  std::swap(path_, other.path_);
-  return *this;
-}
 
 File::~File() {
   if (fd_ >= 0) CloseHandle(handle_of(fd_));
@@ -278,11 +265,6 @@ Status File::size(uint64_t* out) const {
   return {};
 }
 
-Status File::read(uint64_t offset, void* data, std::size_t size) const {
-  const Piece piece{data, size};
-  return read(offset, {&piece, 1});
-}
-
 // The system can fill several places only with whole pages past its cache.
 Status File::read(uint64_t offset, std::span<const Piece> pieces) const {
   uint64_t left = 0;
@@ -399,23 +381,8 @@ Status File::close() {
   return error == 0 || error == EINTR ? Status() : failed("close", path_, error);
 }
 
-Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(size_, other.size_);
-  return *this;
-}
-
 Mapping::~Mapping() {
   if (data_) UnmapViewOfFile(data_);
-}
-
-Status Mapping::map(const File& file, Mapping* out) {
-  uint64_t size = 0;
-  RETURN_IF_ERROR(file.size(&size));
-  return map(file, 0, size, out);
 }
 
 Status Mapping::map(const File& file, uint64_t offset, uint64_t size, Mapping* out) {

@@ -22,7 +22,7 @@ namespace {
 
 // A quad's estimated attention is that of so many tokens like its best one: between 1, a single
 // match, and 4, a uniform quad.
-constexpr float like_the_best = 2;
+constexpr float best_tokens_of_quad = 2;
 
 class BoundedSelector final : public Selector {
  public:
@@ -54,7 +54,7 @@ class BoundedSelector final : public Selector {
     if (range.end <= range.first) return;
     if (query.share && rows > 1) sum(query, scratch);
     else
-      to_shares(query, like_the_best,
+      to_shares(query, best_tokens_of_quad,
                 scratch->scores.data() + std::size_t{range.row} * range.stride + range.first,
                 range.stride, range.end - range.first);
     sample(query, range, query.share ? rows : 1, scratch, out);
@@ -64,7 +64,7 @@ class BoundedSelector final : public Selector {
   void sum(const SelectorQuery& query, SelectorScratch* scratch) const override {
     const BlockRange range = quads_of(query);
     if (range.end <= range.first) return;
-    add_shares(query, like_the_best,
+    add_shares(query, best_tokens_of_quad,
                scratch->scores.data() + std::size_t{range.row} * range.stride + range.first,
                range.stride, range.end - range.first);
   }

@@ -35,12 +35,12 @@ float filter_weight(FilterWindow window, uint32_t age) {
   return 1;
 }
 
-void tokens_to_pages(const uint32_t* tokens, uint32_t count, uint32_t first, uint32_t page_tokens,
+void tokens_to_pages(std::span<const uint32_t> tokens, uint32_t first, uint32_t page_tokens,
                      Array<PageRef>* refs, Array<uint32_t>* numbers) {
   refs->clear();
   numbers->clear();
-  for (uint32_t i = 0; i < count; ++i) {
-    const uint32_t token = first + tokens[i], page = token / page_tokens;
+  for (const uint32_t number : tokens) {
+    const uint32_t token = first + number, page = token / page_tokens;
     if (numbers->empty() || numbers->back() != page) {
       refs->push_back({nullptr, nullptr, 0});
       numbers->push_back(page);
@@ -94,55 +94,76 @@ class FilterLayersSelector final : public Selector {
   }
 
  private:
-  // Chooses for the tokens first .. first + count - 1 of the step.
-  static void choose(const FilterStep& step, uint32_t first, uint32_t count, FilterMemory* m) {
-    const uint32_t page_tokens = step.pages.shape().page.page_tokens,
-                   head_dim = step.pages.shape().page.head_dim;
-    const uint32_t pages = step.pages.pages() - step.first_page,
-                   begin = step.first_page * page_tokens;
-    const std::size_t n = std::size_t{pages} * page_tokens;  // tokens to choose from
-    const uint32_t window = step.window == FilterWindow::last ? 1 : filter_window_tokens;
-    // The positions of the queries are oldest .. newest - 1.
-    const uint64_t newest = step.first_token + first + count;
-    const bool has_recent = step.recent && step.recent->end() == step.first_token;
-    const uint64_t known = has_recent ? step.recent->begin() : step.first_token;
-    const uint64_t before = std::min<uint64_t>(window - 1, step.first_token + first - known);
-    const uint64_t oldest = step.first_token + first - before;
-    const auto queries = static_cast<uint32_t>(newest - oldest),
-               parts = static_cast<uint32_t>(ceil_div(pages, task_pages));
-    const auto budget = static_cast<uint32_t>(std::min<uint64_t>(n, step.budget_tokens));
+  // The queries that count for the tokens first to first + count - 1 of a step, and the tokens to
+  // choose from.
+  struct Pass {
+    Pass(const FilterStep& step, uint32_t first_token, uint32_t token_count)
+        : first(first_token), count(token_count),
+          window(step.window == FilterWindow::last ? 1 : filter_window_tokens),
+          page_tokens(step.pages.shape().page.page_tokens), begin(step.first_page * page_tokens),
+          pages(step.pages.pages() - step.first_page), n(std::size_t{pages} * page_tokens) {
+      const bool has_recent = step.recent && step.recent->end() == step.first_token;
+      const uint64_t known = has_recent ? step.recent->begin() : step.first_token;
+      const uint64_t position = step.first_token + first;
+      const uint64_t before = std::min<uint64_t>(window - 1, position - known);
+      oldest = position - before;
+      queries = static_cast<uint32_t>(before + count);
+    }
+    uint32_t first, count;
+    uint32_t window;  // queries that count for a token
+    uint32_t page_tokens;
+    uint32_t begin;  // position of the first token to choose from
+    uint32_t pages;
+    std::size_t n;        // tokens to choose from
+    uint64_t oldest = 0;  // position of the first query
+    uint32_t queries = 0;
+  };
 
-    m->scores.resize(std::max(m->scores.size(), queries * n));
-    step.pool->run(queries * parts, [&](uint32_t task, uint32_t) {
+  static void choose(const FilterStep& step, uint32_t first, uint32_t count, FilterMemory* m) {
+    const Pass pass(step, first, count);
+    score(step, pass, m);
+    choose_by_scores(step, pass, m);
+  }
+
+  // Computes the scores of the queries, [queries][n].
+  static void score(const FilterStep& step, const Pass& pass, FilterMemory* m) {
+    const uint32_t head_dim = step.pages.shape().page.head_dim,
+                   task_tokens = task_pages * pass.page_tokens,
+                   parts = static_cast<uint32_t>(ceil_div(pass.pages, task_pages));
+    m->scores.resize(std::max(m->scores.size(), pass.queries * pass.n));
+    step.pool->run(pass.queries * parts, [&](uint32_t task, uint32_t) {
       if (step.cancel.fired()) return;
-      const uint32_t j = task % queries, part = task / queries;
-      const uint64_t position = oldest + j,
-                     from = begin + uint64_t{part} * task_pages * page_tokens;
-      const uint64_t to = std::min<uint64_t>(begin + n, from + uint64_t{task_pages} * page_tokens);
+      const uint32_t j = task % pass.queries, part = task / pass.queries;
+      const uint64_t position = pass.oldest + j, from = pass.begin + uint64_t{part} * task_tokens;
+      const uint64_t to = std::min<uint64_t>(pass.begin + pass.n, from + task_tokens);
       const bool of_step = position >= step.first_token;
       const std::size_t i = of_step ? position - step.first_token : 0;
       const float* q =
           of_step ? step.q + i * step.heads * head_dim : step.recent->query(step.layer, position);
       const float* lse =
           of_step ? step.lse + i * step.heads : step.recent->lse(step.layer, position);
-      float* out = m->scores.data() + j * n + (from - begin);
-      best_shares(step.kernels, step.pages, step.layer, step.heads, q, lse, from, to, out);
+      float* out = m->scores.data() + j * pass.n + (from - pass.begin);
+      best_shares(step, {q, lse}, from, to, out);
       // Tokens after the query have no share.
       for (uint64_t t = std::max(from, position + 1); t < to; ++t)
         out[t - from] = -std::numeric_limits<float>::infinity();
     });
+  }
 
-    m->sums.resize(std::max(m->sums.size(), count * n));
-    m->chosen.resize(std::max(m->chosen.size(), std::size_t{count} * budget));
-    m->bytes.resize(std::max(m->bytes.size(), count * n * 4));
-    step.pool->run(count, [&](uint32_t i, uint32_t) {
+  static void choose_by_scores(const FilterStep& step, const Pass& pass, FilterMemory* m) {
+    const std::size_t n = pass.n;
+    const auto budget = static_cast<uint32_t>(std::min<uint64_t>(n, step.budget_tokens));
+    m->sums.resize(std::max(m->sums.size(), pass.count * n));
+    m->chosen.resize(std::max(m->chosen.size(), std::size_t{pass.count} * budget));
+    m->bytes.resize(std::max(m->bytes.size(), pass.count * n * 4));
+    step.pool->run(pass.count, [&](uint32_t i, uint32_t) {
       if (step.cancel.fired()) return;
-      const uint32_t own = queries - count + i;  // its index among the scored queries
+      const uint32_t own = pass.queries - pass.count + i;  // of the token, among the queries
       const float* scores = m->scores.data() + own * n;
-      if (window > 1) {
+      if (pass.window > 1) {
         float* sums = m->sums.data() + i * n;
         std::fill_n(sums, n, 0.0f);
-        for (uint32_t age = std::min(own, window - 1) + 1; age-- > 0;) {
+        for (uint32_t age = std::min(own, pass.window - 1) + 1; age-- > 0;) {
           const float weight = filter_weight(step.window, age);
           const float* of_query = m->scores.data() + (own - age) * n;
           for (std::size_t t = 0; t < n; ++t) sums[t] += weight * std::exp(of_query[t]);
@@ -150,11 +171,11 @@ class FilterLayersSelector final : public Selector {
         scores = sums;
       }
       uint32_t* chosen = m->chosen.data() + std::size_t{i} * budget;
-      Choice& choice = m->choices[first + i];
+      Choice& choice = m->choices[pass.first + i];
       choice.tokens = step.kernels.top_k(scores, static_cast<uint32_t>(n), budget, chosen,
                                          m->bytes.data() + i * n * 4);
-      tokens_to_pages(chosen, static_cast<uint32_t>(choice.tokens), begin, page_tokens,
-                      &choice.pages, &choice.numbers);
+      tokens_to_pages({chosen, static_cast<std::size_t>(choice.tokens)}, pass.begin,
+                      pass.page_tokens, &choice.pages, &choice.numbers);
     });
   }
 };

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "backend/page.h"
 #include "base/memory.h"
@@ -18,7 +19,7 @@ float filter_weight(FilterWindow window, uint32_t age);
 
 // Converts ascending token numbers to pages; the references have no address yet. first: the number
 // of token 0 of the store in `tokens`.
-void tokens_to_pages(const uint32_t* tokens, uint32_t count, uint32_t first, uint32_t page_tokens,
+void tokens_to_pages(std::span<const uint32_t> tokens, uint32_t first, uint32_t page_tokens,
                      Array<PageRef>* refs, Array<uint32_t>* numbers);
 
 }  // namespace kvasir

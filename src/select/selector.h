@@ -41,7 +41,7 @@ enum class FilterWindow : uint32_t { last = 0, exponential = 1, uniform = 2 };
 struct SelectorQuery {
   const Kernels& kernels;
   const PageStore& pages;
-  const KeySketch& sketch;  // built, where the strategy has wants_sketch
+  const KeySketch& sketch;  // built, where the strategy has needs_sketch
   uint32_t layer, kv_head;
   QueryRows rows;       // the query heads of the group; `split` is filled
   const float* near_m;  // [rows] largest score of attention to sinks and window, already computed
@@ -57,7 +57,7 @@ struct SelectorQuery {
   // Tokens selected as one, for strategies with takes_unit: a multiple of block_tokens; 0: the
   // strategy's default.
   uint32_t unit_tokens = 0;
-  // known, where the strategy has wants_representatives
+  // known, where the strategy has needs_representatives
   const Representatives* representatives = nullptr;
   // 1 - expected error, for strategies with takes_coverage, within a quarter of the budget to four
   // times it; 0: by the budget.
@@ -212,7 +212,7 @@ struct StrategyInfo {
   std::unique_ptr<const Selector> (*make)();  // null where every layer is dense
   uint32_t traits = 0;                        // a combination of the following
 
-  static constexpr uint32_t wants_sketch = 1;  // SelectorQuery::sketch
+  static constexpr uint32_t needs_sketch = 1;  // SelectorQuery::sketch
   // Layers with larger measured errors get larger budgets.
   static constexpr uint32_t spreads_budget = 2;
   static constexpr uint32_t samples = 4;      // Selection::samples
@@ -222,7 +222,7 @@ struct StrategyInfo {
   static constexpr uint32_t takes_unit = 32;  // SelectorQuery::unit_tokens
   // By observe(), after a prefill; questions are prefilled exactly.
   static constexpr uint32_t chooses_once = 64;
-  static constexpr uint32_t wants_representatives = 128;  // SelectorQuery::representatives
+  static constexpr uint32_t needs_representatives = 128;  // SelectorQuery::representatives
   static constexpr uint32_t takes_coverage = 512;         // SelectorQuery::coverage
   // scores keys of more pages than it selects, in place
   static constexpr uint32_t reads_keys = 1024;
@@ -247,7 +247,7 @@ std::string strategy_names();
 const StrategyInfo* strategy_info(std::string_view name);
 // Whether the strategy of that name has a trait. "auto" has no trait that costs time before it is
 // planned.
-bool strategy_wants(std::string_view name, uint32_t trait);
+bool strategy_needs(std::string_view name, uint32_t trait);
 
 std::unique_ptr<const Selector> make_window_selector();
 std::unique_ptr<const Selector> make_quest_selector();

@@ -21,7 +21,7 @@ constexpr StrategyInfo strategies[] = {
     // With its coverage it reads 1.8% of 128K tokens of a book for questions, between a quarter of
     // this budget and four times it (make_plan()).
     {"bounded", 0, 0.01, 512, make_bounded_selector,
-     StrategyInfo::wants_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples |
+     StrategyInfo::needs_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples |
          StrategyInfo::takes_coverage | StrategyInfo::scans | StrategyInfo::reads_blocks |
          StrategyInfo::batches_queries | StrategyInfo::on_device | StrategyInfo::compares_near},
     {"hnsw", 0, 0.02, 512, make_hnsw_selector,
@@ -37,7 +37,7 @@ constexpr StrategyInfo strategies[] = {
     // layers.
     {"filter-layers", 0, 0.067, 512, make_filter_layers_selector,
      StrategyInfo::filters | StrategyInfo::reads_blocks},
-    {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::wants_representatives},
+    {"infllm", 0, 0.05, 1024, make_infllm_selector, StrategyInfo::needs_representatives},
     {"snapkv", 0, 0.05, 1024, make_snapkv_selector, StrategyInfo::chooses_once},
 };
 
@@ -99,7 +99,7 @@ const StrategyInfo* strategy_info(std::string_view name) {
   return nullptr;
 }
 
-bool strategy_wants(std::string_view name, uint32_t trait) {
+bool strategy_needs(std::string_view name, uint32_t trait) {
   const StrategyInfo* info = strategy_info(name);
   return info && info->has(trait);
 }

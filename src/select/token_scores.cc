@@ -19,10 +19,11 @@ const QueryRows& TokenQueries::set(const float* q, uint32_t group) {
   return rows_;
 }
 
-void best_shares(const Kernels& kernels, const PageStore& pages, uint32_t layer, uint32_t heads,
-                 const float* q, const float* lse, uint64_t begin, uint64_t end, float* best) {
-  const PageShape& shape = pages.shape().page;
-  const uint32_t kv_heads = pages.shape().kv_heads, group = heads / kv_heads,
+void best_shares(const FilterStep& step, const FilterQuery& query, uint64_t begin, uint64_t end,
+                 float* best) {
+  const Kernels& kernels = step.kernels;
+  const PageShape& shape = step.pages.shape().page;
+  const uint32_t kv_heads = step.pages.shape().kv_heads, group = step.heads / kv_heads,
                  page_tokens = shape.page_tokens;
   std::fill_n(best, end - begin, -std::numeric_limits<float>::infinity());
   TokenQueries queries(kernels, shape);
@@ -31,16 +32,17 @@ void best_shares(const Kernels& kernels, const PageStore& pages, uint32_t layer,
   Array<std::byte> scratch(kernels.attend_scratch(group, shape.dim));
   PageRef refs[extent_pages];
   for (uint32_t h = 0; h < kv_heads; ++h) {
-    const QueryRows& rows = queries.set(q + std::size_t{h} * group * shape.head_dim, group);
+    const QueryRows& rows = queries.set(query.q + std::size_t{h} * group * shape.head_dim, group);
     for (uint64_t at = begin; at < end; at += stride) {
       const auto n = static_cast<uint32_t>(std::min<uint64_t>(stride, end - at)),
                  first = static_cast<uint32_t>(at / page_tokens);
-      for (uint32_t p = 0; p < n / page_tokens; ++p) refs[p] = pages.page(layer, h, first + p);
+      for (uint32_t p = 0; p < n / page_tokens; ++p)
+        refs[p] = step.pages.page(step.layer, h, first + p);
       kernels.score_tokens(rows, refs, n / page_tokens, scores.data(), stride, scratch.data());
       for (uint32_t r = 0; r < group; ++r)
         for (uint32_t t = 0; t < n; ++t)
           best[at - begin + t] =
-              std::max(best[at - begin + t], scores[r * stride + t] - lse[h * group + r]);
+              std::max(best[at - begin + t], scores[r * stride + t] - query.lse[h * group + r]);
     }
   }
 }

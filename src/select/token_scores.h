@@ -5,6 +5,7 @@
 
 #include "backend/kernels.h"
 #include "base/memory.h"
+#include "select/selector.h"
 #include "store/page_store.h"
 
 namespace kvasir {
@@ -23,10 +24,15 @@ class TokenQueries {
   Array<int8_t> q8_;
 };
 
+// One token's queries in a filter layer.
+struct FilterQuery {
+  const float* q;    // [heads][head_dim]
+  const float* lse;  // [heads]
+};
 // Writes best[0 .. end - begin) for the tokens begin .. end - 1 of the store: the largest score -
-// lse[head] over all query heads, ln of the head's share of attention. q: [heads][head_dim] of one
-// token, lse: [heads]. begin and end are multiples of a page. The pages of the layer are verified.
-void best_shares(const Kernels& kernels, const PageStore& pages, uint32_t layer, uint32_t heads,
-                 const float* q, const float* lse, uint64_t begin, uint64_t end, float* best);
+// lse[head] over all query heads, ln of the head's share of attention. begin and end are multiples
+// of a page. The pages of the layer are verified.
+void best_shares(const FilterStep& step, const FilterQuery& query, uint64_t begin, uint64_t end,
+                 float* best);
 
 }  // namespace kvasir

@@ -52,9 +52,9 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
 // question must fit the budget; an answer that does not may end early.
 Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* cancel) {
   const uint64_t now = sequence_.tokens.size() + question,
-                 most = now + std::min(answer, options_.context - now);
-  return sequence_.store.keep_within_budget(sequence_.store.check_budget(most).ok() ? most : now, 0,
-                                            0, cancel);
+                 longest = now + std::min(answer, options_.context - now);
+  return sequence_.store.keep_within_budget(
+      sequence_.store.check_budget(longest).ok() ? longest : now, 0, 0, cancel);
 }
 
 Status Session::generate(std::string_view question, const GenerateOptions& o, const TextFn& on_text,
@@ -65,6 +65,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   if (question.empty() && sequence_.tokens.empty())
     return Status::error(Code::bad_state,
                          "there is nothing to answer: the sequence and the question are empty");
+  RETURN_IF_ERROR(check_instructions());
   Array<Token> tokens;
   if (Status s = question_tokens(question, o.parse_special, o.cancel, &tokens); !s.ok()) {
     if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;

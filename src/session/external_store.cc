@@ -77,8 +77,8 @@ void write_numbers(Numbers type, const float* from, std::size_t count, void* to)
   }
 }
 
-Status out_of_range(const char* name, uint64_t is, uint64_t most) {
-  return Status::error(Code::bad_argument, "%s is %" PRIu64 ": use 1 to %" PRIu64, name, is, most);
+Status out_of_range(const char* name, uint64_t is, uint64_t max) {
+  return Status::error(Code::bad_argument, "%s is %" PRIu64 ": use 1 to %" PRIu64, name, is, max);
 }
 
 }  // namespace
@@ -138,7 +138,7 @@ Status ExternalStore::open(const BareOptions& options, std::unique_ptr<ExternalS
   BareOptions o = options;
   RETURN_IF_ERROR(resolve(&o));
   KvStore store(store_shape(o), o.full_precision ? KvStore::keep_all : o.window);
-  if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives))
+  if (!strategy_needs(o.select.strategy, StrategyInfo::needs_representatives))
     store.drop_representatives();
   RETURN_IF_ERROR(store.set_budget(o.memory, 0));
   std::unique_ptr<ExternalStore> cache(new ExternalStore(o, std::move(store)));
@@ -190,7 +190,7 @@ void ExternalStore::commit() {
 
 // Builds the sketch of the keys if the plan needs one and there is no current one.
 Status ExternalStore::prepare_sketch(const Plan& plan, const Cancel* cancel) {
-  if (!plan.strategy->has(StrategyInfo::wants_sketch) || store_.pages().pages() < 2 ||
+  if (!plan.strategy->has(StrategyInfo::needs_sketch) || store_.pages().pages() < 2 ||
       store_.sketch().is_current())
     return {};
   // without query moments: later queries are unknown
@@ -225,11 +225,11 @@ Status ExternalStore::begin_step(uint32_t tokens) {
                          tokens, held, options_.max_tokens);
   RETURN_IF_ERROR(store_.check_budget(held + tokens, 0, tokens));
   // null: auto, which needs no representatives
-  const StrategyInfo* asked = strategy_info(options_.select.strategy);
-  if (tokens == 1 && asked && asked->has(StrategyInfo::wants_representatives) &&
+  const StrategyInfo* strategy = strategy_info(options_.select.strategy);
+  if (tokens == 1 && strategy && strategy->has(StrategyInfo::needs_representatives) &&
       store_.pages_after(held) >= 2 && !store_.representatives().known())
     return Status::error(Code::bad_state, "%s selects by queries: pass q in every update",
-                         asked->name.data());
+                         strategy->name.data());
   if (complete()) commit();
   plan_step(tokens);
   RETURN_IF_ERROR(store_.prepare(tokens, KvStore::Overlap::nothing, pool_.get()));
@@ -255,10 +255,10 @@ Status ExternalStore::update(uint32_t layer, Numbers type, const void* k, const 
     return Status::error(Code::bad_state,
                          "layer %u already has its update: the step has %u of %u layers", layer,
                          updated_, s.layers);
-  const StrategyInfo* asked = strategy_info(options_.select.strategy);
-  if (!q && asked && asked->has(StrategyInfo::wants_representatives))
+  const StrategyInfo* strategy = strategy_info(options_.select.strategy);
+  if (!q && strategy && strategy->has(StrategyInfo::needs_representatives))
     return Status::error(Code::bad_argument, "q is NULL: %s needs the queries of every update",
-                         asked->name.data());
+                         strategy->name.data());
   const std::size_t count = std::size_t{tokens} * s.kv_width();
   RETURN_IF_ERROR(read_numbers("k", type, k, count, pool_.get(), &k_));
   RETURN_IF_ERROR(read_numbers("v", type, v, count, pool_.get(), &v_));

@@ -32,12 +32,12 @@ Status load_queries(const CacheFile& file, SectionKind kind, uint64_t head, uint
   const CacheFile::Section* section = file.find(kind);
   if (!section || section->bytes == 0) return {};
   const uint64_t token = out->token_floats() * sizeof(float), bytes = section->bytes - head;
-  const uint64_t most = std::min<uint64_t>(RecentQueries::capacity, tokens);
-  if (bytes % token || bytes / token > most)
+  const uint64_t max_queries = std::min<uint64_t>(RecentQueries::capacity, tokens);
+  if (bytes % token || bytes / token > max_queries)
     return Status::error(Code::corrupt,
                          "%s: section '%s' has %" PRIu64 " bytes, not a multiple for up to %" PRIu64
                          " queries; nothing was loaded",
-                         file.path().c_str(), format::name_of(kind), section->bytes, most);
+                         file.path().c_str(), format::name_of(kind), section->bytes, max_queries);
   RETURN_IF_ERROR(expect(file, kind, section->bytes, &section));
   out->restore(static_cast<uint32_t>(bytes / token), tokens);
   return copy_floats(file, *section, head, out->saved_rows(), out->width(), pool, cancel,

@@ -12,7 +12,7 @@ namespace kvasir {
 
 // Version of sparse prefill in prefill_key(). It increases when sparse prefill computes another KV
 // cache, so that documents of another version do not match.
-constexpr uint32_t sparse_way = 2;
+constexpr uint32_t sparse_version = 2;
 
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                                 Array<Token>* out, Array<uint32_t>* lengths) const {
@@ -78,6 +78,22 @@ bool Session::is_within_opening() const {
          end;
 }
 
+// Refuses text after a part of the instructions, which a rewind or the load of a prefix may leave.
+Status Session::check_instructions() const {
+  if (!sequence_.has_marks() || instructions().empty()) return {};
+  const ChatMarks& marks = chat_marks(sequence_.chat);
+  const bool has_document =
+      sequence_.turn == Turn::document || sequence_.document_turn == Turn::document;
+  const std::string_view close =
+      has_document ? marks.instructions_close : marks.instructions_question();
+  const uint64_t end = sequence_.tokens.size(),
+                 bytes = marks.document_open.size() + instructions().size() + close.size();
+  if (sequence_.spelling.token_at(model_->tokenizer(), sequence_.tokens, end, bytes - 1) < end)
+    return {};
+  return Status::error(Code::bad_state,
+                       "the sequence ends within the instructions: rewind it to 0 tokens first");
+}
+
 // Updates turn, spelling and statistics by the prefilled tokens, also if a callback ends its
 // thread.
 class Session::Counting {
@@ -134,6 +150,7 @@ Status Session::prefill(std::string_view text, bool parse_special, const Cancel*
     return Status::error(
         Code::bad_state,
         "a conversation has begun: prefill the document before the first question");
+  RETURN_IF_ERROR(check_instructions());
   const bool first = sequence_.turn == Turn::empty;
   Array<Token> tokens;
   Array<uint32_t> lengths;  // [tokens] bytes of marks and text that each spells
@@ -314,7 +331,7 @@ uint64_t Session::prefill_key(bool sparsely) const {
   add(uint32_t{options_.full_precision});
   if (model_->has_long_ropes(options_.context)) facts += "longrope";
   if (sparsely) {
-    add(sparse_way);
+    add(sparse_version);
     facts += options_.read.strategy;
     add(options_.read.budget_fraction);
     add(options_.read.exact_tokens);

@@ -23,11 +23,11 @@ constexpr uint64_t index_context = 2048;
 
 Status Session::build_sketch(const Cancel* cancel) {
   const ModelConfig& c = model_->config();
-  const auto asked = [&](uint32_t layer, uint32_t head, double* moment) {
+  const auto add_moment = [&](uint32_t layer, uint32_t head, double* moment) {
     sequence_.queries.add_moment(cpu_kernels(), layer, head, c.kv_heads,
                                  sequence_.store.shape().page.dim, moment);
   };
-  return sequence_.store.build_sketch(asked, cpu_kernels(), pool_.get(), cancel);
+  return sequence_.store.build_sketch(add_moment, cpu_kernels(), pool_.get(), cancel);
 }
 
 // Called at the end of a document, when the sequence has every token. After a cancel the next use
@@ -58,10 +58,10 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
     return {};
   const Plan plan = make_plan(options_.select, sequence_.store.sealed_tokens(),
                               model_->config().layers, sequence_.layer_errors);
-  if (plan.strategy->has(StrategyInfo::wants_representatives) &&
+  if (plan.strategy->has(StrategyInfo::needs_representatives) &&
       !sequence_.store.representatives().known())
     return prefill_again(cancel, progress);
-  if (has_sketch || !plan.strategy->has(StrategyInfo::wants_sketch)) return {};
+  if (has_sketch || !plan.strategy->has(StrategyInfo::needs_sketch)) return {};
   log(2, "building the sketch of the keys");
   RETURN_IF_ERROR(build_sketch(cancel));
   if (progress) (void)progress->update(1, 1);
@@ -226,7 +226,7 @@ Status Session::make_index(const IndexRequest& request, std::shared_ptr<TokenInd
 }
 
 // The first half of a passage becomes the question, the second half the answer.
-Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) const {
+Status Session::question_passages(uint32_t count, std::vector<Array<Token>>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
   const ChatMarks& marks = chat_marks(sequence_.chat);
   Array<Token> open, close;
@@ -254,9 +254,9 @@ Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) c
 Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* cancel,
                                 Progress* progress, IndexQueries* out) {
   if (count == 0) return {};
-  const auto most = static_cast<uint32_t>(std::min<uint64_t>(count, sequence_.tokens.size() / 2));
+  const auto tokens = static_cast<uint32_t>(std::min<uint64_t>(count, sequence_.tokens.size() / 2));
   std::vector<Array<Token>> pieces;
-  RETURN_IF_ERROR(asked_passages(most, &pieces));
+  RETURN_IF_ERROR(question_passages(tokens, &pieces));
   const auto size = static_cast<uint32_t>(pieces[0].size()),
              n = size * static_cast<uint32_t>(pieces.size());
   *out = IndexQueries(sequence_.store.shape(), model_->config().heads, n);

@@ -66,8 +66,8 @@ std::size_t place_of_largest(std::span<const float> x) {
     for (std::size_t i = at; i < at + piece; i += lanes)
       for (std::size_t lane = 0; lane < lanes; ++lane)
         largest[lane] = x[i + lane] > largest[lane] ? x[i + lane] : largest[lane];
-    if (const float its = *std::max_element(largest, largest + lanes); its > best)
-      best = its, best_piece = at;
+    if (const float score = *std::max_element(largest, largest + lanes); score > best)
+      best = score, best_piece = at;
   }
   const auto place = [&](std::size_t begin, std::size_t end) {
     return std::max_element(x.begin() + static_cast<std::ptrdiff_t>(begin),

@@ -20,27 +20,28 @@ namespace {
 
 std::array<uint8_t, state_bytes> encode(const SavedSequence& s) {
   std::array<uint8_t, state_bytes> out{};
-  store32(out.data() + state_turn, s.turn);
-  store32(out.data() + state_full_precision, s.full_precision | (s.long_rope ? long_rope_flag : 0));
-  store32(out.data() + state_window_tokens, s.window_tokens);
-  store32(out.data() + state_window_count, s.window_count);
-  store32(out.data() + state_pages, s.pages);
-  store32(out.data() + state_page_tokens, s.page_tokens);
-  store64(out.data() + state_tokens, s.tokens);
-  store64(out.data() + state_document_tokens, s.document_tokens);
-  store32(out.data() + state_document_turn, s.document_turn);
-  store32(out.data() + state_probed_pages, s.probed_pages);
+  store32(out.data() + state_at("turn"), s.turn);
+  store32(out.data() + state_at("full precision"),
+          s.full_precision | (s.long_rope ? long_rope_flag : 0));
+  store32(out.data() + state_at("window tokens"), s.window_tokens);
+  store32(out.data() + state_at("window count"), s.window_count);
+  store32(out.data() + state_at("pages"), s.pages);
+  store32(out.data() + state_at("page tokens"), s.page_tokens);
+  store64(out.data() + state_at("tokens"), s.tokens);
+  store64(out.data() + state_at("document tokens"), s.document_tokens);
+  store32(out.data() + state_at("document turn"), s.document_turn);
+  store32(out.data() + state_at("probed pages"), s.probed_pages);
   return out;
 }
 
 SavedSequence decode(const std::byte* section) {
   const auto* at = reinterpret_cast<const uint8_t*>(section);
-  const uint32_t flags = load32(at + state_full_precision);
-  return {load32(at + state_turn),          flags & ~long_rope_flag,
-          load32(at + state_window_tokens), load32(at + state_window_count),
-          load32(at + state_pages),         load32(at + state_page_tokens),
-          load64(at + state_tokens),        load64(at + state_document_tokens),
-          load32(at + state_document_turn), load32(at + state_probed_pages),
+  const uint32_t flags = load32(at + state_at("full precision"));
+  return {load32(at + state_at("turn")),          flags & ~long_rope_flag,
+          load32(at + state_at("window tokens")), load32(at + state_at("window count")),
+          load32(at + state_at("pages")),         load32(at + state_at("page tokens")),
+          load64(at + state_at("tokens")),        load64(at + state_at("document tokens")),
+          load32(at + state_at("document turn")), load32(at + state_at("probed pages")),
           (flags & long_rope_flag) != 0};
 }
 

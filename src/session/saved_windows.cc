@@ -17,12 +17,12 @@ SavedWindows SavedWindows::of(const KvStore& windows) {
 
 std::array<uint8_t, windows_bytes> SavedWindows::encode() const {
   std::array<uint8_t, windows_bytes> out{};
-  store32(out.data() + windows_rows_count, rows);
-  store32(out.data() + windows_page_count, pages);
-  store64(out.data() + windows_mark, mark);
+  store32(out.data() + windows_at("rows"), rows);
+  store32(out.data() + windows_at("pages"), pages);
+  store64(out.data() + windows_at("mark"), mark);
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    store32(out.data() + windows_runs + 8 * i, runs[i].begin);
-    store32(out.data() + windows_runs + 8 * i + 4, runs[i].end);
+    store32(out.data() + windows_at("first extent at the mark") + 8 * i, runs[i].begin);
+    store32(out.data() + windows_at("first extent at the mark") + 8 * i + 4, runs[i].end);
   }
   return out;
 }
@@ -30,11 +30,12 @@ std::array<uint8_t, windows_bytes> SavedWindows::encode() const {
 static SavedWindows decode(const std::byte* section) {
   const auto* at = reinterpret_cast<const uint8_t*>(section);
   const auto run = [&](uint64_t i) {
-    return ExtentRun{load32(at + windows_runs + 8 * i), load32(at + windows_runs + 8 * i + 4)};
+    return ExtentRun{load32(at + windows_at("first extent at the mark") + 8 * i),
+                     load32(at + windows_at("first extent at the mark") + 8 * i + 4)};
   };
-  return {load32(at + windows_rows_count),
-          load32(at + windows_page_count),
-          load64(at + windows_mark),
+  return {load32(at + windows_at("rows")),
+          load32(at + windows_at("pages")),
+          load64(at + windows_at("mark")),
           {run(0), run(1)}};
 }
 

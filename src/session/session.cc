@@ -72,7 +72,7 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   SessionOptions o = options;
   RETURN_IF_ERROR(resolve(*model, &o));
   KvStore store(model->store_shape(), o.full_precision ? KvStore::keep_all : o.window);
-  if (!strategy_wants(o.select.strategy, StrategyInfo::wants_representatives))
+  if (!strategy_needs(o.select.strategy, StrategyInfo::needs_representatives))
     store.drop_representatives();
   RETURN_IF_ERROR(store.set_budget(o.memory, 0));
   std::optional<KvStore> windows = make_windows(*model, store.window_tokens());

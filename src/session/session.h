@@ -166,7 +166,7 @@ class Session {
   // Makes the passages from whose queries an index is built, evenly spread over the sequence. Each
   // is a question and the beginning of its answer, with marks. There is at least one. All have the
   // same size, and together at most `count` tokens. The sequence must have at least 32 tokens.
-  Status asked_passages(uint32_t count, std::vector<Array<Token>>* out) const;
+  Status question_passages(uint32_t count, std::vector<Array<Token>>* out) const;
 
   std::span<const Token> tokens() const { return sequence_.tokens; }
   const Model& model() const { return *model_; }
@@ -233,6 +233,7 @@ class Session {
   std::size_t opening_bytes() const;
   uint64_t opening_tokens() const;
   bool is_within_opening() const;
+  Status check_instructions() const;
   bool spells_document() const;
 
   // ---- sketch, representatives, index and single selection of a strategy (prepare.cc) ----------

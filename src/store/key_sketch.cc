@@ -58,15 +58,45 @@ void factor(Square& a, uint32_t n) {
 
 // Scratch memory for finding the bases of a head, per thread.
 struct Workspace {
-  Workspace(uint32_t n, uint32_t m)
+  Workspace(uint32_t n, uint32_t m, uint32_t page_tokens)
       : keys(std::size_t{n} * n), queries(keys.size()), scaled(keys.size()), l(keys.size()),
         product(keys.size()), moment(keys.size()), base(std::size_t{n} * m),
-        directions(std::size_t{n} * m), below(m), variances(m) {}
+        directions(std::size_t{n} * m), below(m), variances(m),
+        rows(std::size_t{summed_tokens} * n), values(std::size_t{page_tokens} * n) {}
   Square keys, queries;                           // second moments, [n][n]; `queries` then holds L
   std::vector<float> scaled, l, product, moment;  // [n][n]
   std::vector<float> base, directions;            // [n][m]
   std::vector<double> below, variances;           // [m]
+  Array<float> rows, values;  // [summed_tokens][n] keys; [page_tokens][n] values of a page
 };
+
+// Computes the second moment of a head's keys from a sample of its pages, and verifies all pages.
+// at: layer * kv_heads + head. Returns false if a page of a mapped file is damaged.
+bool add_keys(const PageStore& pages, uint32_t at, const Kernels& kernels,
+              const CancelLatch& cancel, Workspace* w) {
+  const StoreShape& shape = pages.shape();
+  const uint32_t layer = at / shape.kv_heads, head = at % shape.kv_heads, dim = shape.page.dim,
+                 page_tokens = shape.page.page_tokens, count = pages.pages();
+  const auto stride =
+      static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
+  std::fill(w->keys.begin(), w->keys.end(), 0.0);
+  uint32_t rows = 0;
+  for (uint32_t p = 0; p < count; ++p) {
+    if (cancel.fired()) return true;
+    if (!pages.intact_page(layer, head, p)) return false;
+    // The keys of the sinks are outliers that are never selected.
+    if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
+    const PageRef ref = pages.page(layer, head, p);
+    kernels.unseal_page(shape.page, ref.data, ref.scales, w->rows.data() + std::size_t{rows} * dim,
+                        w->values.data());
+    rows += page_tokens;
+    if (rows < summed_tokens) continue;
+    add_moment(kernels, w->rows.data(), std::exchange(rows, 0), dim, w->product.data(),
+               w->keys.data());
+  }
+  add_moment(kernels, w->rows.data(), rows, dim, w->product.data(), w->keys.data());
+  return true;
+}
 
 // A and B of one head, [n][m], from the second moments of its keys and queries; see key_sketch.h.
 void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, float* key_basis,
@@ -152,43 +182,16 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   extents.reserve(pages.extents());
   while (extents.size() < pages.extents()) extents.push_back(new_extent());
 
-  const uint32_t page_tokens = shape_.page.page_tokens;
-  const auto stride =
-      static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
-  struct Scratch {
-    Workspace work;
-    Array<float> rows, values;  // [summed_tokens][dim]; then of a page
-  };
-  std::vector<std::unique_ptr<Scratch>> scratch(pool->threads());
-  for (std::unique_ptr<Scratch>& s : scratch)
-    s = std::make_unique<Scratch>(Scratch{Workspace(dim, n),
-                                          Array<float>(std::size_t{summed_tokens} * dim),
-                                          Array<float>(std::size_t{page_tokens} * dim)});
+  std::vector<std::unique_ptr<Workspace>> scratch(pool->threads());
+  for (std::unique_ptr<Workspace>& w : scratch)
+    w = std::make_unique<Workspace>(dim, n, shape_.page.page_tokens);
   const CancelLatch latch(cancel);
   std::atomic<bool> intact{true};
   pool->run(heads, [&](uint32_t at, uint32_t worker) {
     const uint32_t layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
-    Scratch& s = *scratch[worker];
-    Workspace& w = s.work;
-    std::fill(w.keys.begin(), w.keys.end(), 0.0);
-    uint32_t rows = 0;
-    for (uint32_t p = 0; p < count; ++p) {
-      if (latch.fired()) return;
-      if (!pages.intact_page(layer, head, p)) {
-        intact = false;
-        return;
-      }
-      // The keys of the sinks are outliers that are never selected.
-      if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
-      const PageRef ref = pages.page(layer, head, p);
-      kernels.unseal_page(shape_.page, ref.data, ref.scales,
-                          s.rows.data() + std::size_t{rows} * dim, s.values.data());
-      rows += page_tokens;
-      if (rows < summed_tokens) continue;
-      add_moment(kernels, s.rows.data(), std::exchange(rows, 0), dim, w.product.data(),
-                 w.keys.data());
-    }
-    add_moment(kernels, s.rows.data(), rows, dim, w.product.data(), w.keys.data());
+    Workspace& w = *scratch[worker];
+    if (!add_keys(pages, at, kernels, latch, &w)) intact = false;
+    if (!intact || latch.fired()) return;
     std::fill(w.queries.begin(), w.queries.end(), 0.0);
     if (queries) queries(layer, head, w.queries.data());
     find_bases(kernels, &w, dim, n, bases->floats.get() + at * basis_floats(),

@@ -328,9 +328,9 @@ void KvStore::observe(uint32_t layer, uint32_t head, uint32_t n, const float* q,
   const float* centre =
       centre_.empty() ? nullptr
                       : centre_.data() + (std::size_t{layer} * kv_heads + head) * shape().page.dim;
-  representatives_.observe(layer, head, window_row(layer, head, 0, 0), window_count_, n,
-                           q + std::size_t{head} * group * head_dim, group,
-                           std::size_t{heads} * head_dim, centre);
+  representatives_.observe(
+      layer, head, {window_row(layer, head, 0, 0), window_count_, centre}, n,
+      {q + std::size_t{head} * group * head_dim, group, std::size_t{heads} * head_dim});
 }
 
 void KvStore::pop() {

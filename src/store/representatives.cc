@@ -85,36 +85,43 @@ Status Representatives::prepare(uint32_t n, uint32_t pages, const PageStore& sto
   return {};
 }
 
-void Representatives::observe(uint32_t layer, uint32_t head, const float* k, uint32_t before,
-                              uint32_t n, const float* q, uint32_t group, std::size_t width,
-                              const float* centre) {
+// Prefix sums of the queries: sums [n + 1][dim], of the tokens before each.
+static void sum_queries(const Representatives::Queries& queries, uint32_t n, const PageShape& shape,
+                        double* sums) {
+  std::fill_n(sums, shape.dim, 0.0);
+  for (uint32_t j = 0; j < n; ++j) {
+    const double* sum = sums + std::size_t{j} * shape.dim;
+    double* next = sums + (std::size_t{j} + 1) * shape.dim;
+    for (uint32_t d = 0; d < shape.head_dim; ++d) {
+      float all = 0;
+      for (uint32_t r = 0; r < queries.group; ++r)
+        all += queries.q[j * queries.width + r * shape.head_dim + d];
+      next[d] = sum[d] + static_cast<double>(all);
+    }
+  }
+}
+
+void Representatives::observe(uint32_t layer, uint32_t head, const Keys& keys, uint32_t n,
+                              const Queries& queries) {
   if (!known_) return;
   const uint32_t dim = shape_.page.dim, head_dim = shape_.page.head_dim,
-                 heads = shape_.heads_total();
+                 heads = shape_.heads_total(), before = keys.before;
   const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
   const uint32_t place = overlap_ == Overlap::lists   ? static_cast<uint32_t>(at)
                          : overlap_ == Overlap::heads ? head
                                                       : 0;
   double* const sums = sums_.floats.get() + place * (std::size_t{n} + 1) * dim;
-  std::fill_n(sums, dim, 0.0);
-  for (uint32_t j = 0; j < n; ++j) {
-    const double* sum = sums + std::size_t{j} * dim;
-    double* next = sums + (std::size_t{j} + 1) * dim;
-    for (uint32_t d = 0; d < head_dim; ++d) {
-      float all = 0;
-      for (uint32_t r = 0; r < group; ++r) all += q[j * width + r * head_dim + d];
-      next[d] = sum[d] + static_cast<double>(all);
-    }
-  }
+  sum_queries(queries, n, shape_.page, sums);
   for (uint32_t row = before - std::min(before, local_); row + 1 < before + n; ++row) {
     // Tokens of the step that score this one.
     const uint32_t first = row + 1 > before ? row + 1 - before : 0;
     const uint32_t end = std::min(n, row + 1 + local_ - before);
     const double *from = sums + std::size_t{first} * dim, *to = sums + std::size_t{end} * dim;
-    const float* key = k + std::size_t{row} * dim;
+    const float* key = keys.k + std::size_t{row} * dim;
     double score = 0;
     for (uint32_t d = 0; d < head_dim; ++d)
-      score += (to[d] - from[d]) * static_cast<double>(key[d] + (centre ? centre[d] : 0.0f));
+      score +=
+          (to[d] - from[d]) * static_cast<double>(key[d] + (keys.centre ? keys.centre[d] : 0.0f));
     score = std::clamp(score / local_, -largest_score, largest_score);
     added_[(std::size_t{row} + local_ - before) * heads + at] = static_cast<float>(score);
   }

@@ -63,11 +63,21 @@ class Representatives {
   enum class Overlap { nothing, heads, lists };
   Status prepare(uint32_t n, uint32_t pages, const PageStore& store,
                  Overlap overlap = Overlap::nothing);
-  // For one layer and KV head. k: [before + n][dim] keys of the window with those of the step;
-  // centre: [dim] subtracted from them, or null. q: queries of the step, `group` rows of head_dim
-  // one after another, those of the next token `width` floats later.
-  void observe(uint32_t layer, uint32_t head, const float* k, uint32_t before, uint32_t n,
-               const float* q, uint32_t group, std::size_t width, const float* centre);
+  // The keys of the window with those of a step, of one layer and KV head.
+  struct Keys {
+    const float* k;       // [before + tokens of the step][dim]
+    uint32_t before;      // tokens of the window
+    const float* centre;  // [dim] subtracted from the keys, or null
+  };
+  // The queries of a step: `group` rows of head_dim one after another, those of the next token
+  // `width` floats later.
+  struct Queries {
+    const float* q;
+    uint32_t group;
+    std::size_t width;
+  };
+  // For one layer and KV head in a step of n tokens.
+  void observe(uint32_t layer, uint32_t head, const Keys& keys, uint32_t n, const Queries& queries);
   // Before commit(kept), in a step of n tokens: keeps only the first `kept`. Takes the contribution
   // of the others off, as rewind() does.
   void keep_first(uint32_t kept, uint32_t n);

@@ -16,15 +16,6 @@ namespace {
 
 constexpr const char* text = "The code of the north gate is 17.";
 
-Model open_with(const char* chat_format) {
-  kv_model_options options;
-  kv_init(&options, sizeof options);
-  options.chat_format = chat_format;
-  kv_model* model = nullptr;
-  REQUIRE_OK(kv_open(tiny_path, &options, nullptr, &model, error));
-  return Model(model);
-}
-
 std::string format_of(kv_session* session) { return stats_of(session).chat_format; }
 
 // The tokens of the sequence with a question's turn behind it, which is left before the answer.
@@ -118,7 +109,7 @@ TEST_CASE(
     "questions to a saved document get the turns that its file was read in, whatever the model's "
     "are") {
   const TempFolder folder;
-  const Model llama = open_with("llama3"), plain = open_with(nullptr);
+  const Model llama = open_tiny_model("llama3"), plain = open_tiny_model(nullptr);
   const Session reader = open_session(llama.get());
   read_text(reader.get(), text);
   const std::string path = folder.file("a.kv"), again = folder.file("b.kv");
@@ -148,7 +139,7 @@ TEST_CASE(
     "a document that is saved in one chat format is refused where the model was opened with "
     "another") {
   const TempFolder folder;
-  const Model llama = open_with("llama3"), chatml = open_with("chatml");
+  const Model llama = open_tiny_model("llama3"), chatml = open_tiny_model("chatml");
   const std::string path = saved(llama.get(), folder);
   for (const uint64_t tokens : {0u, 5u}) {
     kv_error error{};
@@ -163,7 +154,8 @@ TEST_CASE(
 
 TEST_CASE("a sequence into which no format has put anything is loaded with any") {
   const TempFolder folder;
-  const Model raw = open_with("raw"), chatml = open_with("chatml"), llama = open_with("llama3");
+  const Model raw = open_tiny_model("raw"), chatml = open_tiny_model("chatml"),
+              llama = open_tiny_model("llama3");
   const Session reader = open_session(raw.get());
   read_tokens(reader.get(), some_tokens(20));
   const std::string path = folder.file("a.kv");
@@ -183,7 +175,7 @@ TEST_CASE("a sequence into which no format has put anything is loaded with any")
 
 TEST_CASE("a sequence that went back to nothing begins again in the model's chat format") {
   const TempFolder folder;
-  const Model llama = open_with("llama3");
+  const Model llama = open_tiny_model("llama3");
   const Session loaded = load(tiny_model(), saved(llama.get(), folder));
   REQUIRE_OK(kv_session_rewind(loaded.get(), 0, error));
   CHECK(format_of(loaded.get()) == "chatml");
@@ -200,7 +192,7 @@ TEST_CASE(
   REQUIRE_OK(kv_file_verify(older.c_str(), nullptr, error));
   CHECK(inspected(older).chat_format[0] == '\0');
   CHECK(format_of(load(tiny_model(), older).get()) == "chatml");
-  const Model llama = open_with("llama3");
+  const Model llama = open_tiny_model("llama3");
   CHECK(format_of(load(llama.get(), older).get()) == "llama3");
 }
 
@@ -252,21 +244,27 @@ TEST_CASE("a library does not take a document for another chat format's that has
   kv_library* opened = nullptr;
   REQUIRE_OK(kv_library_open(folder.file("lib").c_str(), nullptr, &opened, error));
   const std::unique_ptr<kv_library, void (*)(kv_library*)> library(opened, kv_library_close);
-  const auto found = [&](kv_model* model) {
-    kv_library_result result{};
-    result.struct_size = sizeof result;
+  const auto found = [&](kv_model* model, const std::string& read, const char* name) {
+    kv_library_session_options options;
+    kv_init(&options, sizeof options);
+    options.name = name;
+    kv_library_result result;
+    kv_init(&result, sizeof result);
     kv_session* session = nullptr;
-    REQUIRE_OK(kv_library_session(library.get(), model, text, std::strlen(text), nullptr, nullptr,
+    REQUIRE_OK(kv_library_session(library.get(), model, read.data(), read.size(), &options, nullptr,
                                   &session, &result, error));
     kv_session_close(session);
     CHECK(result.save_status == KV_OK);
     return result.tokens_found;
   };
-  const Model one = open_with("mistral"), other = open_with("mistral-v3");
-  CHECK(found(one.get()) == 0);
-  CHECK(found(other.get()) == 0);
-  CHECK(found(one.get()) > 0);  // neither took the other's place
-  CHECK(found(other.get()) > 0);
+  const Model one = open_tiny_model("mistral"), other = open_tiny_model("mistral-v3");
+  const std::pair<const char*, std::string> names[] = {{nullptr, text}, {"book", "A book."}};
+  for (const auto& [name, read] : names) {
+    CHECK(found(one.get(), read, name) == 0);
+    CHECK(found(other.get(), read, name) == 0);
+    CHECK(found(one.get(), read, name) > 0);  // neither took the other's place
+    CHECK(found(other.get(), read, name) > 0);
+  }
 }
 
 TEST_CASE("a document that another engine has read is saved in the model's chat format") {
@@ -291,7 +289,7 @@ TEST_CASE("a document that another engine has read is saved in the model's chat 
   kv_control how;
   kv_init(&how, sizeof how);
   how.flags = KV_CACHE_UNCHECKED | KV_TOKENIZE_DOCUMENT;
-  const Model llama = open_with("llama3");
+  const Model llama = open_tiny_model("llama3");
   kv_session* session = nullptr;
   REQUIRE_OK(kv_session_from_cache(llama.get(), cache.get(), tokens.data(), tokens.size(), nullptr,
                                    &how, &session, error));

@@ -30,12 +30,13 @@ class Saved {
     uint64_t offset, size;
   };
   Place section(SectionKind kind) const {
-    const uint64_t count = samples::get(bytes_, kvasir::format::place_section_count, 4);
+    const uint64_t count = samples::get(bytes_, kvasir::format::header_at("section count"), 4);
     for (uint64_t i = 0; i < count; ++i) {
-      const uint64_t entry = kvasir::format::place_sections + i * kvasir::format::entry_bytes;
+      const uint64_t entry =
+          kvasir::format::header_at("sections") + i * kvasir::format::entry_bytes;
       if (samples::get(bytes_, entry, 4) == static_cast<uint32_t>(kind))
-        return {samples::get(bytes_, entry + kvasir::format::entry_offset, 8),
-                samples::get(bytes_, entry + kvasir::format::entry_size, 8)};
+        return {samples::get(bytes_, entry + kvasir::format::entry_at("offset"), 8),
+                samples::get(bytes_, entry + kvasir::format::entry_at("size"), 8)};
     }
     FAIL("no such section");
     return {};
@@ -246,7 +247,8 @@ TEST_CASE("stale files and damaged ones have different codes") {
 
   const std::vector<uint8_t> good = read_file(path);
   std::vector<uint8_t> newer = good;
-  newer.at(kvasir::format::place_version) = newer.at(kvasir::format::place_minimum_reader) = 9;
+  newer.at(kvasir::format::header_at("version")) =
+      newer.at(kvasir::format::header_at("minimum reader")) = 9;
   samples::repair_header(newer);
   write_file(path, newer);
   s = try_load(path, 0, nullptr, &error);

@@ -11,6 +11,15 @@ Model open_model(const char* path) {
   return Model(model);
 }
 
+Model open_tiny_model(const char* chat_format) {
+  kv_model_options options;
+  kv_init(&options, sizeof options);
+  options.chat_format = chat_format;
+  kv_model* model = nullptr;
+  REQUIRE_OK(kv_open(tiny_path, &options, nullptr, &model, error));
+  return Model(model);
+}
+
 kv_model* tiny_model() {
   static const Model model = open_model(tiny_path);
   return model.get();

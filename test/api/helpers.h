@@ -37,6 +37,7 @@ inline const char* const mini_path = EXAMPLES "/mini-reader-q8_0.gguf";
 inline const char* const same_shape_path = FIXTURES "/models/llama-f32.gguf";
 
 Model open_model(const char* path);
+Model open_tiny_model(const char* chat_format);
 kv_model* tiny_model();  // opened once
 kv_model* mini_model();
 

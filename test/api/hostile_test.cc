@@ -20,11 +20,13 @@ struct File {
 
   // Where a section begins; its size into *size.
   uint64_t section(SectionKind kind, uint64_t* size = nullptr) const {
-    for (uint64_t i = 0; i < samples::get(bytes, kvasir::format::place_section_count, 4); ++i) {
-      const uint64_t entry = kvasir::format::place_sections + i * kvasir::format::entry_bytes;
+    for (uint64_t i = 0; i < samples::get(bytes, kvasir::format::header_at("section count"), 4);
+         ++i) {
+      const uint64_t entry =
+          kvasir::format::header_at("sections") + i * kvasir::format::entry_bytes;
       if (samples::get(bytes, entry, 4) != static_cast<uint32_t>(kind)) continue;
-      if (size) *size = samples::get(bytes, entry + kvasir::format::entry_size, 8);
-      return samples::get(bytes, entry + kvasir::format::entry_offset, 8);
+      if (size) *size = samples::get(bytes, entry + kvasir::format::entry_at("size"), 8);
+      return samples::get(bytes, entry + kvasir::format::entry_at("offset"), 8);
     }
     FAIL("no such section");
     return 0;
@@ -239,8 +241,8 @@ TEST_CASE("facts of a sequence that contradict each other are refused") {
 TEST_CASE("a header that contradicts the model is refused") {
   Scratch scratch;
   using namespace kvasir::format;
-  for (uint64_t at :
-       {place_layers, place_kv_heads, place_head_dim, place_vocabulary, place_tokens}) {
+  for (uint64_t at : {header_at("layers"), header_at("kv heads"), header_at("head dim"),
+                      header_at("vocabulary"), header_at("tokens")}) {
     for (uint64_t value : {0u, 1u, 3u, 1000u, 0xFFFFFFFFu}) {
       CAPTURE(at);
       CAPTURE(value);
@@ -248,12 +250,13 @@ TEST_CASE("a header that contradicts the model is refused") {
       File file = good_file();
       samples::put(file.bytes, at, 4, value);
       count_faults("facts that lie behind sound checksums");
-      const bool no_model = at == place_vocabulary && value == 0;  // as kv_cache_save writes it
+      const bool no_model =
+          at == header_at("vocabulary") && value == 0;  // as kv_cache_save writes it
       CHECK(try_load(scratch.hold(std::move(file))) == (no_model ? KV_MODEL_MISMATCH : KV_CORRUPT));
     }
   }
   File file = good_file();
-  file.bytes[place_model + 5] ^= 1;
+  file.bytes[header_at("model") + 5] ^= 1;
   CHECK(try_load(scratch.hold(std::move(file))) == KV_MODEL_MISMATCH);
 }
 
@@ -275,7 +278,7 @@ TEST_CASE("random changes behind matching checksums") {
     for (uint64_t changes = 1 + below(30); changes > 0; --changes)
       file.bytes[at + below(size)] = static_cast<uint8_t>(below(256));
     if (round % 4 == 0)
-      file.bytes[kvasir::format::place_layers + below(2200)] ^=
+      file.bytes[kvasir::format::header_at("layers") + below(2200)] ^=
           static_cast<uint8_t>(1u << below(8));
     count_faults("random damage behind repaired checksums");
     Session session;

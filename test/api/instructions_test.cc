@@ -11,15 +11,6 @@ namespace {
 constexpr const char* brief = "Be brief.";
 constexpr const char* text = "The code is 17.";
 
-Model open_with(const char* chat_format) {
-  kv_model_options options;
-  kv_init(&options, sizeof options);
-  options.chat_format = chat_format;
-  kv_model* model = nullptr;
-  REQUIRE_OK(kv_open(tiny_path, &options, nullptr, &model, error));
-  return Model(model);
-}
-
 kv_session_options options_with(const char* instructions) {
   kv_session_options o = small_options();
   o.instructions = instructions;
@@ -126,7 +117,7 @@ constexpr Spelled formats[] = {
 TEST_CASE("instructions stand at the start of the first turn of every chat format") {
   for (const Spelled& f : formats) {
     CAPTURE(f.format);
-    const Model model = open_with(f.format);
+    const Model model = open_tiny_model(f.format);
     const Session document = open_with(model.get(), brief);
     read_text(document.get(), text);
     CHECK(asked(model.get(), document.get()) == f.document);
@@ -149,6 +140,55 @@ TEST_CASE("instructions are placed once, and again after a rewind to nothing") {
   REQUIRE_OK(kv_session_rewind(copy.get(), 0, error));
   read_text(copy.get(), text);
   CHECK(sequence(copy.get()) == once);
+}
+
+TEST_CASE("a sequence that a rewind has cut within its instructions takes no text") {
+  for (const bool has_document : {true, false}) {
+    CAPTURE(has_document);
+    const Session session = open_with(tiny_model(), brief);
+    if (has_document) read_text(session.get(), text);
+    kv_generate_options o;
+    kv_init(&o, sizeof o);
+    o.max_tokens = 1;
+    o.flags = KV_KEEP_TURN;
+    const auto ask = [&](kv_session* s) {
+      return kv_generate(s, "Q?", 2, &o, nullptr, nullptr, nullptr, nullptr, nullptr);
+    };
+    if (!has_document) REQUIRE(ask(session.get()) == KV_OK);
+    const std::size_t all = sequence(session.get()).size();
+    std::size_t refused = 0;
+    for (std::size_t tokens = 1; tokens < all; ++tokens) {
+      const Session cut = fork(session.get());
+      REQUIRE_OK(kv_session_rewind(cut.get(), tokens, error));
+      const std::string left = spelled(tiny_model(), cut.get());
+      const bool is_cut = left.find(std::string(brief) + "\n\n") == std::string::npos;
+      CAPTURE(left);
+      if (is_cut && has_document)
+        CHECK(kv_prefill(cut.get(), text, std::strlen(text), nullptr, nullptr, nullptr, nullptr) ==
+              KV_BAD_STATE);
+      if (left.find(brief) == std::string::npos || (is_cut && has_document)) {
+        CHECK(ask(cut.get()) == KV_BAD_STATE);
+        CHECK(sequence(cut.get()).size() == tokens);
+        REQUIRE_OK(kv_session_rewind(cut.get(), 0, error));
+        ++refused;
+      }
+      CHECK(ask(cut.get()) == KV_OK);
+    }
+    CHECK(refused > 0);
+    CHECK(refused + 1 < all);
+  }
+}
+
+TEST_CASE("a prefix of a file that ends within the instructions takes no question") {
+  const TempFolder folder;
+  const Session session = open_with(tiny_model(), brief);
+  read_text(session.get(), text);
+  const std::string path = saved(session.get(), folder, "a.kv");
+  kv_session* out = nullptr;
+  REQUIRE_OK(kv_load_prefix(tiny_model(), path.c_str(), 3, nullptr, nullptr, &out, error));
+  const Session cut(out);
+  CHECK(kv_generate(cut.get(), "Q?", 2, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr) ==
+        KV_BAD_STATE);
 }
 
 TEST_CASE("bytes of a prefill are counted without instructions") {
@@ -230,7 +270,7 @@ TEST_CASE("a library takes no document for that of other instructions") {
   kv_library* opened = nullptr;
   REQUIRE_OK(kv_library_open(folder.file("lib").c_str(), nullptr, &opened, error));
   const std::unique_ptr<kv_library, void (*)(kv_library*)> library(opened, kv_library_close);
-  const Model raw = open_with("raw");
+  const Model raw = open_tiny_model("raw");
   const auto found = [&](const char* instructions, const std::string& document) {
     const kv_session_options session_options = options_with(instructions);
     kv_library_session_options o;

@@ -126,7 +126,7 @@ TEST_CASE("a model's name reaches a struct, a cache or its refusal as it is") {
   // And a file that another writer has made.
   std::vector<uint8_t> bytes = read_file(cache);
   std::copy(hostile.begin(), hostile.end(),
-            bytes.begin() + static_cast<std::ptrdiff_t>(kvasir::format::place_model_name));
+            bytes.begin() + static_cast<std::ptrdiff_t>(kvasir::format::header_at("model name")));
   samples::repair(bytes);
   write_file(cache, bytes);
   REQUIRE_OK(kv_file_inspect(cache.c_str(), &file, error));

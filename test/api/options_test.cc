@@ -380,3 +380,16 @@ TEST_CASE("a memory budget and its folder are what the options say") {
   CHECK(kv_session_open(tiny_model(), &o, &none, nullptr) == KV_BAD_ARGUMENT);
   CHECK(!none);
 }
+
+TEST_CASE("an empty name of a spill directory is refused, with and without a memory limit") {
+  for (const uint64_t limit : {uint64_t{0}, uint64_t{1} << 30}) {
+    kv_session_options o = small_options();
+    o.memory_limit = limit;
+    o.spill_directory = "";
+    kv_session* none = nullptr;
+    kv_error refused{};
+    CHECK(kv_session_open(tiny_model(), &o, &none, &refused) == KV_BAD_ARGUMENT);
+    CHECK(std::string(refused.message).find("spill_directory") != std::string::npos);
+    CHECK(!none);
+  }
+}

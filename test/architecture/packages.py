@@ -1,5 +1,5 @@
-"""What is written twice is the same: the version of header and build, and the functions of Debian's
-list of symbols and of the headers.
+"""What is written twice is the same: the version of header and build, the functions of Debian's
+list of symbols and of the headers, and the homepage of the crates and of tools/packaging/publisher.
 """
 
 import pathlib
@@ -44,7 +44,17 @@ def main():
     problems += [
         f"{name} is in {listing} and not in the headers" for name in sorted(listed - declared)
     ]
-    return finish(problems)
+    return finish(problems + list(homepage_problems()))
+
+
+def homepage_problems():
+    publisher = read(pathlib.Path("tools/packaging/publisher"))
+    homepage = re.search(r'^homepage="(.*)"$', publisher, re.MULTILINE).group(1)
+    for crate in ("kvasir", "kvasir-sys"):
+        manifest = f"bindings/rust/{crate}/Cargo.toml"
+        found = re.search(r'^homepage = "(.*)"$', read(pathlib.Path(manifest)), re.MULTILINE)
+        if (found.group(1) if found else "") != homepage:
+            yield f"{manifest}: its homepage is not that of tools/packaging/publisher"
 
 
 sys.exit(main())

@@ -15,6 +15,14 @@ class Documents(tool.InFolder):
     def ask(self, document, *more, code=0):
         return self.expect(run("ask", "-m", MODEL, "-f", document, *more, QUESTION), code)
 
+    def ask_json(self, document, *more, questions=(QUESTION,)):
+        return self.expect_json(
+            run("ask", "--json", "-m", MODEL, "-f", document, *more, *questions)
+        )
+
+    def expect_refused(self, code, text, document, *more):
+        self.expect_error(run("ask", "-m", MODEL, "-f", document, *more, QUESTION), code, text)
+
     def prefill(self, document, cache, *more):
         return run("prefill", "-m", MODEL, "-f", document, "-o", cache, *more)
 
@@ -62,25 +70,9 @@ class Documents(tool.InFolder):
             wanted,
         )
         self.assertEqual(list(spilled.iterdir()), [])
-        self.expect_error(
-            run("ask", "-m", MODEL, "-f", document, "--memory-limit", "1M", QUESTION), 5, "memory"
-        )
-        self.expect_error(
-            run(
-                "ask",
-                "-m",
-                MODEL,
-                "-f",
-                document,
-                "--memory-limit",
-                "20M",
-                "--spill-directory",
-                spilled / "nowhere",
-                QUESTION,
-            ),
-            3,
-            "nowhere",
-        )
+        self.expect_refused(5, "memory", document, "--memory-limit", "1M")
+        limited = ("--memory-limit", "20M", "--spill-directory")
+        self.expect_refused(3, "nowhere", document, *limited, spilled / "nowhere")
 
     def test_passages_that_an_answer_attended_are_quoted(self):
         document = self.file("short.txt", SHORT)
@@ -123,27 +115,12 @@ class Documents(tool.InFolder):
             self.assertEqual(passages, sorted(passages, key=lambda p: -p["share"]))
         self.assertNotIn(
             "passages",
-            self.expect_json(run("ask", "-m", MODEL, "-f", document, "--json", QUESTION))[
-                "answers"
-            ][0],
+            self.ask_json(document)["answers"][0],
         )
 
     def test_json_holds_source_and_answers(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "short.kv"
-        first = self.expect_json(
-            run(
-                "ask",
-                "--json",
-                "-m",
-                MODEL,
-                "-f",
-                document,
-                "-s",
-                cache,
-                QUESTION,
-                "And the south gate?",
-            )
-        )
+        first = self.ask_json(document, "-s", cache, questions=(QUESTION, "And the south gate?"))
         self.assertEqual(
             [a["question"] for a in first["answers"]], [QUESTION, "And the south gate?"]
         )
@@ -151,9 +128,7 @@ class Documents(tool.InFolder):
         self.assertEqual(first["answers"][0]["stop"], "end_of_turn")
         self.assertGreater(first["source"]["prefill_tokens"], 1000)
         self.assertNotIn("mapped_tokens", first["source"])
-        second = self.expect_json(
-            run("ask", "--json", "-m", MODEL, "-f", document, "-s", cache, QUESTION)
-        )
+        second = self.ask_json(document, "-s", cache)
         self.assertEqual(second["source"]["mapped_tokens"], first["source"]["tokens"])
         self.assertNotIn("prefill_tokens", second["source"])
 
@@ -305,9 +280,7 @@ class Documents(tool.InFolder):
         pdf = self.file("report.pdf", b"%PDF-1.7\n" + SHORT.encode())
         self.assertIn("warning: report.pdf is a PDF file, not text", self.ask(pdf, "-n", 1).stderr)
         binary = self.file("data.bin", SHORT.encode() + b"\0\1")
-        report = self.expect_json(
-            run("ask", "--json", "-m", MODEL, "-f", binary, "-n", 1, QUESTION)
-        )
+        report = self.ask_json(binary, "-n", 1)
         self.assertIn("NUL", report["warnings"][0])
         added = run("library", "add", self.folder / "lib", "-m", MODEL, "-f", pdf)
         self.assertIn("warning: report.pdf", self.expect(added, 0).stderr)
@@ -316,41 +289,11 @@ class Documents(tool.InFolder):
     def test_instructions_stand_before_the_document_and_stay_in_the_file(self):
         document, cache = self.file("short.txt", SHORT), self.folder / "a.kv"
         instructions = "Answer in one sentence."
-        plain = self.expect_json(run("ask", "--json", "-m", MODEL, "-f", document, QUESTION))[
-            "source"
-        ]["tokens"]
-        first = self.expect_json(
-            run(
-                "ask",
-                "--json",
-                "-m",
-                MODEL,
-                "-f",
-                document,
-                "-s",
-                cache,
-                "--instructions",
-                instructions,
-                QUESTION,
-            )
-        )
+        plain = self.ask_json(document)["source"]["tokens"]
+        first = self.ask_json(document, "-s", cache, "--instructions", instructions)
         self.assertGreater(first["source"]["tokens"], plain)
         file = self.file("instructions.txt", instructions + "\n")
-        again = self.expect_json(
-            run(
-                "ask",
-                "--json",
-                "-m",
-                MODEL,
-                "-f",
-                document,
-                "-s",
-                cache,
-                "--instructions-file",
-                file,
-                QUESTION,
-            )
-        )
+        again = self.ask_json(document, "-s", cache, "--instructions-file", file)
         self.assertEqual(again["source"]["mapped_tokens"], first["source"]["tokens"])
         self.assertNotIn("prefill_tokens", again["source"])
         self.assertEqual(again["answers"][0]["answer"], first["answers"][0]["answer"])
@@ -360,42 +303,13 @@ class Documents(tool.InFolder):
             4,
             "instructions",
         )
-        self.expect_error(
-            run("ask", "-m", MODEL, "-f", document, "-s", cache, QUESTION), 3, "--force"
-        )
-        self.expect_error(
-            run(
-                "ask",
-                "-m",
-                MODEL,
-                "-f",
-                document,
-                "--instructions",
-                "a",
-                "--instructions-file",
-                file,
-                QUESTION,
-            ),
-            2,
-            "--instructions",
-        )
-        self.expect_error(
-            run(
-                "ask",
-                "-m",
-                MODEL,
-                "-f",
-                document,
-                "--instructions-file",
-                self.folder / "none",
-                QUESTION,
-            ),
-            3,
-            "none",
-        )
+        self.expect_refused(3, "--force", document, "-s", cache)
+        both = ("--instructions", "a", "--instructions-file", file)
+        self.expect_refused(2, "--instructions", document, *both)
+        self.expect_refused(3, "none", document, "--instructions-file", self.folder / "none")
 
     def test_a_folder_is_no_text(self):
-        self.expect_error(run("ask", "-m", MODEL, "-f", self.folder, QUESTION), 3, "directory")
+        self.expect_refused(3, "directory", self.folder)
 
     def test_a_closed_disk_does_not_cost_the_answer(self):
         if os.geteuid() == 0:
@@ -403,11 +317,7 @@ class Documents(tool.InFolder):
         document = self.file("short.txt", SHORT)
         os.chmod(self.folder, 0o500)
         self.addCleanup(os.chmod, self.folder, 0o700)
-        self.expect_error(
-            run("ask", "-m", MODEL, "-f", document, "-s", self.folder / "a.kv", QUESTION),
-            3,
-            "folder",
-        )
+        self.expect_refused(3, "folder", document, "-s", self.folder / "a.kv")
 
 
 class Interrupted(tool.InFolder):
@@ -432,21 +342,8 @@ class Interrupted(tool.InFolder):
         self.assertGreater(kept, 0)
         self.expect(run("verify", cache), 0)
 
-        rest = self.expect_json(
-            run(
-                "ask",
-                "--json",
-                "-m",
-                MODEL,
-                "-f",
-                document,
-                "-s",
-                cache,
-                "--strategy",
-                "full",
-                QUESTION,
-            )
-        )
+        saving = ("-f", document, "-s", cache, "--strategy", "full")
+        rest = self.expect_json(run("ask", "--json", "-m", MODEL, *saving, QUESTION))
         self.assertEqual(rest["source"]["mapped_tokens"], kept)
         self.assertEqual(
             rest["source"]["mapped_tokens"] + rest["source"]["prefill_tokens"],

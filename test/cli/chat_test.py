@@ -1,6 +1,5 @@
 """kvasir chat, from a pipe and at a terminal."""
 
-import contextlib
 import json
 import subprocess
 import unittest
@@ -16,10 +15,36 @@ class Talking(tool.InFolder):
         document = self.file("short.txt", SHORT)
         self.expect(run("prefill", "-q", "-m", MODEL, "-f", document, "-o", self.cache), 0)
 
-    def chat(self, *lines):
+    def converse(self, cache, *lines, code=0):
+        """Lines from a pipe, in a conversation over a cache file."""
         return self.expect(
-            run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin="\n".join(lines) + "\n"), 0
-        ).stdout
+            run("chat", "-q", "-m", MODEL, "-c", cache, stdin="\n".join(lines) + "\n"), code
+        )
+
+    def chat(self, *lines):
+        return self.converse(self.cache, *lines).stdout
+
+    def at_terminal(self, *options):
+        """A conversation at a terminal, at its first prompt."""
+        talk = tool.OnTerminal("chat", "-m", MODEL, "-c", self.cache, *options, whole=True)
+        self.expect_prompt(talk)
+        return talk
+
+    def expect_prompt(self, talk):
+        self.assertTrue(talk.read_until("> "), talk.seen)
+
+    def interrupt_an_answer(self, talk, question):
+        talk.write(question + "\n")
+        self.assertTrue(talk.read_until("\n"))
+        talk.read_until("e", 5)
+        talk.interrupt()
+        self.assertTrue(talk.read_until("first after"), talk.seen)
+        self.expect_prompt(talk)
+
+    def expect_end(self, talk):
+        """Ctrl-D at the prompt."""
+        talk.write("\x04")
+        self.assertEqual(talk.finish(), 0, talk.seen)
 
     def test_lines_from_a_pipe_are_answered(self):
         self.assertEqual(self.chat(QUESTION, QUESTION).count(CODE), 2)
@@ -38,62 +63,28 @@ class Talking(tool.InFolder):
         self.assertEqual(forgotten, before)
 
     def test_a_conversation_is_saved_and_gone_on_with(self):
-        saved = self.folder / "talk.kv"
+        saved, text = self.folder / "talk.kv", self.folder / "short.txt"
+
+        def tokens():
+            return self.expect_json(run("inspect", "--json", saved))["tokens"]
+
         self.chat(QUESTION, f"/save {saved}")
         self.expect(run("verify", saved), 0)
-        result = self.expect(run("chat", "-q", "-m", MODEL, "-c", saved, stdin=QUESTION + "\n"), 0)
-        self.assertIn(CODE, result.stdout)
+        self.assertIn(CODE, self.converse(saved, QUESTION).stdout)
         # What is in a file stays, but for a beginning of this conversation.
         content = saved.read_bytes()
-        refused = self.expect(
-            run(
-                "chat",
-                "-q",
-                "-m",
-                MODEL,
-                "-c",
-                self.cache,
-                stdin=f"/save {saved}\n/save {self.folder / 'short.txt'}\n",
-            ),
-            3,
-        )
+        refused = self.converse(self.cache, f"/save {saved}", f"/save {text}", code=3)
         self.assertIn("talk.kv holds another conversation", refused.stderr)
-        refused = self.expect(
-            run(
-                "chat",
-                "-q",
-                "-m",
-                MODEL,
-                "-c",
-                self.cache,
-                stdin=f"/save {self.folder / 'short.txt'}\n",
-            ),
-            3,
-        )
+        refused = self.converse(self.cache, f"/save {text}", code=3)
         self.assertIn("short.txt is not a cache file", refused.stderr)
-        self.assertEqual(
-            (saved.read_bytes(), (self.folder / "short.txt").read_text()), (content, SHORT)
-        )
+        self.assertEqual((saved.read_bytes(), text.read_text()), (content, SHORT))
         for path in (self.folder, self.folder / "none" / "a.kv", "/dev/null"):
-            self.expect(
-                run("chat", "-q", "-m", MODEL, "-c", self.cache, stdin=f"/save {path}\n"), 3
-            )
-        before = self.expect_json(run("inspect", "--json", saved))["tokens"]
-        self.expect(
-            run(
-                "chat",
-                "-q",
-                "-m",
-                MODEL,
-                "-c",
-                saved,
-                stdin=f"{QUESTION}\n/save {saved}\n/save {saved}\n",
-            ),
-            0,
-        )
-        self.assertGreater(self.expect_json(run("inspect", "--json", saved))["tokens"], before)
+            self.converse(self.cache, f"/save {path}", code=3)
+        before = tokens()
+        self.converse(saved, QUESTION, f"/save {saved}", f"/save {saved}")
+        self.assertGreater(tokens(), before)
         self.chat(f"/save --force {saved}")
-        self.assertLess(self.expect_json(run("inspect", "--json", saved))["tokens"], before)
+        self.assertLess(tokens(), before)
         self.chat(QUESTION, f"/save --force {saved}")
         # A conversation is worth more than a cache: a second prefill must not destroy it.
         self.expect_error(
@@ -132,52 +123,42 @@ class Talking(tool.InFolder):
         "built without libedit",
     )
     def test_lines_are_edited_and_recalled(self):
-        talk = tool.OnTerminal("chat", "-m", MODEL, "-c", self.cache, whole=True)
-        self.assertTrue(talk.read_until("> "), talk.seen)
+        talk = self.at_terminal()
         talk.write(QUESTION[:-3] + "xx" + "\x7f\x7f" + QUESTION[-3:] + "\r")
         self.assertTrue(talk.read_until(CODE), talk.seen)
-        self.assertTrue(talk.read_until("> "), talk.seen)
+        self.expect_prompt(talk)
         talk.write("\x1b[A\r")
         self.assertTrue(talk.read_until("first after"), talk.seen)
         self.assertGreaterEqual(talk.seen.count(f"is {CODE}"), 2)
-        self.assertTrue(talk.read_until("> "), talk.seen)
-        talk.write("\x04")
-        self.assertEqual(talk.finish(), 0, talk.seen)
+        self.expect_prompt(talk)
+        self.expect_end(talk)
+
+    # At this temperature an answer might not end by itself.
+    ENDLESS = ("--max-tokens", 100000, "--temperature", 3, "--stop", "never said")
 
     def test_at_a_terminal_an_interrupt_stops_the_answer_only(self):
-        talk = tool.OnTerminal(
-            "chat",
-            "-m",
-            MODEL,
-            "-c",
-            self.cache,
-            "--max-tokens",
-            100000,
-            "--temperature",
-            3,
-            "--stop",
-            "never said",
-            whole=True,
-        )
-        self.assertTrue(talk.read_until("> "), talk.seen)
-        talk.write("Go on for ever\n")
-        self.assertTrue(talk.read_until("\n"))
-        talk.read_until("e", 5)
+        talk = self.at_terminal(*self.ENDLESS)
+        self.interrupt_an_answer(talk, "Go on for ever")
+        self.interrupt_an_answer(talk, QUESTION)
+        self.expect_end(talk)
+
+    def test_at_a_terminal_an_interrupt_at_the_prompt_starts_the_line_again(self):
+        talk = self.at_terminal()
         talk.interrupt()
-        self.assertTrue(talk.read_until("first after"), talk.seen)
-        self.assertTrue(talk.read_until("> "), talk.seen)
-        talk.write(QUESTION + "\n")
+        self.assertTrue(talk.read_until("ends the conversation"), talk.seen)
+        self.expect_prompt(talk)
+        self.expect_end(talk)
+
+    def test_at_a_terminal_an_end_that_is_typed_during_an_answer_harms_nothing(self):
+        talk = self.at_terminal("--max-tokens", 200, "--temperature", 3)
+        talk.write("Go on\n")
         self.assertTrue(talk.read_until("\n"))
-        talk.read_until("e", 5)
-        talk.interrupt()  # at this temperature it might not end by itself
+        self.assertTrue(talk.read_until("e", 5), talk.seen)
+        talk.write("\x04")
         self.assertTrue(talk.read_until("first after"), talk.seen)
-        # An interrupt at the prompt starts the line again, and the editor drops what is typed then.
-        for _ in range(30):
+        if talk.read_until("> ", 5):  # without an editor the conversation has ended
             talk.write("\x04")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                talk.process.wait(1)
-                break
-        self.assertEqual(talk.finish(), 0)
+        self.assertEqual(talk.finish(), 0, talk.seen)
 
 
 tool.main()

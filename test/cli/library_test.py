@@ -188,36 +188,14 @@ class Library(tool.InFolder):
                 run("library", "remove", self.library, "short.txt"), 1, "open in a session"
             )
             other = self.file("other.txt", BOOK[9000:15000])
-            full = run(
-                "library",
-                "add",
-                self.library,
-                "-m",
-                MODEL,
-                "-f",
-                other,
-                "--max-bytes",
-                int(size * 1.7),
-            )
+            limited = (self.library, "-m", MODEL, "-f", other, "--max-bytes", int(size * 1.7))
+            full = run("library", "add", *limited)
             self.expect_error(full, 5, "not added")
             self.assertEqual(self.names(), ["short.txt"])
         finally:
             chat.kill()
             chat.communicate()
-        added = self.expect_json(
-            run(
-                "library",
-                "add",
-                self.library,
-                "-m",
-                MODEL,
-                "-f",
-                other,
-                "--json",
-                "--max-bytes",
-                int(size * 1.7),
-            )
-        )
+        added = self.expect_json(run("library", "add", *limited, "--json"))
         self.assertTrue(added["source"]["saved"])
         self.assertEqual(self.names(), ["other.txt"])
 

@@ -41,23 +41,25 @@ const std::string& held(const std::vector<uint8_t>& bytes) {
 
 // Says where everything must be: written from docs/file-format.md, not from the library.
 void arrange_sections(std::vector<uint8_t>& file) {
-  const uint64_t count = std::min<uint64_t>(samples::get(file, place::place_section_count, 4), 6);
-  samples::put(file, place::place_section_count, 4, count);
+  const uint64_t count =
+      std::min<uint64_t>(samples::get(file, place::header_at("section count"), 4), 6);
+  samples::put(file, place::header_at("section count"), 4, count);
   uint64_t end = 4096;
-  const auto entry = [](uint64_t i) { return place::place_sections + i * 64; };
+  const auto entry = [](uint64_t i) { return place::header_at("sections") + i * 64; };
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t bytes = samples::get(file, entry(i) + place::entry_size, 8) % largest_section;
+    const uint64_t bytes =
+        samples::get(file, entry(i) + place::entry_at("size"), 8) % largest_section;
     const uint64_t offset = (end + 65535) / 65536 * 65536;
-    samples::put(file, entry(i) + place::entry_size, 8, bytes);
-    samples::put(file, entry(i) + place::entry_offset, 8, offset);
+    samples::put(file, entry(i) + place::entry_at("size"), 8, bytes);
+    samples::put(file, entry(i) + place::entry_at("offset"), 8, offset);
     end = offset + bytes;
   }
   end = (end + 4095) / 4096 * 4096;
   for (uint64_t i = 0; i < count; ++i) {
-    samples::put(file, entry(i) + place::entry_table_offset, 8, end);
-    end += (samples::get(file, entry(i) + place::entry_size, 8) + 4095) / 4096 * 8;
+    samples::put(file, entry(i) + place::entry_at("table offset"), 8, end);
+    end += (samples::get(file, entry(i) + place::entry_at("size"), 8) + 4095) / 4096 * 8;
   }
-  samples::put(file, place::place_file_size, 8, end);
+  samples::put(file, place::header_at("file size"), 8, end);
 }
 
 std::vector<uint8_t> cook(const uint8_t* data, std::size_t size, uint8_t modes) {
@@ -65,8 +67,8 @@ std::vector<uint8_t> cook(const uint8_t* data, std::size_t size, uint8_t modes) 
   const std::size_t head = std::min(size, header_part);
   std::copy_n(data, head, file.begin());
   if (modes & arrange) arrange_sections(file);
-  file.resize(
-      std::clamp<uint64_t>(samples::get(file, place::place_file_size, 8), head, largest_file));
+  file.resize(std::clamp<uint64_t>(samples::get(file, place::header_at("file size"), 8), head,
+                                   largest_file));
   if (size > head && file.size() > place::section_align) {
     const std::size_t body = std::min(size - head, file.size() - place::section_align);
     std::copy_n(data + head, body,

@@ -31,11 +31,11 @@ constexpr std::size_t largest_piece = std::size_t{512} << 10;  // that may be as
 
 void repair_all(std::vector<uint8_t>& file) {
   if (file.size() < place::header_bytes) return;
-  samples::put(file, place::place_packed_bytes, 8, file.size());
-  samples::put(file, place::place_document_bytes, 8,
-               samples::get(file, place::place_document_bytes, 8) % largest_document);
-  samples::put(file, place::place_checksum, 8,
-               checksum(file.data(), place::place_checksum, place::header_seed));
+  samples::put(file, place::header_at("packed bytes"), 8, file.size());
+  samples::put(file, place::header_at("document bytes"), 8,
+               samples::get(file, place::header_at("document bytes"), 8) % largest_document);
+  samples::put(file, place::header_at("checksum"), 8,
+               checksum(file.data(), place::header_at("checksum"), place::header_seed));
   for (uint64_t at = place::header_bytes; at + place::chunk_header_bytes <= file.size();) {
     const uint64_t size = samples::get(file, at, 4), data = at + place::chunk_header_bytes;
     if (size > file.size() - data) return;

@@ -79,7 +79,7 @@ struct CacheImage {
     for (const Patch& p : patches)
       samples::put(begin, p.offset, static_cast<int>(p.bytes), p.value);
     const bool seals = std::any_of(patches.begin(), patches.end(), [](const Patch& p) {
-      return p.offset >= format::place_checksum;
+      return p.offset >= format::header_at("checksum");
     });
     if (!seals) samples::repair_header(begin);
 

@@ -70,7 +70,7 @@ class Lies {
       for (const format::Field& field : format::entry_fields)
         if (is_lied_about(field))
           patch(std::string("entry ") + format::name_of(honest_.header.sections[i].kind), field,
-                format::place_sections + i * format::entry_bytes, begin, most(i));
+                format::header_at("sections") + i * format::entry_bytes, begin, most(i));
   }
 
   uint64_t most(uint32_t i) const {
@@ -101,7 +101,7 @@ class Lies {
     if (entry.kind == SectionKind::sketch)
       fields(entry.kind, format::sketch_fields,
              2 * heads * page.dim * page.sketch_dim() * sizeof(float));
-    if (format::fields_of(entry.kind).data() == format::index_fields && entry.bytes > 0) {
+    if (format::fields_of(entry.kind).data() == format::index_fields.data() && entry.bytes > 0) {
       const uint64_t graphs = honest_.get(entry.kind, 20, 4);
       fields(entry.kind, format::index_word_fields,
              kvasir::round_up(format::index_head_bytes + heads * graphs * sizeof(uint64_t), 4096));
@@ -110,15 +110,16 @@ class Lies {
 
   // Sequences of more tokens than there are, each number of which agrees with all others.
   void about_whole_sequences() {
-    const uint64_t page_tokens = honest_.get(SectionKind::state, format::state_page_tokens, 4);
+    const uint64_t page_tokens =
+        honest_.get(SectionKind::state, format::state_at("page tokens"), 4);
     for (const uint64_t extents : {uint64_t{1}, uint64_t{64}, uint64_t{1} << 12, uint64_t{1} << 17,
                                    uint64_t{1} << 22, uint64_t{1} << 30})
       add("sequence of " + std::to_string(extents) + " more extents", [=](CacheImage* image) {
         const uint64_t pages =
-            image->get(SectionKind::state, format::state_pages, 4) + 16 * extents;
+            image->get(SectionKind::state, format::state_at("pages"), 4) + 16 * extents;
         const uint64_t tokens = image->header.identity.tokens += 16 * extents * page_tokens;
-        image->put(SectionKind::state, format::state_pages, 4, pages);
-        image->put(SectionKind::state, format::state_tokens, 8, tokens);
+        image->put(SectionKind::state, format::state_at("pages"), 4, pages);
+        image->put(SectionKind::state, format::state_at("tokens"), 8, tokens);
         const kvasir::PageShape page = kvasir::PageShape::of(image->header.identity.head_dim);
         const uint64_t heads =
             uint64_t{image->header.identity.layers} * image->header.identity.kv_heads;
@@ -144,8 +145,8 @@ class Lies {
     const auto add = [&](uint64_t at, uint64_t count) {
       image->put(SectionKind::windows, at, 4, image->get(SectionKind::windows, at, 4) + count);
     };
-    add(format::windows_page_count, 16 * extents);
-    add(format::windows_runs + 12, extents);
+    add(format::windows_at("pages"), 16 * extents);
+    add(format::windows_at("end of the extents"), extents);
     const kvasir::PageShape page = kvasir::PageShape::of(shape.head_dim);
     const uint64_t heads = uint64_t{shape.layers} * shape.kv_heads;
     for (const auto& [kind, bytes] :

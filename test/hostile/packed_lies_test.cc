@@ -137,7 +137,7 @@ TEST_CASE("a bomb that unpacks to no cache is refused before anything is written
   zeros.write(bomb.path);
   const Status s = bomb.refused();
   CHECK(s.code() == Code::corrupt);
-  CHECK(s.offset() == packed::place_document_bytes);
+  CHECK(s.offset() == packed::header_at("document bytes"));
 }
 
 TEST_CASE("a bomb with a cache's header unpacks to no more than 64 times its size") {
@@ -149,9 +149,9 @@ TEST_CASE("a bomb with a cache's header unpacks to no more than 64 times its siz
   std::filesystem::resize_file(bomb.path, uint64_t{16} << 20);
   Bytes begin = read_file(bomb.path);
   begin.resize(packed::header_bytes);
-  samples::put(begin, packed::place_packed_bytes, 8, uint64_t{16} << 20);
-  samples::put(begin, packed::place_checksum, 8,
-               checksum(begin.data(), packed::place_checksum, packed::header_seed));
+  samples::put(begin, packed::header_at("packed bytes"), 8, uint64_t{16} << 20);
+  samples::put(begin, packed::header_at("checksum"), 8,
+               checksum(begin.data(), packed::header_at("checksum"), packed::header_seed));
   REQUIRE(overwrite(bomb.path, 0, begin.data(), begin.size()));
   Status s;
   const Cost cost = measure([&] { s = unpack(bomb.path, bomb.back, nullptr, nullptr); });
@@ -194,8 +194,8 @@ TEST_CASE(
                                      static_cast<uint32_t>(field.bytes))) {
         Bytes lying = file;
         samples::put(lying, at, static_cast<int>(field.bytes), lie);
-        samples::put(lying, packed::place_checksum, 8,
-                     checksum(lying.data(), packed::place_checksum, packed::header_seed));
+        samples::put(lying, packed::header_at("checksum"), 8,
+                     checksum(lying.data(), packed::header_at("checksum"), packed::header_seed));
         write_file(path, lying);
         try_lie(std::string(field.name) + " " + std::to_string(lie));
       }
@@ -216,7 +216,7 @@ TEST_CASE(
   };
   for (const format::Field& field : format::header_fields) in_document(field, 0);
   for (const format::Field& field : format::entry_fields)
-    in_document(field, format::place_sections);
+    in_document(field, format::header_at("sections"));
 }
 
 TEST_CASE("a document of zeros is packed so that it comes back") {

@@ -30,12 +30,12 @@ TEST_CASE("ood: a graph from the nearest keys that a device has found is the CPU
     CHECK(by.names == "cuda:0");
     CHECK(by.because.empty());
     for (uint32_t head = 0; head < 2; ++head) {
-      const TokenIndex::Head &its = index->heads(0, head)[0], &right = expected->heads(0, head)[0];
-      CHECK(its.entry == right.entry);
-      CHECK(std::ranges::equal(its.floats, right.floats));
+      const TokenIndex::Head &left = index->heads(0, head)[0], &right = expected->heads(0, head)[0];
+      CHECK(left.entry == right.entry);
+      CHECK(std::ranges::equal(left.floats, right.floats));
       uint32_t different = 0;
       for (uint32_t i = 0; i < right.levels[0].lists(); ++i)
-        different += !std::ranges::equal(its.levels[0].list(i), right.levels[0].list(i));
+        different += !std::ranges::equal(left.levels[0].list(i), right.levels[0].list(i));
       CHECK(different == 0);
     }
     CHECK(device->used() == 0);

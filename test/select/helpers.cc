@@ -35,7 +35,7 @@ PageStore random_store(uint32_t head_dim, uint32_t pages, uint32_t heads, uint32
   return store;
 }
 
-Asked::Asked(const PageStore& s, uint32_t head, uint32_t n, uint32_t seed)
+QueryCase::QueryCase(const PageStore& s, uint32_t head, uint32_t n, uint32_t seed)
     : store(s), sketch(s.shape()), kv_head(head) {
   const PageShape& shape = store.shape().page;
   const uint32_t dim = shape.dim, page_tokens = shape.page_tokens;
@@ -78,7 +78,7 @@ Asked::Asked(const PageStore& s, uint32_t head, uint32_t n, uint32_t seed)
   }
 }
 
-SelectorQuery Asked::query(uint64_t budget, bool share) const {
+SelectorQuery QueryCase::query(uint64_t budget, bool share) const {
   return {.kernels = cpu_kernels(),
           .pages = store,
           .sketch = sketch,
@@ -92,9 +92,9 @@ SelectorQuery Asked::query(uint64_t budget, bool share) const {
           .share = share};
 }
 
-double Asked::score(uint32_t r, uint32_t token) const { return scores[r][token]; }
+double QueryCase::score(uint32_t r, uint32_t token) const { return scores[r][token]; }
 
-double Asked::share(uint32_t r, uint32_t token) const {
+double QueryCase::share(uint32_t r, uint32_t token) const {
   return std::exp(scores[r][token] - static_cast<double>(near_m[r])) / totals[r];
 }
 
@@ -123,7 +123,7 @@ IndexQueries some_queries(const PageStore& store, uint32_t group, uint32_t token
   std::normal_distribution<float> normal;
   std::vector<float> q(std::size_t{heads} * head_dim);
   for (uint32_t t = 0; t < tokens; ++t) {
-    const Asked near(store, t % shape.kv_heads, 1, seed + t);
+    const QueryCase near(store, t % shape.kv_heads, 1, seed + t);
     for (uint32_t h = 0; h < heads; ++h)
       for (uint32_t d = 0; d < head_dim; ++d)
         q[h * head_dim + d] = near.f32[d] * 5 + 0.3f * normal(random);

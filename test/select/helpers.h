@@ -21,8 +21,8 @@ ThreadPool& pool(uint32_t threads);
 PageStore random_store(uint32_t head_dim, uint32_t pages, uint32_t heads, uint32_t seed);
 
 // `rows` queries of a group near some keys of the store, with what sinks and window left of them.
-struct Asked {
-  Asked(const PageStore& store, uint32_t kv_head, uint32_t rows, uint32_t seed);
+struct QueryCase {
+  QueryCase(const PageStore& store, uint32_t kv_head, uint32_t rows, uint32_t seed);
   SelectorQuery query(uint64_t budget, bool share) const;
   // Row r's exact score of a token, from int8 key and int8 query.
   double score(uint32_t r, uint32_t token) const;

@@ -6,9 +6,9 @@
 #include "helpers.h"
 
 using namespace kvasir;
-using test::Asked;
 using test::build;
 using test::chosen_tokens;
+using test::QueryCase;
 using test::random_store;
 using test::some_queries;
 
@@ -178,10 +178,10 @@ class PlainRoarGraph {
       open.erase(next);
       for (uint32_t n : lists_[next.second]) {
         if (!met.insert(n).second) continue;
-        const Near its{between(item, n), n};
-        if (best.size() == build_breadth && !(its < *best.rbegin())) continue;
-        open.insert(its);
-        best.insert(its);
+        const Near found{between(item, n), n};
+        if (best.size() == build_breadth && !(found < *best.rbegin())) continue;
+        open.insert(found);
+        best.insert(found);
         if (best.size() > build_breadth) best.erase(std::prev(best.end()));
       }
     }
@@ -305,13 +305,13 @@ TEST_CASE("ood: a query head searches its own graph") {
   const auto apart = build(IndexKind::ood, store, queries, 2, 2);
   const auto shared = build(IndexKind::ood, store, queries, 2, 1);
   CHECK(apart->bytes() > shared->bytes() * 3 / 2);
-  const Asked asked(store, 0, 2, 7);
+  const QueryCase given(store, 0, 2, 7);
   SelectorScratch scratch;
   Selection out;
   const auto scanned = [&](const std::shared_ptr<TokenIndex>& index) {
     TokenIndexes indexes;
     indexes.of(IndexKind::ood) = {index, 120 * 32};
-    SelectorQuery query = asked.query(64, false);
+    SelectorQuery query = given.query(64, false);
     query.indexes = &indexes;
     strategy_info("ood")->make()->select(query, &scratch, &out);
     return out.keys_scanned;

@@ -7,7 +7,7 @@
 #include "select/sampling.h"
 
 using namespace kvasir;
-using test::Asked;
+using test::QueryCase;
 using test::random_store;
 
 namespace {
@@ -20,9 +20,9 @@ struct Chosen {
 };
 
 // From shares of quads 8 to 87 of a store whose pages have eight of them.
-Chosen sample(const Asked& asked, uint32_t layer, const std::vector<float>& shares,
+Chosen sample(const QueryCase& given, uint32_t layer, const std::vector<float>& shares,
               const SampleSize& size) {
-  SelectorQuery query = asked.query(0, true);
+  SelectorQuery query = given.query(0, true);
   query.layer = layer;
   SelectorScratch scratch;
   scratch.scores.assign(first, 100.0f);
@@ -78,18 +78,18 @@ TEST_CASE(
     "a sample is what the threshold takes that reads the fewest and leaves no more variance than "
     "is allowed, each with its weight") {
   const PageStore store = random_store(64, 40, 2, 64);
-  const Asked asked(store, 1, 3, 5);
+  const QueryCase given(store, 1, 3, 5);
   std::mt19937 random(3);
   for (uint32_t layer = 0; layer < 5; ++layer)
     for (double variance : {1e-6, 1e-4, 1e-3, 1e-2, 1.0})
-      for (const auto& [least, most] : {std::pair{0u, 0u},
-                                        {0u, 5u},
-                                        {1u, 16u},
-                                        {5u, 5u},
-                                        {10u, 200u},
-                                        {79u, 80u},
-                                        {80u, 80u},
-                                        {100u, 200u}}) {
+      for (const auto& [min_quads, max_quads] : {std::pair{0u, 0u},
+                                                 {0u, 5u},
+                                                 {1u, 16u},
+                                                 {5u, 5u},
+                                                 {10u, 200u},
+                                                 {79u, 80u},
+                                                 {80u, 80u},
+                                                 {100u, 200u}}) {
         std::vector<float> shares = random_shares(&random, 4, 0.8f);
         if (layer == 4) shares[5] = shares[6] = shares[60] = 0;
         const auto sum_of = [&](auto f) {
@@ -103,44 +103,46 @@ TEST_CASE(
         const auto expected = [&](double t) {
           return sum_of([&](double s) { return std::min(1.0, s / t); });
         };
-        const Chosen got = sample(asked, layer, shares, {least, most, variance});
-        CAPTURE(least);
-        CAPTURE(most);
+        const Chosen got = sample(given, layer, shares, {min_quads, max_quads, variance});
+        CAPTURE(min_quads);
+        CAPTURE(max_quads);
         CAPTURE(variance);
-        const double its = static_cast<double>(
-            sample_threshold(cpu_kernels(), shares.data(), quads, {least, most, variance}));
-        if (least >= quads) {
-          CHECK(its == 0);
-        } else if (most == 0) {
+        const double threshold = static_cast<double>(sample_threshold(
+            cpu_kernels(), shares.data(), quads, {min_quads, max_quads, variance}));
+        if (min_quads >= quads) {
+          CHECK(threshold == 0);
+        } else if (max_quads == 0) {
           CHECK(got.numbers.empty());
           continue;
         } else {
-          const double count = expected(its),
+          const double count = expected(threshold),
                        positive = sum_of([](double s) { return s > 0 ? 1.0 : 0.0; });
-          CHECK(count <= most * 1.01);
-          CHECK(count >= std::min<double>(least, positive) * 0.99);
-          if (count < std::min<double>(most, positive) * 0.99) CHECK(left(its) <= variance * 1.01);
+          CHECK(count <= max_quads * 1.01);
+          CHECK(count >= std::min<double>(min_quads, positive) * 0.99);
+          if (count < std::min<double>(max_quads, positive) * 0.99)
+            CHECK(left(threshold) <= variance * 1.01);
           // it reads no more than it has to
-          if (count > least * 1.01) CHECK(left(its) >= variance * 0.98);
+          if (count > min_quads * 1.01) CHECK(left(threshold) >= variance * 0.98);
         }
         std::vector<uint32_t> numbers;
         for (uint32_t i = 0; i < quads; ++i)
           if (static_cast<double>(shares[i]) >=
-              random_of(first + i, sample_seed(layer, asked.kv_head)) * its)
+              random_of(first + i, sample_seed(layer, given.kv_head)) * threshold)
             numbers.push_back(first + i);
         REQUIRE(got.numbers == numbers);
         for (std::size_t i = 0; i < numbers.size(); ++i)
           CHECK(got.weights[i] ==
                 doctest::Approx(
-                    std::max(1.0,
-                             its > 0 ? its / static_cast<double>(shares[numbers[i] - first]) : 1.0))
+                    std::max(1.0, threshold > 0
+                                      ? threshold / static_cast<double>(shares[numbers[i] - first])
+                                      : 1.0))
                     .epsilon(1e-4));
       }
 }
 
 TEST_CASE("sums over a sample are on average those over everything, however wrong the shares are") {
   const PageStore store = random_store(64, 40, 2, 64);
-  const Asked asked(store, 1, 3, 5);
+  const QueryCase given(store, 1, 3, 5);
   std::mt19937 random(4);
   std::normal_distribution<double> normal;
   for (float power : {0.5f, 2.0f, 6.0f}) {
@@ -152,14 +154,14 @@ TEST_CASE("sums over a sample are on average those over everything, however wron
       constexpr uint32_t times = 6000;
       double sum = 0, squares = 0, of_shares = 0;
       for (uint32_t layer = 0; layer < times; ++layer) {
-        const Chosen chosen = sample(asked, layer, shares, {count, count, 0});
-        double its = 0;
+        const Chosen chosen = sample(given, layer, shares, {count, count, 0});
+        double estimate = 0;
         for (std::size_t i = 0; i < chosen.numbers.size(); ++i) {
-          its += chosen.weights[i] * asked_of[chosen.numbers[i] - first];
+          estimate += chosen.weights[i] * asked_of[chosen.numbers[i] - first];
           of_shares +=
               chosen.weights[i] * static_cast<double>(shares[chosen.numbers[i] - first]) / times;
         }
-        sum += its, squares += its * its;
+        sum += estimate, squares += estimate * estimate;
       }
       const double mean = sum / times, error = std::sqrt((squares / times - mean * mean) / times);
       CAPTURE(power);
@@ -174,7 +176,7 @@ TEST_CASE("sums over a sample are on average those over everything, however wron
 TEST_CASE(
     "where a variance decides how many there are, the sum of the shares is right on average too") {
   const PageStore store = random_store(64, 40, 2, 64);
-  const Asked asked(store, 1, 3, 5);
+  const QueryCase given(store, 1, 3, 5);
   std::mt19937 random(6);
   for (float power : {2.0f, 6.0f})
     for (double error : {0.05, 0.1, 0.2}) {
@@ -182,11 +184,11 @@ TEST_CASE(
       constexpr uint32_t times = 8000;
       double sum = 0, squares = 0;
       for (uint32_t layer = 0; layer < times; ++layer) {
-        const Chosen chosen = sample(asked, layer, shares, {1, 1000, error * error});
-        double its = 0;
+        const Chosen chosen = sample(given, layer, shares, {1, 1000, error * error});
+        double estimate = 0;
         for (std::size_t i = 0; i < chosen.numbers.size(); ++i)
-          its += chosen.weights[i] * static_cast<double>(shares[chosen.numbers[i] - first]);
-        sum += its / times, squares += its * its / times;
+          estimate += chosen.weights[i] * static_cast<double>(shares[chosen.numbers[i] - first]);
+        sum += estimate / times, squares += estimate * estimate / times;
       }
       CAPTURE(power);
       CAPTURE(error);
@@ -213,23 +215,23 @@ TEST_CASE(
   const PageStore store = random_store(64, 37, 1, 8);
   KeySketch sketch(store.shape());
   REQUIRE(sketch.build(store, nullptr, cpu_kernels(), &test::pool(2), nullptr).ok());
-  Asked asked(store, 0, rows, 3);
+  QueryCase given(store, 0, rows, 3);
   const PageShape& shape = store.shape().page;
   Array<float> k(std::size_t{shape.page_tokens} * shape.dim), v(k.size());
   const PageRef page = store.page(0, 0, wanted / shape.page_tokens);
   cpu_kernels().unseal_page(shape, page.data, page.scales, k.data(), v.data());
   for (uint32_t d = 0; d < shape.dim; ++d)
-    asked.f32[alone * shape.dim + d] = 4 * k[wanted % shape.page_tokens * shape.dim + d];
-  cpu_kernels().quantize_queries(asked.f32.data(), rows, shape.dim, asked.q.data(),
-                                 asked.split.data(), asked.scale.data());
+    given.f32[alone * shape.dim + d] = 4 * k[wanted % shape.page_tokens * shape.dim + d];
+  cpu_kernels().quantize_queries(given.f32.data(), rows, shape.dim, given.q.data(),
+                                 given.split.data(), given.scale.data());
   SelectorQuery query{.kernels = cpu_kernels(),
                       .pages = store,
                       .sketch = sketch,
                       .layer = 0,
                       .kv_head = 0,
-                      .rows = asked.rows,
-                      .near_m = asked.near_m.data(),
-                      .near_l = asked.near_l.data(),
+                      .rows = given.rows,
+                      .near_m = given.near_m.data(),
+                      .near_l = given.near_l.data(),
                       .first_page = 1,
                       .budget_tokens = budget,
                       .share = true};

@@ -8,10 +8,10 @@
 #include "helpers.h"
 
 using namespace kvasir;
-using test::Asked;
 using test::build;
 using test::chosen_tokens;
 using test::pool;
+using test::QueryCase;
 using test::random_store;
 using test::some_queries;
 
@@ -115,14 +115,14 @@ Walk plain_within(const Graph& graph, uint32_t entry, uint32_t items, uint32_t c
 }
 
 // bit for bit what a search compares
-float exact(const Asked& asked, uint32_t row, uint32_t token) {
-  const PageShape& page = asked.store.shape().page;
-  const PageRef ref = asked.store.page(0, asked.kv_head, token / page.page_tokens);
+float exact(const QueryCase& given, uint32_t row, uint32_t token) {
+  const PageShape& page = given.store.shape().page;
+  const PageRef ref = given.store.page(0, given.kv_head, token / page.page_tokens);
   Array<float> scores(page.page_tokens);
   Array<std::byte> scratch(cpu_kernels().attend_scratch(1, page.dim));
   const QueryRows one{1,       page.dim,
-                      nullptr, asked.q.data() + std::size_t{row} * page.dim,
-                      nullptr, asked.scale.data() + row};
+                      nullptr, given.q.data() + std::size_t{row} * page.dim,
+                      nullptr, given.scale.data() + row};
   const PageRef all{ref.data, ref.scales, ~uint64_t{0}};
   cpu_kernels().score_tokens(one, &all, 1, scores.data(), page.page_tokens, scratch.data());
   return scores[token % page.page_tokens];
@@ -148,11 +148,12 @@ Array<std::byte> bytes_of(const TokenIndex& index) {
   return out;
 }
 
-double recall(const std::set<uint32_t>& found, const Asked& asked, uint32_t row, std::size_t k) {
+double recall(const std::set<uint32_t>& found, const QueryCase& given, uint32_t row,
+              std::size_t k) {
   std::vector<uint32_t> tokens;
-  for (uint32_t t = asked.first(); t < asked.tokens(); ++t) tokens.push_back(t);
+  for (uint32_t t = given.first(); t < given.tokens(); ++t) tokens.push_back(t);
   std::sort(tokens.begin(), tokens.end(),
-            [&](uint32_t a, uint32_t b) { return asked.score(row, a) > asked.score(row, b); });
+            [&](uint32_t a, uint32_t b) { return given.score(row, a) > given.score(row, b); });
   std::size_t hits = 0;
   for (std::size_t i = 0; i < k; ++i) hits += found.count(tokens[i]);
   return static_cast<double>(hits) / static_cast<double>(k);
@@ -165,8 +166,8 @@ TEST_CASE(
     "tokens may not be found") {
   for (uint32_t head_dim : {48u, 128u}) {
     const PageStore store = random_store(head_dim, 40, 2, head_dim);
-    const Asked asked(store, 1, 2, 5);
-    const uint32_t first = asked.first(), items = asked.tokens() - first;
+    const QueryCase given(store, 1, 2, 5);
+    const uint32_t first = given.first(), items = given.tokens() - first;
     const Graph graph = random_graph(items, 6, 3);
     SelectorScratch scratch;
     Selection out;
@@ -180,7 +181,7 @@ TEST_CASE(
         shorter.truncate(pages);
         indexes.truncate(uint64_t{pages} * first);
         const uint32_t known = pages * first - first;
-        SelectorQuery asks = asked.query(30, false);
+        SelectorQuery asks = given.query(30, false);
         SelectorQuery query{.kernels = asks.kernels,
                             .pages = shorter,
                             .sketch = asks.sketch,
@@ -199,7 +200,7 @@ TEST_CASE(
         std::set<uint32_t> scored;
         for (uint32_t r = 0; r < 2; ++r) {
           const Walk walk = plain_nearest(graph, 5, known, breadth,
-                                          [&](uint32_t i) { return exact(asked, r, first + i); });
+                                          [&](uint32_t i) { return exact(given, r, first + i); });
           scored.insert(walk.scored.begin(), walk.scored.end());
           CHECK(out.found[r].size() == walk.scored.size());
           std::set<uint32_t> own;
@@ -210,7 +211,7 @@ TEST_CASE(
         for (uint32_t r = 0; r < 2; ++r) {  // the best of all that were scored
           std::vector<uint32_t> best(scored.begin(), scored.end());
           std::sort(best.begin(), best.end(), [&](uint32_t a, uint32_t b) {
-            return exact(asked, r, first + a) > exact(asked, r, first + b);
+            return exact(given, r, first + a) > exact(given, r, first + b);
           });
           const std::set<uint32_t> want(best.begin(), best.begin() + 30);
           CHECK(chosen_tokens(out, r, store.shape().page) == tokens_of(want, first));
@@ -223,12 +224,12 @@ TEST_CASE(
     "a search of a graph is as broad as its strategy makes of the budget, and reads as many tokens "
     "as that has all the same") {
   const PageStore store = random_store(64, 120, 1, 9);
-  const Asked asked(store, 0, 1, 5);
-  const uint32_t first = asked.first(), items = asked.tokens() - first;
+  const QueryCase given(store, 0, 1, 5);
+  const uint32_t first = given.first(), items = given.tokens() - first;
   const Graph graph = random_graph(items, 12, 3);
   const auto choose = [&](IndexKind kind, uint64_t budget, uint32_t breadth) {
     const TokenIndexes indexes = index_of(kind, store, graph, 5, first + items);
-    SelectorQuery query = asked.query(budget, false);
+    SelectorQuery query = given.query(budget, false);
     query.indexes = &indexes;
     query.breadth = breadth;
     SelectorScratch scratch;
@@ -248,8 +249,8 @@ TEST_CASE(
     "a range query on the graph is DIPRS: it ends where the range ends, which the window's largest "
     "score sets too") {
   const PageStore store = random_store(64, 40, 1, 8);
-  Asked asked(store, 0, 1, 6);
-  const uint32_t first = asked.first(), items = asked.tokens() - first;
+  QueryCase given(store, 0, 1, 6);
+  const uint32_t first = given.first(), items = given.tokens() - first;
   const Graph graph = random_graph(items, 8, 4);
   const TokenIndexes indexes = index_of(IndexKind::ood, store, graph, 7, first + items);
   SelectorScratch scratch;
@@ -257,15 +258,15 @@ TEST_CASE(
   uint64_t before = 0;
   for (float more : {0.0f, 4.0f})
     for (float range : {1.0f, 3.0f, 6.0f}) {
-      Asked its = asked;
-      its.near_m[0] += more;
-      SelectorQuery query = its.query(100000, false);
+      QueryCase raised = given;
+      raised.near_m[0] += more;
+      SelectorQuery query = raised.query(100000, false);
       query.range = range;
       query.indexes = &indexes;
       query.breadth = 20;
       strategy_info("dipr-graph")->make()->select(query, &scratch, &out);
-      const Walk walk = plain_within(graph, 7, items, 20, range, its.near_m[0],
-                                     [&](uint32_t i) { return exact(asked, 0, first + i); });
+      const Walk walk = plain_within(graph, 7, items, 20, range, raised.near_m[0],
+                                     [&](uint32_t i) { return exact(given, 0, first + i); });
       CHECK(out.keys_scanned == walk.scored.size());
       CHECK(chosen_tokens(out, 0, store.shape().page) == tokens_of(walk.kept, first));
       if (more == 0 && range == 6.0f) before = out.keys_scanned;
@@ -283,8 +284,8 @@ TEST_CASE("tokens that were sealed since the index was built are found, and thos
     const IndexQueries queries = some_queries(part, 2, 64, 3);
     indexes.of(kind) = {build(kind, part, queries, 2), 50 * 32};
     for (uint32_t seed = 0; seed < 5; ++seed) {
-      const Asked asked(store, 0, 2, seed);
-      SelectorQuery query = asked.query(100, false);
+      const QueryCase given(store, 0, 2, seed);
+      SelectorQuery query = given.query(100, false);
       query.indexes = &indexes;
       query.breadth = kind == IndexKind::ivf ? 1000 : 400;
       SelectorScratch scratch;
@@ -292,7 +293,7 @@ TEST_CASE("tokens that were sealed since the index was built are found, and thos
       strategy_info(name_of(kind))->make()->select(query, &scratch, &out);
       CHECK(out.intact);
       for (uint32_t r = 0; r < 2; ++r) {
-        const double found = recall(chosen_tokens(out, r, store.shape().page), asked, r, 100);
+        const double found = recall(chosen_tokens(out, r, store.shape().page), given, r, 100);
         CHECK(found >= (kind == IndexKind::ivf ? 1.0 : 0.9));
       }
       query.share = true;
@@ -318,16 +319,16 @@ TEST_CASE("a search reads a part of the keys") {
   for (IndexKind kind : all_index_kinds) {
     TokenIndexes indexes;
     indexes.of(kind) = {build(kind, store, queries, 2), 300 * 32};
-    const Asked asked(store, 0, 1, 77);
-    SelectorQuery query = asked.query(20, false);
+    const QueryCase given(store, 0, 1, 77);
+    SelectorQuery query = given.query(20, false);
     query.indexes = &indexes;
     SelectorScratch scratch;
     Selection out;
     strategy_info(name_of(kind))->make()->select(query, &scratch, &out);
     CAPTURE(std::string(name_of(kind)));
     CHECK(out.keys_scanned > 20);
-    CHECK(out.keys_scanned < asked.tokens() / 4);
-    CHECK(recall(chosen_tokens(out, 0, store.shape().page), asked, 0, 20) >= 0.4);
+    CHECK(out.keys_scanned < given.tokens() / 4);
+    CHECK(recall(chosen_tokens(out, 0, store.shape().page), given, 0, 20) >= 0.4);
   }
 }
 
@@ -367,12 +368,12 @@ TEST_CASE(
     }
   CHECK(seen.size() == items);
 
-  const Asked asked(store, 0, 1, 3);
+  const QueryCase given(store, 0, 1, 3);
   std::vector<std::pair<double, uint32_t>> order;
   for (uint32_t c = 0; c < clusters.lists(); ++c) {
     double dot = 0;
     for (uint32_t d = 0; d < dim; ++d)
-      dot += static_cast<double>(asked.f32[d] * head.floats[std::size_t{c} * dim + d]);
+      dot += static_cast<double>(given.f32[d] * head.floats[std::size_t{c} * dim + d]);
     order.push_back({-dot, c});
   }
   std::sort(order.begin(), order.end());
@@ -380,7 +381,7 @@ TEST_CASE(
     std::set<uint32_t> want;
     for (uint32_t i = 0; i < probes; ++i)
       for (uint32_t item : clusters.list(order[i].second)) want.insert(item + page_tokens);
-    SelectorQuery query = asked.query(100000, false);
+    SelectorQuery query = given.query(100000, false);
     query.indexes = &indexes;
     query.breadth = probes;
     SelectorScratch scratch;

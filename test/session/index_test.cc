@@ -101,7 +101,7 @@ TEST_CASE(
   for (const uint32_t count : {1u, 600u, 1000u}) {
     CAPTURE(count);
     std::vector<Array<Token>> pieces;
-    REQUIRE(session->asked_passages(count, &pieces).ok());
+    REQUIRE(session->question_passages(count, &pieces).ok());
     const std::size_t marks = pieces[0].size() - 32;
     CHECK(pieces.size() == std::max<std::size_t>(1, count / pieces[0].size()));
     for (std::size_t i = 0; i < pieces.size(); ++i) {

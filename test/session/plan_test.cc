@@ -39,6 +39,18 @@ TEST_CASE("budgets are a count, a fraction, or the strategy's own with its floor
   CHECK(make_plan(o, 10000, 10, {}).budget_tokens == 77);
 }
 
+TEST_CASE("prefill has one default budget, whatever its strategy has in decode") {
+  for (const StrategyInfo& info : all_strategies()) {
+    if (!info.has(StrategyInfo::reads_blocks)) continue;
+    ReadOptions o;
+    o.strategy = info.name;
+    const uint64_t budget = make_read_plan(o, 100000, 10).budget_tokens;
+    o.budget_fraction = 0.1;  // as kvasir.h says
+    CHECK(budget == make_read_plan(o, 100000, 10).budget_tokens);
+    CHECK(budget == 10000);
+  }
+}
+
 TEST_CASE(
     "the layers with the largest measured errors are dense, the first ones where nothing was "
     "measured") {

@@ -42,15 +42,15 @@ struct Specimen {
 };
 
 uint64_t entry_of(const std::vector<uint8_t>& file, SectionKind kind) {
-  for (uint64_t i = 0; i < get(file, format::place_section_count, 4); ++i) {
-    const uint64_t entry = format::place_sections + i * format::entry_bytes;
+  for (uint64_t i = 0; i < get(file, format::header_at("section count"), 4); ++i) {
+    const uint64_t entry = format::header_at("sections") + i * format::entry_bytes;
     if (get(file, entry, 4) == static_cast<uint64_t>(kind)) return entry;
   }
   return 0;
 }
 
 uint64_t offset_of(const std::vector<uint8_t>& file, SectionKind kind) {
-  return get(file, entry_of(file, kind) + format::entry_offset, 8);
+  return get(file, entry_of(file, kind) + format::entry_at("offset"), 8);
 }
 
 void swap_ranges(std::vector<uint8_t>& file, uint64_t a, uint64_t b, uint64_t size) {
@@ -87,13 +87,15 @@ TEST_CASE(
   // versions of sections, a newer version of the format that this reader may read, an older reader
   // that may read it too.
   const auto is_fact = [&](uint64_t byte) {
-    if (byte >= format::place_version && byte < format::place_byte_order) return true;
-    if (byte >= format::place_model && byte < format::place_model_hash + 16) return true;
-    const uint64_t table_end = format::place_sections + 5 * format::entry_bytes;
-    return byte >= format::place_sections && byte < table_end &&
-           (byte - format::place_sections) % format::entry_bytes < format::entry_offset;
+    if (byte >= format::header_at("version") && byte < format::header_at("byte order")) return true;
+    if (byte >= format::header_at("model") && byte < format::header_at("model hash") + 16)
+      return true;
+    const uint64_t table_end = format::header_at("sections") + 5 * format::entry_bytes;
+    return byte >= format::header_at("sections") && byte < table_end &&
+           (byte - format::header_at("sections")) % format::entry_bytes <
+               format::entry_at("offset");
   };
-  for (uint64_t bit = 0; bit < format::place_checksum * 8; ++bit) {
+  for (uint64_t bit = 0; bit < format::header_at("checksum") * 8; ++bit) {
     std::vector<uint8_t> header(specimen.sound.begin(),
                                 specimen.sound.begin() + format::header_bytes);
     header[bit / 8] = static_cast<uint8_t>(header[bit / 8] ^ 1u << bit % 8);
@@ -207,11 +209,11 @@ TEST_CASE("blocks swapped together with their checksums are found by their posit
   std::vector<uint8_t> bytes = specimen.sound;
   const uint64_t entry = entry_of(bytes, SectionKind::pages),
                  pages = offset_of(bytes, SectionKind::pages);
-  const uint64_t table = get(bytes, entry + format::entry_table_offset, 8);
+  const uint64_t table = get(bytes, entry + format::entry_at("table offset"), 8);
   swap_ranges(bytes, pages + 2 * 4096, pages + 5 * 4096, 4096);
   swap_ranges(bytes, table + 2 * 8, table + 5 * 8, 8);
   count_faults("parts swapped, doubled or zeroed");
-  put(bytes, entry + format::entry_table_checksum, 8,
+  put(bytes, entry + format::entry_at("table checksum"), 8,
       checksum(bytes.data() + table, 20 * 8, table));
   samples::repair_header(bytes);
   Status s;
@@ -227,7 +229,7 @@ TEST_CASE("blocks swapped together with their checksums are found by their posit
 TEST_CASE("every byte of the checksum tables matters") {
   Specimen specimen;
   const uint64_t begin =
-      get(specimen.sound, format::place_sections + format::entry_table_offset, 8);
+      get(specimen.sound, format::header_at("sections") + format::entry_at("table offset"), 8);
   for (uint64_t i = begin; i < specimen.sound.size(); ++i) {
     const uint8_t damaged = specimen.sound[i] ^ 0x10;
     REQUIRE(overwrite(specimen.path, i, &damaged, 1));
@@ -241,7 +243,7 @@ TEST_CASE("every byte of the checksum tables matters") {
 TEST_CASE("bytes between the sections are zero, and verify_all looks") {
   Specimen specimen;
   const uint64_t tables =
-      get(specimen.sound, format::place_sections + format::entry_table_offset, 8);
+      get(specimen.sound, format::header_at("sections") + format::entry_at("table offset"), 8);
   const uint64_t state = offset_of(specimen.sound, SectionKind::state);
   for (uint64_t place : {uint64_t{4096}, state - 1, state + 100, tables - 1}) {
     std::vector<uint8_t> bytes = specimen.sound;
@@ -295,17 +297,17 @@ TEST_CASE("a transfer in text mode is named as the cause") {
 TEST_CASE("a newer format is stale, not damaged, and one that old readers may read is read") {
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
-  put(bytes, format::place_version, 4, format::version + 1);
-  put(bytes, format::place_minimum_reader, 4, format::version + 1);
+  put(bytes, format::header_at("version"), 4, format::version + 1);
+  put(bytes, format::header_at("minimum reader"), 4, format::version + 1);
   CHECK(specimen.opened(bytes).code() == Code::corrupt);  // without its checksum it is not believed
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).code() == Code::version);
-  put(bytes, format::place_minimum_reader, 4, format::version);
-  bytes[200] = 77;                                              // reserved in today's version
-  bytes[format::place_sections + format::entry_bytes - 1] = 5;  // so is this
+  put(bytes, format::header_at("minimum reader"), 4, format::version);
+  bytes[200] = 77;  // reserved in today's version
+  bytes[format::header_at("sections") + format::entry_bytes - 1] = 5;  // so is this
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).ok());
-  put(bytes, format::place_version, 4, format::version);
+  put(bytes, format::header_at("version"), 4, format::version);
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).code() == Code::corrupt);
 }
@@ -314,14 +316,14 @@ TEST_CASE(
     "a file of a version from before the first release is stale, and says to prefill the "
     "document again") {
   Specimen specimen;
-  CHECK(get(specimen.sound, format::place_version, 4) == 3);
-  CHECK(get(specimen.sound, format::place_minimum_reader, 4) == 3);
+  CHECK(get(specimen.sound, format::header_at("version"), 4) == 3);
+  CHECK(get(specimen.sound, format::header_at("minimum reader"), 4) == 3);
   for (uint32_t old : {1u, 2u}) {
     std::vector<uint8_t> bytes = specimen.sound;
-    put(bytes, format::place_version, 4, old);
+    put(bytes, format::header_at("version"), 4, old);
     samples::repair_header(bytes);
     CHECK(specimen.opened(bytes).code() == Code::corrupt);  // it wants a newer reader than itself
-    put(bytes, format::place_minimum_reader, 4, old);
+    put(bytes, format::header_at("minimum reader"), 4, old);
     // nor is this believed without its checksum
     CHECK(specimen.opened(bytes).code() == Code::corrupt);
     samples::repair_header(bytes);
@@ -333,8 +335,8 @@ TEST_CASE(
 TEST_CASE("a file of the other byte order is stale") {
   Specimen specimen;
   std::vector<uint8_t> bytes = specimen.sound;
-  std::reverse(bytes.begin() + format::place_byte_order,
-               bytes.begin() + format::place_byte_order + 4);
+  std::reverse(bytes.begin() + format::header_at("byte order"),
+               bytes.begin() + format::header_at("byte order") + 4);
   samples::repair_header(bytes);
   CHECK(specimen.opened(bytes).code() == Code::version);
 }
@@ -346,11 +348,11 @@ TEST_CASE(
   const uint64_t entry = entry_of(bytes, SectionKind::bounds);
   for (uint32_t kind : {0u, 11u, 12u, 99u, 0xFFFFFFFFu}) {
     CAPTURE(kind);
-    put(bytes, entry + format::entry_kind, 4, kind);
-    put(bytes, entry + format::entry_flags, 4, 0);
+    put(bytes, entry + format::entry_at("kind"), 4, kind);
+    put(bytes, entry + format::entry_at("flags"), 4, 0);
     samples::repair_header(bytes);
     CHECK(specimen.opened(bytes).code() == Code::version);
-    put(bytes, entry + format::entry_flags, 4, format::optional_section);
+    put(bytes, entry + format::entry_at("flags"), 4, format::optional_section);
     samples::repair_header(bytes);
     Status s;
     const auto file = specimen.open(bytes, &s);
@@ -364,7 +366,7 @@ TEST_CASE(
 TEST_CASE("hostile section tables are refused behind sound checksums") {
   Specimen specimen;
   const uint64_t entry = entry_of(specimen.sound, SectionKind::pages);
-  const uint64_t offset = get(specimen.sound, entry + format::entry_offset, 8);
+  const uint64_t offset = get(specimen.sound, entry + format::entry_at("offset"), 8);
   struct Change {
     const char* name;
     uint64_t place;
@@ -372,30 +374,31 @@ TEST_CASE("hostile section tables are refused behind sound checksums") {
     uint64_t value;
   };
   const std::vector<Change> changes = {
-      {"more sections than the table holds", format::place_section_count, 4, 33},
-      {"four billion sections", format::place_section_count, 4, 0xFFFFFFFF},
-      {"fewer sections", format::place_section_count, 4, 4},
-      {"overlap with the section before", entry + format::entry_offset, 8,
+      {"more sections than the table holds", format::header_at("section count"), 4, 33},
+      {"four billion sections", format::header_at("section count"), 4, 0xFFFFFFFF},
+      {"fewer sections", format::header_at("section count"), 4, 4},
+      {"overlap with the section before", entry + format::entry_at("offset"), 8,
        offset - format::section_align},
-      {"a gap", entry + format::entry_offset, 8, offset + format::section_align},
-      {"unaligned", entry + format::entry_offset, 8, offset + 4096},
-      {"over the header", entry + format::entry_offset, 8, 0},
-      {"past the end", entry + format::entry_offset, 8, uint64_t{1} << 40},
-      {"near the last address", entry + format::entry_offset, 8, UINT64_MAX - 4095},
-      {"larger by a byte", entry + format::entry_size, 8, 20 * 4096 + 1},
-      {"huge", entry + format::entry_size, 8, uint64_t{1} << 62},
-      {"larger than any", entry + format::entry_size, 8, UINT64_MAX},
-      {"a table elsewhere", entry + format::entry_table_offset, 8, 0},
-      {"a table past the end", entry + format::entry_table_offset, 8, UINT64_MAX - 7},
-      {"unknown flags", entry + format::entry_flags, 4, 2},
-      {"a kind twice", entry + format::entry_kind, 4, 1},
-      {"another size of file", format::place_file_size, 8, specimen.sound.size() + 1},
-      {"no version", format::place_version, 4, 0},
-      {"no oldest reader", format::place_minimum_reader, 4, 0},
-      {"a byte order that is none", format::place_byte_order, 4, 0x0A0B0C0E},
-      {"a name without an end", format::place_model_name + 11, 8, 0x7878787800787878},
-      {"bytes after the section table", format::place_sections + 5 * format::entry_bytes, 8, 1},
-      {"bytes before the header's checksum", format::place_checksum - 1, 1, 1},
+      {"a gap", entry + format::entry_at("offset"), 8, offset + format::section_align},
+      {"unaligned", entry + format::entry_at("offset"), 8, offset + 4096},
+      {"over the header", entry + format::entry_at("offset"), 8, 0},
+      {"past the end", entry + format::entry_at("offset"), 8, uint64_t{1} << 40},
+      {"near the last address", entry + format::entry_at("offset"), 8, UINT64_MAX - 4095},
+      {"larger by a byte", entry + format::entry_at("size"), 8, 20 * 4096 + 1},
+      {"huge", entry + format::entry_at("size"), 8, uint64_t{1} << 62},
+      {"larger than any", entry + format::entry_at("size"), 8, UINT64_MAX},
+      {"a table elsewhere", entry + format::entry_at("table offset"), 8, 0},
+      {"a table past the end", entry + format::entry_at("table offset"), 8, UINT64_MAX - 7},
+      {"unknown flags", entry + format::entry_at("flags"), 4, 2},
+      {"a kind twice", entry + format::entry_at("kind"), 4, 1},
+      {"another size of file", format::header_at("file size"), 8, specimen.sound.size() + 1},
+      {"no version", format::header_at("version"), 4, 0},
+      {"no oldest reader", format::header_at("minimum reader"), 4, 0},
+      {"a byte order that is none", format::header_at("byte order"), 4, 0x0A0B0C0E},
+      {"a name without an end", format::header_at("model name") + 11, 8, 0x7878787800787878},
+      {"bytes after the section table", format::header_at("sections") + 5 * format::entry_bytes, 8,
+       1},
+      {"bytes before the header's checksum", format::header_at("checksum") - 1, 1, 1},
   };
   for (const Change& change : changes) {
     CAPTURE(change.name);

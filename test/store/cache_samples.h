@@ -107,20 +107,20 @@ inline void put(std::vector<uint8_t>& file, uint64_t place, int bytes, uint64_t 
 
 inline void repair_header(std::vector<uint8_t>& file) {
   if (file.size() < format::header_bytes) return;
-  put(file, format::place_checksum, 8,
-      kvasir::checksum(file.data(), format::place_checksum, format::header_seed));
+  put(file, format::header_at("checksum"), 8,
+      kvasir::checksum(file.data(), format::header_at("checksum"), format::header_seed));
 }
 
 // Makes every checksum inside the file match, whatever the header says.
 inline void repair(std::vector<uint8_t>& file) {
   if (file.size() < format::header_bytes) return;
   const uint64_t count =
-      std::min<uint64_t>(get(file, format::place_section_count, 4), format::max_sections);
+      std::min<uint64_t>(get(file, format::header_at("section count"), 4), format::max_sections);
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t entry = format::place_sections + i * format::entry_bytes;
-    const uint64_t offset = get(file, entry + format::entry_offset, 8),
-                   bytes = get(file, entry + format::entry_size, 8);
-    const uint64_t table = get(file, entry + format::entry_table_offset, 8);
+    const uint64_t entry = format::header_at("sections") + i * format::entry_bytes;
+    const uint64_t offset = get(file, entry + format::entry_at("offset"), 8),
+                   bytes = get(file, entry + format::entry_at("size"), 8);
+    const uint64_t table = get(file, entry + format::entry_at("table offset"), 8);
     if (offset > file.size() || bytes > file.size() - offset || table > file.size()) continue;
     const uint64_t blocks = (bytes + format::block_bytes - 1) / format::block_bytes;
     if (table < format::header_bytes || blocks > (file.size() - table) / 8) continue;
@@ -129,7 +129,7 @@ inline void repair(std::vector<uint8_t>& file) {
       const uint64_t size = std::min(format::block_bytes, offset + bytes - at);
       put(file, table + b * 8, 8, kvasir::checksum(file.data() + at, size, at));
     }
-    put(file, entry + format::entry_table_checksum, 8,
+    put(file, entry + format::entry_at("table checksum"), 8,
         kvasir::checksum(file.data() + table, blocks * 8, table));
   }
   repair_header(file);

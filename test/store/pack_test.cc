@@ -66,8 +66,8 @@ struct Specimen {
 };
 
 void repair_header(Bytes& file) {
-  samples::put(file, packed::place_checksum, 8,
-               checksum(file.data(), packed::place_checksum, packed::header_seed));
+  samples::put(file, packed::header_at("checksum"), 8,
+               checksum(file.data(), packed::header_at("checksum"), packed::header_seed));
 }
 
 // Where each chunk begins.
@@ -206,15 +206,17 @@ TEST_CASE("a flipped bit of a packed header is found, also with its checksum mad
     const Status s = specimen.unpacked(file);
     CHECK((s.code() == Code::corrupt || (bit / 8 < 8 && s.code() == Code::not_a_cache)));
     CHECK(s.message()[0] != 0);
-    if (bit / 8 >= packed::place_checksum) continue;
+    if (bit / 8 >= packed::header_at("checksum")) continue;
     repair_header(file);
     count_faults("bits flipped, checksums repaired");
     const Status repaired = specimen.unpacked(file);
     if (repaired.ok()) {  // what is for people, or fewer pages than whole extents have
       const uint64_t place = bit / 8;
-      CHECK(((place >= packed::place_level && place < packed::place_packed_bytes) ||
-             (place >= packed::place_version && place < packed::place_minimum_reader) ||
-             (place >= packed::place_pages_bytes && place < packed::place_pages_bytes + 2)));
+      CHECK(
+          ((place >= packed::header_at("level") && place < packed::header_at("packed bytes")) ||
+           (place >= packed::header_at("version") && place < packed::header_at("minimum reader")) ||
+           (place >= packed::header_at("pages bytes") &&
+            place < packed::header_at("pages bytes") + 2)));
     } else if (bit / 8 >= 8) {
       CHECK((repaired.code() == Code::corrupt || repaired.code() == Code::version ||
              repaired.code() == Code::no_space));
@@ -258,7 +260,7 @@ TEST_CASE(
     CHECK(s.code() == (size == 0 ? Code::not_a_cache : Code::corrupt));
     count_faults("file cut, or with something at its end");
     if (size < packed::header_bytes) continue;
-    samples::put(file, packed::place_packed_bytes, 8, size);
+    samples::put(file, packed::header_at("packed bytes"), 8, size);
     repair_header(file);
     CHECK(specimen.unpacked(file).code() == Code::corrupt);
   }
@@ -267,7 +269,7 @@ TEST_CASE(
     file.resize(file.size() + more);
     count_faults("file cut, or with something at its end");
     CHECK(specimen.unpacked(file).offset() == specimen.packed.size());
-    samples::put(file, packed::place_packed_bytes, 8, file.size());
+    samples::put(file, packed::header_at("packed bytes"), 8, file.size());
     repair_header(file);
     CHECK(specimen.unpacked(file).code() == Code::corrupt);
   }
@@ -302,7 +304,7 @@ TEST_CASE(
     CAPTURE(lie);
     Bytes file = specimen.packed;
     count_faults("facts that lie behind sound checksums");
-    samples::put(file, packed::place_document_bytes, 8, lie);
+    samples::put(file, packed::header_at("document bytes"), 8, lie);
     repair_header(file);
     CHECK(specimen.unpacked(file).code() == Code::corrupt);
   }
@@ -311,16 +313,16 @@ TEST_CASE(
 TEST_CASE("a packed file of a newer or a too old version is distinguished from a damaged one") {
   Specimen specimen(document(1));
   Bytes file = specimen.packed;
-  samples::put(file, packed::place_version, 4, 9);
-  samples::put(file, packed::place_reserved, 4, 77);  // what newer versions may use
+  samples::put(file, packed::header_at("version"), 4, 9);
+  samples::put(file, packed::header_at("reserved"), 4, 77);  // what newer versions may use
   repair_header(file);
   CHECK(specimen.unpacked(file).ok());
-  samples::put(file, packed::place_minimum_reader, 4, packed::version + 1);
+  samples::put(file, packed::header_at("minimum reader"), 4, packed::version + 1);
   repair_header(file);
   CHECK(specimen.unpacked(file).code() == Code::version);
   Bytes old = specimen.packed;  // from before the first release
-  samples::put(old, packed::place_version, 4, 1);
-  samples::put(old, packed::place_minimum_reader, 4, 1);
+  samples::put(old, packed::header_at("version"), 4, 1);
+  samples::put(old, packed::header_at("minimum reader"), 4, 1);
   repair_header(old);
   CHECK(specimen.unpacked(old).code() == Code::version);
   for (const Bytes& begin : {Bytes{0x0B}, Bytes{0xC2, 0x8B}, Bytes{0xEF, 0xBF, 0xBD}}) {

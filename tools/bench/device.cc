@@ -150,18 +150,18 @@ void measure_layer(Bench* bench, const Inputs& inputs, TensorType type, const st
                      1, its_cols, nullptr, inputs.q.get(), inputs.scale.get(), inputs.sums.get()};
   };
   const double seconds = bench->median_seconds([&](uint32_t i) {
-    const DeviceMatrix* its = &w[i % layers * std::size(shapes)];
+    const DeviceMatrix* matrices = &w[i % layers * std::size(shapes)];
     const DeviceCheck check = inputs.check();
     DeviceActivations attended = input(a, width);
     attended.f32 = a;
     const DeviceHeads rotated{1,       heads, kv_heads, dim,   qkv,    nullptr,
                               nullptr, 1e-5f, dim,      false, weight, weight};
-    const std::array first{DeviceProduct{its[0], nullptr, qkv},
-                           DeviceProduct{its[1], nullptr, qkv + width},
-                           DeviceProduct{its[2], nullptr, qkv + width + kv}};
-    const std::array second{DeviceProduct{its[4], nullptr, gate},
-                            DeviceProduct{its[5], nullptr, up}};
-    const DeviceProduct o{its[3], nullptr, x}, down{its[6], nullptr, x};
+    const std::array first{DeviceProduct{matrices[0], nullptr, qkv},
+                           DeviceProduct{matrices[1], nullptr, qkv + width},
+                           DeviceProduct{matrices[2], nullptr, qkv + width + kv}};
+    const std::array second{DeviceProduct{matrices[4], nullptr, gate},
+                            DeviceProduct{matrices[5], nullptr, up}};
+    const DeviceProduct o{matrices[3], nullptr, x}, down{matrices[6], nullptr, x};
     bench->check(ops.rms_norm(bench->stream, x, weight, 1e-5f, check, input(h, width)));
     bench->check(ops.matmul(bench->stream, first, input(h, width), false));
     bench->check(ops.rotate(bench->stream, rotated, check));
@@ -314,10 +314,10 @@ void find_by_processor(const QueryRows& q, uint32_t n, std::span<const PageRef> 
                        std::min(batch_pages, static_cast<uint32_t>(pages.size()) - p),
                        scores.data() + std::size_t{p} * page_tokens, items, scratch.data());
     for (uint32_t r = 0; r < batch_rows; ++r, out += k) {
-      const float* its = scores.data() + std::size_t{r} * items;
-      (void)cpu.top_k(its, items, k, out, scratch.data());
+      const float* row = scores.data() + std::size_t{r} * items;
+      (void)cpu.top_k(row, items, k, out, scratch.data());
       std::sort(out, out + k, [&](uint32_t a, uint32_t b) {
-        return its[a] > its[b] || (its[a] == its[b] && a < b);
+        return row[a] > row[b] || (row[a] == row[b] && a < b);
       });
     }
   }

@@ -177,17 +177,17 @@ class Layers {
       if (l > 0) std::memcpy(host + l * layer_bytes(), host, layer_bytes());
       bench_->check(bench_->ops().upload(bench_->stream, sketch_.get() + l * sketch.size(),
                                          sketch.data(), sketch.size()));
-      uint64_t* its = at.data() + std::size_t{l} * arrays * extents_room_;
+      uint64_t* addresses = at.data() + std::size_t{l} * arrays * extents_room_;
       for (uint32_t e = 0; e < extents_; ++e) {
         const std::size_t its_pages = l * layer_bytes() + e * extent_bytes,
                           its_scales =
                               l * layer_bytes() + extents_ * extent_bytes + e * scale_bytes;
-        its[sketches * extents_room_ + e] =
+        addresses[sketches * extents_room_ + e] =
             address_of(sketch_.get() + l * sketch.size() + e * kv_heads * page.sketch_bytes());
-        its[host_pages * extents_room_ + e] = address_of(host + its_pages);
-        its[host_scales * extents_room_ + e] = address_of(host + its_scales);
-        its[device_pages * extents_room_ + e] = address_of(pages_device_.get() + its_pages);
-        its[device_scales * extents_room_ + e] = address_of(pages_device_.get() + its_scales);
+        addresses[host_pages * extents_room_ + e] = address_of(host + its_pages);
+        addresses[host_scales * extents_room_ + e] = address_of(host + its_scales);
+        addresses[device_pages * extents_room_ + e] = address_of(pages_device_.get() + its_pages);
+        addresses[device_scales * extents_room_ + e] = address_of(pages_device_.get() + its_scales);
       }
     }
     bench_->check(
@@ -200,9 +200,9 @@ class Layers {
   void next_tokens() {
     Array<float> q(std::size_t{Bench::times} * width);
     for (uint32_t i = 0; i < Bench::times; ++i) {
-      float* its = walk_.data() + std::size_t{i % layers_} * width;
+      float* direction = walk_.data() + std::size_t{i % layers_} * width;
       for (uint32_t d = 0; d < width; ++d)
-        q[std::size_t{i} * width + d] = its[d] = stays * its[d] + is_new * uniform();
+        q[std::size_t{i} * width + d] = direction[d] = stays * direction[d] + is_new * uniform();
       counts_host_.get()[i] = {pages_, window, step_ + 1 + i / layers_, since_, UINT32_MAX, 0};
     }
     step_ += Bench::times / layers_;
@@ -256,10 +256,10 @@ class Layers {
   }
 
   DeviceKv all_pages(uint32_t i) const {
-    DeviceKv its = kv(i);
-    its.pages_at = its.sketch_at + device_pages * extents_room_,
-    its.scales_at = its.sketch_at + device_scales * extents_room_;
-    return its;
+    DeviceKv layer_kv = kv(i);
+    layer_kv.pages_at = layer_kv.sketch_at + device_pages * extents_room_,
+    layer_kv.scales_at = layer_kv.sketch_at + device_scales * extents_room_;
+    return layer_kv;
   }
 
   DeviceAttention all_of_them() const {
@@ -283,24 +283,24 @@ class Layers {
   }
 
   int attend_exactly(uint32_t i) {
-    const DeviceKv its = all_pages(i);
+    const DeviceKv layer_kv = all_pages(i);
     const DeviceAttention a = all_of_them();
-    int error = begin(its, a, i);
-    if (!error) error = bench_->ops().attend_sinks_and_window(bench_->stream, its, a);
-    if (!error) error = bench_->ops().attend_chosen(bench_->stream, its, a);
-    return error ? error : finish(its, a);
+    int error = begin(layer_kv, a, i);
+    if (!error) error = bench_->ops().attend_sinks_and_window(bench_->stream, layer_kv, a);
+    if (!error) error = bench_->ops().attend_chosen(bench_->stream, layer_kv, a);
+    return error ? error : finish(layer_kv, a);
   }
 
   // Runs the first n operations.
   int attend(uint32_t i, uint32_t n) {
-    const DeviceKv its = kv(i);
+    const DeviceKv layer_kv = kv(i);
     const DeviceAttention a = work(i);
     const DeviceKernels& ops = bench_->ops();
-    int error = begin(its, a, i);
-    if (n > 1 && !error) error = ops.score_sketch(bench_->stream, its, a);
-    if (n > 2 && !error) error = ops.choose(bench_->stream, its, a);
-    if (n > 3 && !error) error = ops.attend_chosen(bench_->stream, its, a);
-    return n > 4 && !error ? finish(its, a) : error;
+    int error = begin(layer_kv, a, i);
+    if (n > 1 && !error) error = ops.score_sketch(bench_->stream, layer_kv, a);
+    if (n > 2 && !error) error = ops.choose(bench_->stream, layer_kv, a);
+    if (n > 3 && !error) error = ops.attend_chosen(bench_->stream, layer_kv, a);
+    return n > 4 && !error ? finish(layer_kv, a) : error;
   }
 
   Bench* bench_;

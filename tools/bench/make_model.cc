@@ -451,7 +451,7 @@ int run(int argc, char** argv) {
     const char* name;
     uint32_t Shape::*field;
     const char* text;
-    uint32_t most;
+    uint32_t max;
   } fields[] = {
       {"--layers", &Shape::layers, "transformer layers", 1024},
       {"--width", &Shape::width, "embedding length", 65536},
@@ -465,7 +465,7 @@ int run(int argc, char** argv) {
       {"--context", &Shape::context, "tokens of context that the metadata promises", 1u << 30},
   };
   for (const auto& field : fields) {
-    app.add_option(field.name, o.shape.*field.field, field.text)->check(CLI::Range(1u, field.most));
+    app.add_option(field.name, o.shape.*field.field, field.text)->check(CLI::Range(1u, field.max));
   }
   app.add_option("--type", type, "of the weights")
       ->transform(CLI::IsMember(types, CLI::ignore_case))

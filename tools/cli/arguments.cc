@@ -11,15 +11,21 @@
 namespace tool {
 namespace {
 
-void add_ask(Grammar& grammar) {
-  const auto [command, arguments] =
-      grammar.add("ask", "Answer questions about a document", run_ask);
+// Options of `ask` and `chat`.
+template <class Arguments>
+void add_answering(CLI::App* command, Arguments* arguments) {
   add_model(command, &arguments->model);
   add_source(command, &arguments->source);
   add_instructions(command, &arguments->session);
   add_strategy(command, &arguments->session);
   add_prefill_options(command, &arguments->session);
   add_sampling(command, &arguments->sampling);
+}
+
+void add_ask(Grammar& grammar) {
+  const auto [command, arguments] =
+      grammar.add("ask", "Answer questions about a document", run_ask);
+  add_answering(command, arguments.get());
   add_passages(command, &arguments->passages);
   add_questions(command, &arguments->questions, "Questions [one per line of standard input]");
   footer(
@@ -59,12 +65,7 @@ void add_prefill(Grammar& grammar) {
 void add_chat(Grammar& grammar) {
   const auto [command, arguments] =
       grammar.add("chat", "Hold a conversation, with or without a document", run_chat);
-  add_model(command, &arguments->model);
-  add_source(command, &arguments->source);
-  add_instructions(command, &arguments->session);
-  add_strategy(command, &arguments->session);
-  add_prefill_options(command, &arguments->session);
-  add_sampling(command, &arguments->sampling);
+  add_answering(command, arguments.get());
   footer(command,
          "Commands in the conversation: /reset /stats /save FILE /help. Ctrl-C stops an answer, "
          "Ctrl-D ends the conversation. Up and Down recall earlier questions.\n"

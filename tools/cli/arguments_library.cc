@@ -37,12 +37,18 @@ void add_add(Grammar& grammar) {
   add_document_options(command, arguments.get(), new_folder)->required();
 }
 
-void add_library_ask(Grammar& grammar) {
-  const auto [command, arguments] =
-      grammar.add("ask", "Answer questions about a document of the library", run_library_ask);
+// Options of `library ask` and `library chat`.
+template <class Arguments>
+void add_answering(CLI::App* command, Arguments* arguments) {
   add_document_options(command, &arguments->add, new_folder);
   add_strategy(command, &arguments->add.session);
   add_sampling(command, &arguments->sampling);
+}
+
+void add_library_ask(Grammar& grammar) {
+  const auto [command, arguments] =
+      grammar.add("ask", "Answer questions about a document of the library", run_library_ask);
+  add_answering(command, arguments.get());
   add_passages(command, &arguments->passages);
   add_questions(command, &arguments->words,
                 "Without -f, the document's name first; then questions [one per line of standard "
@@ -58,9 +64,7 @@ void add_library_ask(Grammar& grammar) {
 void add_library_chat(Grammar& grammar) {
   const auto [command, arguments] =
       grammar.add("chat", "Hold a conversation about a document of the library", run_library_chat);
-  add_document_options(command, &arguments->add, new_folder);
-  add_strategy(command, &arguments->add.session);
-  add_sampling(command, &arguments->sampling);
+  add_answering(command, arguments.get());
   text(command, "name", &arguments->document_name, "NAME", "Name of the document, without -f");
 }
 

@@ -347,13 +347,13 @@ Document make_table(const Haystack& haystack, const DocumentPlan& plan) {
                                   std::to_string(plan.questions) +
                                   " questions; ask for a longer --length or fewer --questions");
   Document document{table_text(before, pairs), {}};
-  std::vector<bool> asked(pairs.size());
+  std::vector<bool> used(pairs.size());
   for (size_t i = 0; i < plan.questions; ++i) {
     const double place =
         (static_cast<double>(i % plan.depths) + random.real()) / static_cast<double>(plan.depths);
     auto at = static_cast<size_t>(place * static_cast<double>(pairs.size()));
-    while (asked[at]) at = (at + 1) % pairs.size();
-    asked[at] = true;
+    while (used[at]) at = (at + 1) % pairs.size();
+    used[at] = true;
     const auto& [key, value] = pairs[at];
     const size_t byte = document.text.find("\"" + key + "\": ");
     document.questions.push_back(

@@ -46,8 +46,8 @@ constexpr std::array months = {"January",   "February", "March",    "April",
                                "May",       "June",     "July",     "August",
                                "September", "October",  "November", "December"};
 
-std::string digits(Random* random, size_t least, size_t most) {
-  return std::to_string(random->between(least, most));
+std::string digits(Random* random, size_t min, size_t max) {
+  return std::to_string(random->between(min, max));
 }
 
 }  // namespace

@@ -38,6 +38,9 @@ class LineEditor : public LineInput {
 
   Kind next(const std::string& prompt, std::string* line) override {
     prompt_ = prompt;
+    // libedit would show the prompt first. What is typed in between would be echoed twice, and
+    // Ctrl-D would be lost.
+    el_set(editor_, EL_PREP_TERM, 1);
     int size = 0;
     const char* text = el_gets(editor_, &size);
     if (interrupt_->fired()) {
@@ -74,6 +77,9 @@ class LineEditor : public LineInput {
       const ssize_t size = ::read(STDIN_FILENO, &byte, 1);
       if (size < 0 && errno == EINTR) continue;
       if (size <= 0) return 0;
+      // A Ctrl-D that was typed in line mode, during an answer. libedit binds 0 to quoted insert,
+      // so the next Ctrl-D would become text.
+      if (byte == 0) continue;
       const size_t used = std::mbrtowc(character, &byte, 1, &state);
       if (used == static_cast<size_t>(-2)) continue;  // more bytes follow
       if (used == static_cast<size_t>(-1)) {          // not of this locale: dropped

@@ -67,6 +67,28 @@ def panels(count, width=5.2, height=4.0):
     return figure, list(axes[0])
 
 
+def draw_budgets(axis, number, strategy, points):
+    """A strategy's line, with a point (x, y, budget) for each budget."""
+    colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+    axis.plot(
+        [x for x, _, _ in points],
+        [y for _, y, _ in points],
+        color=colour,
+        marker=marker,
+        label=strategy,
+    )
+    for x, y, budget in points:
+        axis.annotate(
+            budget,
+            (x, y),
+            xytext=(0, -12),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            color=colour,
+        )
+
+
 def against_bytes(rows, measure, label, of):
     """A panel for each length, a line for each strategy that takes a budget, a level for each
     other.
@@ -94,24 +116,7 @@ def against_bytes(rows, measure, label, of):
                 if x > 0:
                     axis.plot([x], [y], color=REFERENCE, marker="o")
             elif points:
-                colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-                axis.plot(
-                    [p[0] for p in points],
-                    [p[1] for p in points],
-                    color=colour,
-                    marker=marker,
-                    label=strategy,
-                )
-                for x, y, budget in points:
-                    axis.annotate(
-                        budget,
-                        (x, y),
-                        xytext=(0, -12),
-                        textcoords="offset points",
-                        ha="center",
-                        fontsize=8,
-                        color=colour,
-                    )
+                draw_budgets(axis, number, strategy, points)
         axis.set(
             title=f"{tokens_text(length)} tokens", xlabel="MB read for each token", xscale="log"
         )
@@ -197,25 +202,8 @@ def of_strategies(rows, x, y, labels, log=False):
     """One panel, a line for each strategy, a point for each budget."""
     figure, (axis,) = panels(1, 6.4, 4.4)
     for number, strategy in enumerate(distinct(r["strategy"] for r in rows)):
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
         points = sorted((r[x], 100 * r[y], r["budget"]) for r in rows if r["strategy"] == strategy)
-        axis.plot(
-            [p[0] for p in points],
-            [p[1] for p in points],
-            color=colour,
-            marker=marker,
-            label=strategy,
-        )
-        for at, share, budget in points:
-            axis.annotate(
-                budget,
-                (at, share),
-                xytext=(0, -12),
-                textcoords="offset points",
-                ha="center",
-                fontsize=8,
-                color=colour,
-            )
+        draw_budgets(axis, number, strategy, points)
     axis.set(xlabel=labels[0], ylabel=labels[1])
     if log:
         axis.set_xscale("symlog", linthresh=10)

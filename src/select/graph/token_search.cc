@@ -257,7 +257,7 @@ void TokenSearch::choose(std::size_t list, uint32_t count) {
                                               std::min(count, n), chosen, scratch_->bytes.data());
   for (uint32_t i = 0; i < found; ++i) chosen[i] = s_.tokens[chosen[i]];
   std::sort(chosen, chosen + found);
-  tokens_to_pages(chosen, found, 0, page_tokens_, &out_->lists[list], &out_->page_numbers[list]);
+  tokens_to_pages({chosen, found}, 0, page_tokens_, &out_->lists[list], &out_->page_numbers[list]);
   out_->tokens += found;
 }
 

@@ -108,8 +108,8 @@ class SnapSelector final : public Selector {
             *std::max_element(row + (t < reach ? 0 : t - reach), row + std::min(n, t + reach + 1));
       choices[i].tokens =
           seen.kernels.top_k(pooled.data(), n, budget, chosen.data(), scratch.data());
-      tokens_to_pages(chosen.data(), static_cast<uint32_t>(choices[i].tokens), begin, page_tokens,
-                      &choices[i].pages, &choices[i].numbers);
+      tokens_to_pages({chosen.data(), static_cast<std::size_t>(choices[i].tokens)}, begin,
+                      page_tokens, &choices[i].pages, &choices[i].numbers);
     }
     return true;
   }
