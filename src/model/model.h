@@ -56,8 +56,8 @@ struct Weights {
 using Fingerprint = std::array<uint8_t, 32>;
 
 // Whether a model is opened to run, or to say what it is: then none of its weights is copied, nor a
-// device opened.
-enum class ModelUse { run, inspect };
+// device opened. For its vocabulary alone, neither hyper-parameters nor tensors are read.
+enum class ModelUse { run, inspect, vocabulary };
 
 class Model {
  public:
@@ -66,10 +66,17 @@ class Model {
   static Status open(const std::string& path, const std::string& chat_format,
                      std::shared_ptr<const Model>* out, const DeviceOptions& device = {},
                      const std::string& hash_folder = "", const Cancel* cancel = nullptr);
-  // To say what it is: reads the metadata and the fingerprint's samples.
+  // To say what it is: reads the metadata and the fingerprint's samples. Opens a file without
+  // tensors for its vocabulary.
   static Status inspect(const std::string& path, std::shared_ptr<const Model>* out);
+  // For tokenizer and chat format; the architecture need not be known. Of config(), only name and
+  // vocabulary are set.
+  static Status open_vocabulary(const std::string& path, const std::string& chat_format,
+                                std::shared_ptr<const Model>* out);
 
   const std::string& path() const { return path_; }
+  ModelUse use() const { return use_; }
+  std::string_view architecture() const;  // as the file names it; "" if it does not
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
   const std::vector<Rope>& ropes() const { return ropes_; }  // by LayerConfig::rope
@@ -93,12 +100,15 @@ class Model {
   const std::string& why_no_device() const { return why_no_device_; }
 
  private:
-  Status map(const std::string& path, const std::string& chat_format, ModelUse use,
+  Status map(const std::string& path, const std::string& chat_format,
              const std::string& hash_folder, const Cancel* cancel);
   Status refuse_holes() const;
-  Status read(const std::string& chat_format, ModelUse use, const Cancel* cancel);
+  Status read(const std::string& chat_format, const Cancel* cancel);
+  Status read_vocabulary();
+  Status read_weights();
 
   std::string path_;
+  ModelUse use_ = ModelUse::run;
   os::Mapping mapping_;
   Gguf gguf_;
   ModelConfig config_;

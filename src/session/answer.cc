@@ -114,7 +114,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
 Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uint64_t begin_ns,
                             Answer* answer) {
   const Tokenizer& tokenizer = model_->tokenizer();
-  Sampler sampler(o.sampling);
+  Sampler sampler(o.sampling, tokenizer.suppressed());
   AnswerStream stream(o.stop, on_text);
   const auto stopped = [] { return Status::error(Code::cancelled, "the answer was stopped"); };
   while (answer->reason == StopReason::none) {

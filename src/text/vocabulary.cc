@@ -105,6 +105,7 @@ Status Vocabulary::load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vo
   if (Status status = vocabulary.load_texts(gguf); !status.ok()) return status;
   if (Status status = vocabulary.load_kinds(gguf); !status.ok()) return status;
   if (Status status = vocabulary.load_special(gguf, defaults); !status.ok()) return status;
+  if (Status status = vocabulary.load_suppressed(gguf); !status.ok()) return status;
   vocabulary.adds_bos_ = gguf.get_bool("tokenizer.ggml.add_bos_token").value_or(adds_bos) &&
                          vocabulary.special_.bos >= 0;
   vocabulary.adds_eos_ =
@@ -249,6 +250,23 @@ Status Vocabulary::load_special(const Gguf& gguf, SpecialIds defaults) {
     if (token >= 0) turn_ends_.push_back(token);
   }
   find_turn_ends();
+  return {};
+}
+
+Status Vocabulary::load_suppressed(const Gguf& gguf) {
+  constexpr const char* key = "tokenizer.ggml.suppress_tokens";
+  if (!gguf.find(key)) return {};
+  auto ids = gguf.get_ints(key);  // at most gguf_limits::array_elements
+  if (!ids) return Status::error(Code::corrupt, "%s is no array of token ids", key);
+  for (const Token token : *ids) {
+    if (!contains(token))
+      return Status::error(Code::corrupt, "%s has %" PRId32 " of %" PRIu32 " tokens", key, token,
+                           size());
+  }
+  std::sort(ids->begin(), ids->end());
+  ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
+  if (ids->size() == size()) return Status::error(Code::corrupt, "%s has every token", key);
+  suppressed_ = std::move(*ids);
   return {};
 }
 

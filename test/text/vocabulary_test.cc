@@ -1,5 +1,6 @@
 // Vocabularies that do not fit together are refused by name; roles have the right defaults.
 #include <cmath>
+#include <numeric>
 
 #include "text/text_fixtures.h"
 
@@ -20,7 +21,7 @@ void check_refused(GgufBuilder builder, Code code, const std::string& word) {
 TEST_CASE("a tokenizer that is not supported is taken for another") {
   check_refused(GgufBuilder().key("general.architecture", "llama"), Code::unsupported,
                 "tokenizer.ggml.model");
-  for (const char* name : {"bert", "t5", "rwkv", "plamo2", "gemma4", "none", "something"})
+  for (const char* name : {"bert", "t5", "rwkv", "plamo2", "none", "something"})
     check_refused(GgufBuilder().key("tokenizer.ggml.model", name), Code::unsupported, name);
   check_refused(bpe_file(byte_vocabulary(), "no-such-family"), Code::unsupported, "no-such-family");
   GgufBuilder number;
@@ -74,6 +75,23 @@ TEST_CASE("a role names an id outside the vocabulary") {
     check_refused(bpe_file(byte_vocabulary()).key(name, int32_t{-1}), Code::corrupt, name);
     check_refused(bpe_file(byte_vocabulary()).key(name, "one"), Code::corrupt, name);
   }
+}
+
+TEST_CASE("suppressed tokens are lost, or name ids outside the vocabulary") {
+  constexpr const char* key = "tokenizer.ggml.suppress_tokens";
+  auto file = bpe_file(byte_vocabulary()).key(key, std::vector<int32_t>{9, 3, 9});
+  const auto tokenizer = tokenizer_of(file);
+  const auto suppressed = tokenizer->suppressed();
+  CHECK(std::vector<Token>(suppressed.begin(), suppressed.end()) == std::vector<Token>{3, 9});
+  auto without = bpe_file(byte_vocabulary());
+  CHECK(tokenizer_of(without)->suppressed().empty());
+  for (const int32_t id : {-1, 256})
+    check_refused(bpe_file(byte_vocabulary()).key(key, std::vector<int32_t>{3, id}), Code::corrupt,
+                  key);
+  check_refused(bpe_file(byte_vocabulary()).key(key, uint32_t{3}), Code::corrupt, key);
+  std::vector<int32_t> all(256);
+  std::iota(all.begin(), all.end(), 0);
+  check_refused(bpe_file(byte_vocabulary()).key(key, all), Code::corrupt, "every token");
 }
 
 TEST_CASE("a long piece makes loading quadratic") {

@@ -24,6 +24,7 @@ struct ModelFlags {
   std::string chat_format;
   std::string device;          // empty: the CPU
   uint64_t device_memory = 0;  // bytes; 0: all free memory
+  bool vocabulary_only = false;
 };
 
 struct Budget {  // at most one is not 0

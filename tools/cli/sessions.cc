@@ -35,6 +35,7 @@ Model open_model(Console& console, const ModelFlags& flags, bool hashed) {
   kv_model_options options = initialised<kv_model_options>();
   options.log = flags.device == "auto" ? log_device : log_warning;
   options.log_user = &console.terminal;
+  if (flags.vocabulary_only) options.flags = KV_VOCABULARY_ONLY;
   if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
   if (!flags.device.empty()) options.device = flags.device.c_str();
   options.device_memory = flags.device_memory;

@@ -55,10 +55,13 @@ class ModelOptions(TypedDict, total=False):
     device_memory: bytes of GPU memory per entry in device; 0 (default): all free memory
     hash_directory: directory for hashes of whole model files, computed by a background thread.
         Left out: no hash
+    vocabulary_only: True: only tokenizer and chat format, no weights. The architecture need not be
+        supported, and the file may have no tensors. The model serves info, tokenize and detokenize
     """
 
     log: Optional[Log]
     chat_format: str
+    vocabulary_only: bool
     device: str
     device_memory: int
     hash_directory: Path

@@ -19,6 +19,13 @@ options! {
             /// GPUs where they have room, otherwise the CPU.
             device,
         }
+        flags {
+            /// Reads only tokenizer and chat format, no weights. The architecture need not be
+            /// supported, and the file may have no tensors. The model serves
+            /// [`info`](crate::Model::info), [`tokenize`](crate::Model::tokenize) and
+            /// [`detokenize`](crate::Model::detokenize).
+            vocabulary_only = KV_VOCABULARY_ONLY,
+        }
         others { log hash_directory }
     }
 }
