@@ -314,16 +314,29 @@ typedef void (*kv_log_fn)(int32_t level, const char* message, void* user);
 
 /* -- Option structs -- */
 
-/* Options of kv_open. The library copies them. */
+/* Options of kv_open. The library copies them.
+ *
+ * Chat formats: "raw" "chatml" "llama3" "llama2" "llama4" "mistral" "mistral-v3" "mistral-tekken"
+ * "mistral-v7" "mistral-v7-spm" "gemma" "gemma4" "phi" "phi4" "phi4-mini" "deepseek" "deepseek-v2"
+ * "zephyr" "gpt-oss" "gpt-oss-low" "gpt-oss-high" "granite" "command-r" "command-r7b" "glm4"
+ * "exaone4" "seed-oss" "hunyuan-dense" "bailing2" "dots1" "falcon3" "minicpm".
+ *
+ * A custom format is one conversation with placeholders, at most 16,384 bytes:
+ *
+ *     "<|system|>{document}<|end|>{user}<|user|>{question}<|end|><|bot|>{answer}<|end|>"
+ *
+ * {document}, {question} and {answer} stand in this order. The text from {user} to the end repeats
+ * for each question, and begins a sequence without a document. Without {user}, the document begins
+ * the first user turn: later turns repeat all but the document and the text between it and the
+ * question. Text of special tokens becomes these tokens. A cache file keeps a custom format. */
 struct kv_model_options {
   uint32_t struct_size;
   uint32_t flags;          /* KV_VOCABULARY_ONLY */
   kv_log_fn log;           /* NULL: silent */
   void* log_user;          /* passed to log */
   const char* chat_format; /* NULL: recognised from the file's template, which is never executed.
-                            * Or "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
-                            * "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2"
-                            * "zephyr"; kv_load then refuses a file of another format */
+                            * Or a name of docs/models.md, such as "chatml", or a custom format.
+                            * kv_load then refuses a file of another format */
   const char* device;      /* NULL, "cpu", "auto", "cuda", "cuda:1", "cuda:0,cuda:1" or "cuda:all":
                             * section 7 */
   uint64_t device_memory;  /* bytes of GPU memory per entry in `device`; 0: all free memory */
@@ -460,7 +473,7 @@ typedef struct kv_model_info {
   char name[64];               /* the model's own, truncated */
   char weights[96];            /* formats, most used first: "Q4_K Q6_K F32" */
   char tokenizer[32];          /* of the GGUF: "gpt2", "llama" */
-  char chat_format[16];        /* a value of kv_model_options.chat_format */
+  char chat_format[16];        /* a name of kv_model_options.chat_format, or "custom" */
   char fingerprint[72];        /* of metadata, tensor table and samples of the weights, 64
                                 * hexadecimal digits: cache files belong to it */
   char hash[40];               /* of the whole file, 32 hexadecimal digits; empty while unknown. A
@@ -671,7 +684,8 @@ typedef struct kv_file_info {
   uint32_t head_dim;       /* elements per head */
   uint32_t precision;      /* kv_precision */
   char model_name[64];     /* of the model that wrote it, truncated */
-  char chat_format[32];    /* of its turns; empty: none, or written by an older library */
+  char chat_format[32];    /* of its turns, or "custom"; empty: none, or written by an older
+                            * library */
 } kv_file_info;
 
 /* Describes a cache file. Checks header and tables only. Any thread. KV_NOT_A_CACHE also for a

@@ -18,9 +18,9 @@ type Model struct {
 
 // ModelOptions are the options of Open.
 type ModelOptions struct {
-	// ChatFormat is "" (recognised from the file's template, which is never executed) or one of
-	// "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3" "mistral-tekken" "gemma" "phi" "phi4"
-	// "deepseek" "deepseek-v2" "zephyr". Load then refuses a file of another format.
+	// ChatFormat is "" (recognised from the file's template, which is never executed), a name of
+	// docs/models.md, such as "chatml", or the text of a custom format: one conversation with
+	// {document}, {question} and {answer}. Load then refuses a file of another format.
 	ChatFormat string
 	// Device chooses where weights are multiplied. "" or "cpu": the CPU. "cuda", "cuda:1": one
 	// NVIDIA GPU, with as many layers as fit. "cuda:0,cuda:1", "cuda:all": several, over which the

@@ -32,7 +32,7 @@ kv_model_info describe(const Model& model) {
   api::copy_shown(i.name, c.name);
   api::copy_text(i.weights, model.weights().formats);
   api::copy_text(i.tokenizer, model.tokenizer().name());
-  api::copy_text(i.chat_format, chat_format_name(model.chat()));
+  api::copy_text(i.chat_format, model.chat().name());
   api::copy_text(i.fingerprint, api::hexadecimal(model.fingerprint()));
   return i;
 }
@@ -96,7 +96,7 @@ kv_status kv_open(const char* path, const kv_model_options* options, const kv_co
                                 o.hash_directory ? o.hash_directory : "", c.cancel));
     const LogFn log = api::log_function(o.log, o.log_user);
     if (log) log_devices(*handle->model, log);
-    if (log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
+    if (log && handle->model->chat().format() == ChatFormat::raw && !o.chat_format)
       log(KV_LOG_WARNING,
           "the model's chat format was not recognised: documents and questions are put as raw "
           "text");

@@ -43,9 +43,9 @@ bool is_of_the_file(Code code) {
 }
 
 // A document may have the same tokens in two chat formats: each has a name of its own.
-std::string name_after(const TokenChain& chain, ChatFormat chat) {
+std::string name_after(const TokenChain& chain, const Chat& chat) {
   char name[24];
-  const std::string_view format = chat_format_name(chat);
+  const std::string_view format = chat.text().empty() ? chat.name() : chat.text();
   std::snprintf(name, sizeof name, "%016" PRIx64,
                 checksum(format.data(), format.size(),
                          chain.hashes.empty() ? chain.key : chain.hashes.back()));
@@ -58,7 +58,8 @@ Status has_turns(const CachePeek& peek, const Session& session, bool* out) {
   ChatRecord record;
   RETURN_IF_ERROR(read_chat(peek, &record));
   *out = record.unknown.empty() && record.instructions == session.instructions() &&
-         (record.format.empty() || record.format == chat_format_name(session.chat()));
+         (record.format.empty() ||
+          (record.format == session.chat().name() && record.marks == session.chat().text()));
   return {};
 }
 

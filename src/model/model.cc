@@ -123,13 +123,10 @@ Status Model::read(const std::string& chat_format, const Cancel* cancel) {
   if (is_cancelled(cancel)) return open_cancelled();
   RETURN_IF_ERROR(only_vocabulary ? read_vocabulary() : read_weights());
   if (chat_format.empty()) {
-    chat_ = recognise_chat_format(gguf_, *tokenizer_);
-  } else if (const auto chosen = chat_format_by_name(chat_format)) {
-    chat_ = *chosen;
-    chat_is_chosen_ = true;
+    chat_ = Chat(recognise_chat_format(gguf_, *tokenizer_));
   } else {
-    return Status::error(Code::bad_argument, "chat format '%s' is not known",
-                         Quoted(chat_format).text());
+    RETURN_IF_ERROR(Chat::parse(chat_format, &chat_));
+    chat_is_chosen_ = true;
   }
   fingerprint_ = fingerprint_of(gguf_, mapping_.data(), mapping_.size());
   return {};

@@ -61,8 +61,9 @@ enum class ModelUse { run, inspect, vocabulary };
 
 class Model {
  public:
-  // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
-  // hash_folder: where the hash of the whole file is kept; when it is not "", a thread computes it.
+  // chat_format: as Chat::parse has it; "" to recognise it. On failure *out is unchanged; the
+  // message names the file. hash_folder: where the hash of the whole file is kept; when it is not
+  // "", a thread computes it.
   static Status open(const std::string& path, const std::string& chat_format,
                      std::shared_ptr<const Model>* out, const DeviceOptions& device = {},
                      const std::string& hash_folder = "", const Cancel* cancel = nullptr);
@@ -81,7 +82,7 @@ class Model {
   const Weights& weights() const { return weights_; }
   const std::vector<Rope>& ropes() const { return ropes_; }  // by LayerConfig::rope
   const Tokenizer& tokenizer() const { return *tokenizer_; }
-  ChatFormat chat() const { return chat_; }
+  const Chat& chat() const { return chat_; }
   bool chat_is_chosen() const { return chat_is_chosen_; }  // by the caller, not recognised
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
@@ -115,7 +116,7 @@ class Model {
   Weights weights_;
   std::vector<Rope> ropes_;
   std::unique_ptr<const Tokenizer> tokenizer_;
-  ChatFormat chat_ = ChatFormat::raw;
+  Chat chat_;
   bool chat_is_chosen_ = false;
   Fingerprint fingerprint_{};
   std::shared_ptr<os::FileReaper> reaper_ = std::make_shared<os::FileReaper>();

@@ -20,8 +20,9 @@ enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
 
 // A fork is a copy that shares the pages; both write only their own tails.
 struct SequenceState {
-  SequenceState(const ModelConfig& config, ChatFormat format, KvStore kv)
-      : store(std::move(kv)), queries(config.layers, config.heads, config.head_dim), chat(format) {}
+  SequenceState(const ModelConfig& config, Chat turns, KvStore kv)
+      : store(std::move(kv)), queries(config.layers, config.heads, config.head_dim),
+        chat(std::move(turns)) {}
 
   bool has_marks() const { return turn == Turn::document || turn == Turn::answer; }
   bool has_logits() const { return logits_at == tokens.size() && logits_at > 0; }
@@ -38,7 +39,7 @@ struct SequenceState {
   Array<Token> tokens;
   Spelling spelling;  // of tokens
   Turn turn = Turn::empty;
-  ChatFormat chat;                   // of the turns; the model's if there are none yet
+  Chat chat;                         // of the turns; the model's if there are none yet
   uint64_t document_tokens = 0;      // tokens before the conversation, if turn is answer
   Turn document_turn = Turn::empty;  // turn of these tokens, which rewind restores
 

@@ -87,7 +87,7 @@ class Vocabulary {
   TextIndex index_, plain_index_;
   SpecialIds special_;
   bool adds_bos_ = false, adds_eos_ = false;
-  std::vector<Token> turn_ends_;   // sorted
+  std::vector<Token> turn_ends_;   // sorted once loaded
   std::vector<Token> suppressed_;  // sorted, fewer than there are tokens
 };
 

@@ -190,6 +190,31 @@ TEST_CASE("a turn does not end at one of the model's tokens for it") {
   CHECK(!tokenizer_of(channels)->ends_turn(ends[2]));  // <|end|> only ends a message there
 }
 
+TEST_CASE(
+    "a newer family's turn does not end at its tokens, or ends where they mean other things") {
+  const auto ends = [](std::vector<const char*> names, const char* name) {
+    TestVocabulary vocabulary = byte_vocabulary();
+    for (const char* each : names) vocabulary.add(each, 4);
+    auto file = bpe_file(vocabulary);
+    const auto tokenizer = tokenizer_of(file);
+    const Token token = tokenizer->find(name);
+    CHECK((tokenizer->kind(token) == TokenKind::control) == tokenizer->ends_turn(token));
+    return tokenizer->ends_turn(token);
+  };
+  for (const char* name : {"<turn|>", "<eos>", "<|tool_response>", "<|flush|>", "<|calls|>", "[e~[",
+                           "<|END_OF_TURN_TOKEN|>", "<|eot|>", "<seed:eos>",
+                           "<｜hy_place▁holder▁no▁2｜>", "<|role_end|>", "<|endofresponse|>"})
+    CHECK(ends({name}, name));
+  CHECK(ends({"</s>"}, "</s>"));
+  CHECK(!ends({"</s>", "<|tool_response>"}, "</s>"));  // Gemma 4: HTML
+  CHECK(ends({"<|end|>", "<|return|>"}, "<|end|>"));
+  CHECK(!ends({"<|end|>", "<|return|>", "<|call|>"}, "<|end|>"));
+  for (const char* role : {"<|user|>", "<|observation|>"}) {  // GLM
+    CHECK(ends({role, "[gMASK]"}, role));
+    CHECK(!ends({role}, role));
+  }
+}
+
 TEST_CASE("the mini model's vocabulary is misread") {
   const auto tokenizer = tokenizer_of_file(FIXTURES "/../../examples/mini-reader-q8_0.gguf");
   CHECK(std::string(tokenizer->name()) == "bpe/qwen2");

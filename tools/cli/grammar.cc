@@ -93,9 +93,18 @@ void add_global(CLI::App* app, GlobalFlags* flags) {
 void add_vocabulary(CLI::App* app, ModelFlags* flags) {
   text(app, "-m,--model", &flags->path, "FILE", "Model weights, a GGUF file")->required();
   choice(app, "--chat-format", "NAME", "Chat format, if not the one recognised in the model: %s",
-         {"raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken", "gemma",
-          "phi", "phi4", "deepseek", "deepseek-v2", "zephyr"},
+         {"raw",          "chatml",         "llama3",     "llama2",
+          "llama4",       "mistral",        "mistral-v3", "mistral-tekken",
+          "mistral-v7",   "mistral-v7-spm", "gemma",      "gemma4",
+          "phi",          "phi4",           "phi4-mini",  "deepseek",
+          "deepseek-v2",  "zephyr",         "gpt-oss",    "gpt-oss-low",
+          "gpt-oss-high", "granite",        "command-r",  "command-r7b",
+          "glm4",         "exaone4",        "seed-oss",   "hunyuan-dense",
+          "bailing2",     "dots1",          "falcon3",    "minicpm"},
          [=](const std::string& given) { flags->chat_format = given; });
+  text(
+      app, "--chat-format-file", &flags->chat_format_file, "FILE",
+      "Custom chat format: the text of one conversation, with {document}, {question} and {answer}");
 }
 
 void add_model(CLI::App* app, ModelFlags* flags) {

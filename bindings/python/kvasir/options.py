@@ -48,9 +48,9 @@ class ModelOptions(TypedDict, total=False):
     """Options of Model.
 
     log: function of level and line; without one the library is silent
-    chat_format: "raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken",
-        "gemma", "phi", "phi4", "deepseek", "deepseek-v2" or "zephyr". Left out: recognised from the
-        file. Model.load then refuses a file of another format
+    chat_format: a name of docs/models.md, such as "chatml", or the text of a custom format: one
+        conversation with {document}, {question} and {answer}. Left out: recognised from the file.
+        Model.load then refuses a file of another format
     device: "cpu" (default), "auto", "cuda", "cuda:1", "cuda:0,cuda:1" or "cuda:all"
     device_memory: bytes of GPU memory per entry in device; 0 (default): all free memory
     hash_directory: directory for hashes of whole model files, computed by a background thread.

@@ -9,8 +9,8 @@ options! {
             device_memory: u64,
         }
         text {
-            /// Chat format: "raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3",
-            /// "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2" or "zephyr".
+            /// Chat format: a name of docs/models.md, such as "chatml", or the text of a custom
+            /// format: one conversation with `{document}`, `{question}` and `{answer}`.
             /// [`Model::load`](crate::Model::load) then refuses a file of another format. Default:
             /// recognised from the file's template.
             chat_format,
