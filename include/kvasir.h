@@ -121,7 +121,10 @@ typedef int32_t (*kv_text_fn)(const char* text, size_t size, void* user);
  * contradictory, or with a hole in place of weights); KV_UNSUPPORTED (not a GGUF file, or an
  * architecture, weight type, tokenizer or feature that message names); KV_LIMIT (open files, or too
  * many or too long keys, tensors or tokens, which message names; docs/models.md has the limits).
- * Section 7 has the codes of GPUs. */
+ * Section 7 has the codes of GPUs.
+ * With KV_VOCABULARY_ONLY the call reads no weights. The architecture need not be supported, and
+ * the file may have no tensors. The model then serves kv_model_get_info, kv_tokenize and
+ * kv_detokenize. Other calls return KV_BAD_STATE. */
 KV_API kv_status kv_open(const char* path, const kv_model_options* options,
                          const kv_control* control, kv_model** out, kv_error* error);
 
@@ -248,6 +251,7 @@ KV_API void kv_init(void* s, size_t size);
 #define KV_TOKENIZE_SPECIAL 0x01u  /* text that spells a control token becomes that token */
 #define KV_TOKENIZE_BOS 0x02u      /* begin with the begin-of-text token if the model uses one */
 #define KV_TOKENIZE_DOCUMENT 0x04u /* begin as kv_prefill begins a document without instructions */
+#define KV_VOCABULARY_ONLY 0x08u   /* kv_open: only tokenizer and chat format, no weights */
 #define KV_VERIFY 0x10u            /* verify the whole file now, not each page at its first use */
 #define KV_REPLACE 0x40u           /* kv_library_session: replace a document of the same name */
 #define KV_KEEP_TURN 0x100u        /* kv_generate: question and answer stay in the sequence */
@@ -310,16 +314,29 @@ typedef void (*kv_log_fn)(int32_t level, const char* message, void* user);
 
 /* -- Option structs -- */
 
-/* Options of kv_open. The library copies them. */
+/* Options of kv_open. The library copies them.
+ *
+ * Chat formats: "raw" "chatml" "llama3" "llama2" "llama4" "mistral" "mistral-v3" "mistral-tekken"
+ * "mistral-v7" "mistral-v7-spm" "gemma" "gemma4" "phi" "phi4" "phi4-mini" "deepseek" "deepseek-v2"
+ * "zephyr" "gpt-oss" "gpt-oss-low" "gpt-oss-high" "granite" "command-r" "command-r7b" "glm4"
+ * "exaone4" "seed-oss" "hunyuan-dense" "bailing2" "dots1" "falcon3" "minicpm".
+ *
+ * A custom format is one conversation with placeholders, at most 16,384 bytes:
+ *
+ *     "<|system|>{document}<|end|>{user}<|user|>{question}<|end|><|bot|>{answer}<|end|>"
+ *
+ * {document}, {question} and {answer} stand in this order. The text from {user} to the end repeats
+ * for each question, and begins a sequence without a document. Without {user}, the document begins
+ * the first user turn: later turns repeat all but the document and the text between it and the
+ * question. Text of special tokens becomes these tokens. A cache file keeps a custom format. */
 struct kv_model_options {
   uint32_t struct_size;
-  uint32_t flags;          /* 0 */
+  uint32_t flags;          /* KV_VOCABULARY_ONLY */
   kv_log_fn log;           /* NULL: silent */
   void* log_user;          /* passed to log */
   const char* chat_format; /* NULL: recognised from the file's template, which is never executed.
-                            * Or "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3"
-                            * "mistral-tekken" "gemma" "phi" "phi4" "deepseek" "deepseek-v2"
-                            * "zephyr"; kv_load then refuses a file of another format */
+                            * Or a name of docs/models.md, such as "chatml", or a custom format.
+                            * kv_load then refuses a file of another format */
   const char* device;      /* NULL, "cpu", "auto", "cuda", "cuda:1", "cuda:0,cuda:1" or "cuda:all":
                             * section 7 */
   uint64_t device_memory;  /* bytes of GPU memory per entry in `device`; 0: all free memory */
@@ -437,7 +454,8 @@ KV_API const char* kv_build_info(void);
 /* Increments the reference count and returns `model`. The caller closes it once more. */
 KV_API kv_model* kv_model_retain(kv_model* model);
 
-/* Description of a model. */
+/* Description of a model. With KV_VOCABULARY_ONLY, or of a file without tensors, the numbers but
+ * `vocabulary` are 0, and `weights` is empty. */
 typedef struct kv_model_info {
   uint32_t struct_size;        /* in */
   uint32_t layers;             /* transformer blocks */
@@ -455,7 +473,7 @@ typedef struct kv_model_info {
   char name[64];               /* the model's own, truncated */
   char weights[96];            /* formats, most used first: "Q4_K Q6_K F32" */
   char tokenizer[32];          /* of the GGUF: "gpt2", "llama" */
-  char chat_format[16];        /* a value of kv_model_options.chat_format */
+  char chat_format[16];        /* a name of kv_model_options.chat_format, or "custom" */
   char fingerprint[72];        /* of metadata, tensor table and samples of the weights, 64
                                 * hexadecimal digits: cache files belong to it */
   char hash[40];               /* of the whole file, 32 hexadecimal digits; empty while unknown. A
@@ -471,8 +489,8 @@ KV_API kv_status kv_model_get_info(const kv_model* model, kv_model_info* info, k
  * KV_CANCELLED, KV_IO, KV_CORRUPT (the file changed while it was open), KV_NO_MEMORY. */
 KV_API kv_status kv_model_hash(kv_model* model, const kv_control* control, kv_error* error);
 
-/* Describes a model file. Reads metadata, no weights, in about 50 ms for 128,000 tokens of
- * vocabulary. Any thread. Codes of kv_open. */
+/* Describes a model file, which may have no tensors. Reads metadata, no weights, in about 50 ms for
+ * 128,000 tokens of vocabulary. Any thread. Codes of kv_open. */
 KV_API kv_status kv_model_inspect(const char* path, kv_model_info* info, kv_error* error);
 
 /* Tokenizes text in linear time. Writes up to `capacity` ids to `tokens` (NULL if 0), and the total
@@ -542,6 +560,7 @@ KV_API kv_status kv_session_set_strategy(kv_session* session, const kv_strategy*
 /* -- Answers -- */
 
 /* Samples one token after the end of the sequence and appends it: a raw continuation without turns.
+ * Neither this call nor kv_generate samples a token that the file suppresses.
  * Of the options it uses only seed, temperature, top_k, top_p, min_p and repetition_penalty. *token
  * receives the id. *end (may be NULL) receives 1 if the token ends the turn, otherwise 0.
  * KV_BAD_STATE (the sequence is empty), KV_CONTEXT_FULL, KV_CANCELLED, KV_NO_MEMORY, KV_LIMIT,
@@ -679,7 +698,8 @@ typedef struct kv_file_info {
   uint32_t head_dim;       /* elements per head */
   uint32_t precision;      /* kv_precision */
   char model_name[64];     /* of the model that wrote it, truncated */
-  char chat_format[32];    /* of its turns; empty: none, or written by an older library */
+  char chat_format[32];    /* of its turns, or "custom"; empty: none, or written by an older
+                            * library */
 } kv_file_info;
 
 /* Describes a cache file. Checks header and tables only. Any thread. KV_NOT_A_CACHE also for a

@@ -18,9 +18,9 @@ type Model struct {
 
 // ModelOptions are the options of Open.
 type ModelOptions struct {
-	// ChatFormat is "" (recognised from the file's template, which is never executed) or one of
-	// "raw" "chatml" "llama3" "llama2" "mistral" "mistral-v3" "mistral-tekken" "gemma" "phi" "phi4"
-	// "deepseek" "deepseek-v2" "zephyr". Load then refuses a file of another format.
+	// ChatFormat is "" (recognised from the file's template, which is never executed), a name of
+	// docs/models.md, such as "chatml", or the text of a custom format: one conversation with
+	// {document}, {question} and {answer}. Load then refuses a file of another format.
 	ChatFormat string
 	// Device chooses where weights are multiplied. "" or "cpu": the CPU. "cuda", "cuda:1": one
 	// NVIDIA GPU, with as many layers as fit. "cuda:0,cuda:1", "cuda:all": several, over which the
@@ -33,7 +33,10 @@ type ModelOptions struct {
 	// HashDirectory is a directory for hashes of whole model files, created where it does not
 	// exist; "": no hash. A background thread of low priority computes a missing hash.
 	HashDirectory string
-	Log           LogFunc // nil: silent
+	// VocabularyOnly reads only tokenizer and chat format, no weights. The architecture need not be
+	// supported, and the file may have no tensors. The model serves Info, Tokenize and Detokenize.
+	VocabularyOnly bool
+	Log            LogFunc // nil: silent
 }
 
 // ModelInfo describes a model.
@@ -76,6 +79,7 @@ func Open(path string, options *ModelOptions) (m *Model, err error) {
 	o.chat_format = a.option("ChatFormat", options.ChatFormat)
 	o.device = a.option("Device", options.Device)
 	o.device_memory = a.u64("DeviceMemory", options.DeviceMemory)
+	o.flags = flag(options.VocabularyOnly, C.KV_VOCABULARY_ONLY)
 	o.hash_directory = a.option("HashDirectory", options.HashDirectory)
 	file := a.path("the path", path)
 	if a.err != nil {

@@ -165,7 +165,7 @@ kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t*
                                 size_t count, const kv_session_options* options,
                                 const kv_control* control, kv_session** out, kv_error* error) {
   return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
-    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    RETURN_IF_ERROR(api::check_model(model));
     if (!tokens) return Status::error(Code::bad_argument, "tokens is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     SessionOptions o;

@@ -104,7 +104,7 @@ kv_status kv_library_session(kv_library* library, kv_model* model, const char* t
                              kv_session** out, kv_library_result* result, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!library) return Status::error(Code::bad_argument, "library is NULL");
-    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    RETURN_IF_ERROR(api::check_model(model));
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     if (Status s = api::check_text(text, size, "text"); !s.ok()) return s;
     if (result)

@@ -53,6 +53,14 @@ kv_status guarded(kv_error* error, F&& f) {
   }
 }
 
+// Refuses a model without weights.
+inline Status check_model(const kv_model* model) {
+  if (!model) return Status::error(Code::bad_argument, "model is NULL");
+  if (model->model->use() == ModelUse::run) return {};
+  return Status::error(Code::bad_state,
+                       "the model was opened with KV_VOCABULARY_ONLY: it has no weights");
+}
+
 // Destroys a handle, which may wait for threads and close files.
 template <class Handle>
 void close(Handle* handle) {

@@ -8,6 +8,7 @@ using namespace kvasir;
 
 namespace {
 
+// Of a model that was opened for its vocabulary alone, the shape stays 0.
 kv_model_info describe(const Model& model) {
   const ModelConfig& c = model.config();
   kv_model_info i{};
@@ -21,16 +22,17 @@ kv_model_info describe(const Model& model) {
   i.context_tokens = c.context;
   i.parameters = model.weights().parameters;
   i.weight_bytes = model.weights().bytes;
-  i.kv_bytes_per_token =
-      model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
+  if (model.use() != ModelUse::vocabulary)
+    i.kv_bytes_per_token =
+        model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
   HashBytes hash;
   if (model.full_hash() && model.full_hash()->get(&hash))
     api::copy_text(i.hash, api::hexadecimal(hash));
-  api::copy_shown(i.architecture, c.architecture->name);
+  api::copy_shown(i.architecture, c.architecture ? c.architecture->name : model.architecture());
   api::copy_shown(i.name, c.name);
   api::copy_text(i.weights, model.weights().formats);
   api::copy_text(i.tokenizer, model.tokenizer().name());
-  api::copy_text(i.chat_format, chat_format_name(model.chat()));
+  api::copy_text(i.chat_format, model.chat().name());
   api::copy_text(i.fingerprint, api::hexadecimal(model.fingerprint()));
   return i;
 }
@@ -50,6 +52,23 @@ void log_devices(const Model& model, const LogFn& log) {
   }
 }
 
+Status model_options(const kv_model_options* in, kv_model_options* out) {
+  RETURN_IF_ERROR(api::read_options(in, out));
+  RETURN_IF_ERROR(api::check_flags(out->flags, KV_VOCABULARY_ONLY));
+  if (out->chat_format && !*out->chat_format)
+    return Status::error(Code::bad_argument, "chat_format is empty: use a format or NULL");
+  if (out->hash_directory && !*out->hash_directory)
+    return Status::error(Code::bad_argument, "hash_directory is empty: use a directory or NULL");
+  if ((out->flags & KV_VOCABULARY_ONLY) &&
+      (out->device || out->device_memory || out->hash_directory))
+    return Status::error(Code::bad_argument,
+                         "KV_VOCABULARY_ONLY takes no device, device_memory or hash_directory");
+  if (out->device_memory && (!out->device || std::strcmp(out->device, "cpu") == 0))
+    return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device",
+                         out->device_memory);
+  return {};
+}
+
 }  // namespace
 
 extern "C" {
@@ -61,27 +80,23 @@ kv_status kv_open(const char* path, const kv_model_options* options, const kv_co
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     kv_model_options o;
     api::Control c;
-    RETURN_IF_ERROR(api::read_options(options, &o));
-    RETURN_IF_ERROR(api::check_flags(o.flags, 0));
+    RETURN_IF_ERROR(model_options(options, &o));
     RETURN_IF_ERROR(api::read_control(control, 0, &c));
-    if (o.chat_format && !*o.chat_format)
-      return Status::error(Code::bad_argument, "chat_format is empty: use a format or NULL");
     auto handle = std::make_unique<kv_model>();
+    const char* const chat_format = o.chat_format ? o.chat_format : "";
+    if (o.flags & KV_VOCABULARY_ONLY) {
+      RETURN_IF_ERROR(Model::open_vocabulary(path, chat_format, &handle->model));
+      *out = handle.release();
+      return {};
+    }
     DeviceOptions device;
     if (o.device) device.name = o.device;
     device.budget = o.device_memory;
-    if (device.name == "cpu" && device.budget)
-      return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device",
-                           device.budget);
-    if (o.hash_directory && !*o.hash_directory)
-      return Status::error(Code::bad_argument, "hash_directory is empty: use a directory or NULL");
-    if (Status s = Model::open(path, o.chat_format ? o.chat_format : "", &handle->model, device,
-                               o.hash_directory ? o.hash_directory : "", c.cancel);
-        !s.ok())
-      return s;
+    RETURN_IF_ERROR(Model::open(path, chat_format, &handle->model, device,
+                                o.hash_directory ? o.hash_directory : "", c.cancel));
     const LogFn log = api::log_function(o.log, o.log_user);
     if (log) log_devices(*handle->model, log);
-    if (log && handle->model->chat() == ChatFormat::raw && !o.chat_format)
+    if (log && handle->model->chat().format() == ChatFormat::raw && !o.chat_format)
       log(KV_LOG_WARNING,
           "the model's chat format was not recognised: documents and questions are put as raw "
           "text");
@@ -117,7 +132,7 @@ kv_status kv_model_inspect(const char* path, kv_model_info* info, kv_error* erro
 
 kv_status kv_model_hash(kv_model* model, const kv_control* control, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
-    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    RETURN_IF_ERROR(api::check_model(model));
     api::Control c;
     RETURN_IF_ERROR(api::read_control(control, 0, &c));
     Progress progress(c.report(KV_PHASE_VERIFY));

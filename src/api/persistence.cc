@@ -26,7 +26,7 @@ kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
                          const kv_session_options* options, const kv_control* control,
                          kv_session** out, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
-    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    RETURN_IF_ERROR(api::check_model(model));
     if (!path) return Status::error(Code::bad_argument, "path is NULL");
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     SessionOptions o;

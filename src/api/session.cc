@@ -58,7 +58,7 @@ extern "C" {
 kv_status kv_session_open(kv_model* model, const kv_session_options* options, kv_session** out,
                           kv_error* error) {
   return api::guarded(error, [&]() -> Status {
-    if (!model) return Status::error(Code::bad_argument, "model is NULL");
+    RETURN_IF_ERROR(api::check_model(model));
     if (!out) return Status::error(Code::bad_argument, "out is NULL");
     SessionOptions o;
     RETURN_IF_ERROR(api::session_options(options, &o));

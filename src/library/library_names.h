@@ -12,7 +12,7 @@ namespace kvasir {
 
 // What determines the marks and the system text of the turns. Views of a session.
 struct Turns {
-  ChatFormat chat;
+  Chat chat;
   std::string_view instructions;
 
   // Whether the next question gets the same turn. A file of an older library names no chat format:

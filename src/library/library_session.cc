@@ -45,9 +45,9 @@ bool is_of_the_file(Code code) {
 }
 
 // A document may have the same tokens in two chat formats: each has a name of its own.
-std::string name_after(const TokenChain& chain, ChatFormat chat) {
+std::string name_after(const TokenChain& chain, const Chat& chat) {
   char name[24];
-  const std::string_view format = chat_format_name(chat);
+  const std::string_view format = chat.text().empty() ? chat.name() : chat.text();
   std::snprintf(name, sizeof name, "%016" PRIx64,
                 checksum(format.data(), format.size(),
                          chain.hashes.empty() ? chain.key : chain.hashes.back()));
@@ -62,7 +62,7 @@ Status Turns::match(const CachePeek& peek, bool* out) const {
   ChatRecord record;
   RETURN_IF_ERROR(read_chat(peek, &record));
   *out = record.unknown.empty() && record.instructions == instructions &&
-         (record.format.empty() || record.format == chat_format_name(chat));
+         (record.format.empty() || (record.format == chat.name() && record.marks == chat.text()));
   return {};
 }
 

@@ -107,49 +107,73 @@ void Model::make_ropes(const RopeDivisors& divisors) {
   }
 }
 
-Status Model::read(const std::string& chat_format, ModelUse use, const Cancel* cancel) {
-  const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
-  RETURN_IF_ERROR(Gguf::parse(bytes, &gguf_));
-  RETURN_IF_ERROR(ModelConfig::read(gguf_, &config_));
-  if (is_cancelled(cancel)) return open_cancelled();
-  RETURN_IF_ERROR(Tokenizer::load(gguf_, &tokenizer_));
-  if (is_cancelled(cancel)) return open_cancelled();
+std::string_view Model::architecture() const {
+  return gguf_.get_string("general.architecture").value_or("");
+}
+
+Status Model::read_weights() {
   const GgufTensor* embedding = gguf_.find_tensor("token_embd.weight");
   if (!embedding)
     return Status::error(Code::corrupt,
                          "the model has no tensor 'token_embd.weight': it holds no weights");
   config_.vocabulary = tokenizer_->size();
   RopeDivisors divisors;
-  RETURN_IF_ERROR(bind_weights(gguf_, mapping_.data(), config_, use, &weights_, &divisors));
+  RETURN_IF_ERROR(bind_weights(gguf_, mapping_.data(), config_, use_, &weights_, &divisors));
   make_ropes(divisors);
+  return refuse_holes();
+}
+
+Status Model::read_vocabulary() {
+  config_.vocabulary = tokenizer_->size();
+  constexpr std::size_t max_name = 255;  // bytes, as ModelConfig::read keeps
+  config_.name = gguf_.get_string("general.name").value_or("").substr(0, max_name);
+  return {};
+}
+
+Status Model::read(const std::string& chat_format, const Cancel* cancel) {
+  const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
+  RETURN_IF_ERROR(Gguf::parse(bytes, &gguf_));
+  if (use_ == ModelUse::inspect && gguf_.tensors().empty()) use_ = ModelUse::vocabulary;
+  const bool only_vocabulary = use_ == ModelUse::vocabulary;
+  if (!only_vocabulary) RETURN_IF_ERROR(ModelConfig::read(gguf_, &config_));
+  if (is_cancelled(cancel)) return open_cancelled();
+  RETURN_IF_ERROR(Tokenizer::load(gguf_, &tokenizer_));
+  if (is_cancelled(cancel)) return open_cancelled();
+  RETURN_IF_ERROR(only_vocabulary ? read_vocabulary() : read_weights());
   if (chat_format.empty()) {
-    chat_ = recognise_chat_format(gguf_, *tokenizer_);
-  } else if (const auto chosen = chat_format_by_name(chat_format)) {
-    chat_ = *chosen;
-    chat_is_chosen_ = true;
+    chat_ = Chat(recognise_chat_format(gguf_, *tokenizer_));
   } else {
-    return Status::error(Code::bad_argument, "chat format '%s' is not known",
-                         Quoted(chat_format).text());
+    RETURN_IF_ERROR(Chat::parse(chat_format, &chat_));
+    chat_is_chosen_ = true;
   }
-  RETURN_IF_ERROR(refuse_holes());
   fingerprint_ = fingerprint_of(gguf_, mapping_.data(), mapping_.size());
   return {};
 }
 
-Status Model::map(const std::string& path, const std::string& chat_format, ModelUse use,
+Status Model::map(const std::string& path, const std::string& chat_format,
                   const std::string& hash_folder, const Cancel* cancel) {
   path_ = path;
   os::File file;
   RETURN_IF_ERROR(os::File::open_read(path, &file));
   RETURN_IF_ERROR(os::Mapping::map(file, &mapping_));
-  if (Status s = read(chat_format, use, cancel); !s.ok()) return with_path(path, s);
-  return use == ModelUse::run ? FullHash::open(std::move(file), hash_folder, &full_hash_)
-                              : Status();
+  if (Status s = read(chat_format, cancel); !s.ok()) return with_path(path, s);
+  return use_ == ModelUse::run ? FullHash::open(std::move(file), hash_folder, &full_hash_)
+                               : Status();
 }
 
 Status Model::inspect(const std::string& path, std::shared_ptr<const Model>* out) {
   auto model = std::make_shared<Model>();
-  RETURN_IF_ERROR(model->map(path, "", ModelUse::inspect, "", nullptr));
+  model->use_ = ModelUse::inspect;
+  RETURN_IF_ERROR(model->map(path, "", "", nullptr));
+  *out = std::move(model);
+  return {};
+}
+
+Status Model::open_vocabulary(const std::string& path, const std::string& chat_format,
+                              std::shared_ptr<const Model>* out) {
+  auto model = std::make_shared<Model>();
+  model->use_ = ModelUse::vocabulary;
+  RETURN_IF_ERROR(model->map(path, chat_format, "", nullptr));
   *out = std::move(model);
   return {};
 }
@@ -158,7 +182,7 @@ Status Model::open(const std::string& path, const std::string& chat_format,
                    std::shared_ptr<const Model>* out, const DeviceOptions& device,
                    const std::string& hash_folder, const Cancel* cancel) {
   auto model = std::make_shared<Model>();
-  RETURN_IF_ERROR(model->map(path, chat_format, ModelUse::run, hash_folder, cancel));
+  RETURN_IF_ERROR(model->map(path, chat_format, hash_folder, cancel));
   if (device.name != "cpu") {
     const Status s = DeviceWeights::upload(model->weights_, model->config_, device, cancel,
                                            &model->device_weights_);

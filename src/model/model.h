@@ -116,20 +116,28 @@ struct RopeDivisors {
 using Fingerprint = std::array<uint8_t, 32>;
 
 // Whether a model is opened to run, or to say what it is: then none of its weights is copied, nor a
-// device opened.
-enum class ModelUse { run, inspect };
+// device opened. For its vocabulary alone, neither hyper-parameters nor tensors are read.
+enum class ModelUse { run, inspect, vocabulary };
 
 class Model {
  public:
-  // chat_format: "" to recognise it. On failure *out is unchanged; the message names the file.
-  // hash_folder: where the hash of the whole file is kept; when it is not "", a thread computes it.
+  // chat_format: as Chat::parse has it; "" to recognise it. On failure *out is unchanged; the
+  // message names the file. hash_folder: where the hash of the whole file is kept; when it is not
+  // "", a thread computes it.
   static Status open(const std::string& path, const std::string& chat_format,
                      std::shared_ptr<const Model>* out, const DeviceOptions& device = {},
                      const std::string& hash_folder = "", const Cancel* cancel = nullptr);
-  // To say what it is: reads the metadata and the fingerprint's samples.
+  // To say what it is: reads the metadata and the fingerprint's samples. Opens a file without
+  // tensors for its vocabulary.
   static Status inspect(const std::string& path, std::shared_ptr<const Model>* out);
+  // For tokenizer and chat format; the architecture need not be known. Of config(), only name and
+  // vocabulary are set.
+  static Status open_vocabulary(const std::string& path, const std::string& chat_format,
+                                std::shared_ptr<const Model>* out);
 
   const std::string& path() const { return path_; }
+  ModelUse use() const { return use_; }
+  std::string_view architecture() const;  // as the file names it; "" if it does not
   const ModelConfig& config() const { return config_; }
   const Weights& weights() const { return weights_; }
   // By LayerConfig::rope, for a sequence of at most `context` tokens.
@@ -142,7 +150,7 @@ class Model {
   }
   uint64_t long_context() const { return long_context_; }  // tokens up to which it is a short one
   const Tokenizer& tokenizer() const { return *tokenizer_; }
-  ChatFormat chat() const { return chat_; }
+  const Chat& chat() const { return chat_; }
   bool chat_is_chosen() const { return chat_is_chosen_; }  // by the caller, not recognised
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
@@ -162,13 +170,16 @@ class Model {
   const std::string& why_no_device() const { return why_no_device_; }
 
  private:
-  Status map(const std::string& path, const std::string& chat_format, ModelUse use,
+  Status map(const std::string& path, const std::string& chat_format,
              const std::string& hash_folder, const Cancel* cancel);
   Status refuse_holes() const;
   void make_ropes(const RopeDivisors& divisors);
-  Status read(const std::string& chat_format, ModelUse use, const Cancel* cancel);
+  Status read(const std::string& chat_format, const Cancel* cancel);
+  Status read_vocabulary();
+  Status read_weights();
 
   std::string path_;
+  ModelUse use_ = ModelUse::run;
   os::Mapping mapping_;
   Gguf gguf_;
   ModelConfig config_;
@@ -177,7 +188,7 @@ class Model {
   std::vector<Rope> long_ropes_;  // longrope: of contexts above long_context_; otherwise empty
   uint64_t long_context_ = 0;
   std::unique_ptr<const Tokenizer> tokenizer_;
-  ChatFormat chat_ = ChatFormat::raw;
+  Chat chat_;
   bool chat_is_chosen_ = false;
   Fingerprint fingerprint_{};
   std::shared_ptr<os::FileReaper> reaper_ = std::make_shared<os::FileReaper>();

@@ -29,8 +29,7 @@ struct Session::Tracing {
 Status Session::question_tokens(std::string_view question, bool parse_special, const Cancel* cancel,
                                 Array<Token>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
-  const ChatMarks& marks = chat_marks(sequence_.chat);
-  if (sequence_.turn == Turn::empty && tokenizer.add_bos()) out->push_back(tokenizer.bos());
+  const ChatMarks& marks = sequence_.chat.marks();
   const std::string_view close = sequence_.turn == Turn::document ? marks.document_close
                                  : sequence_.turn == Turn::answer ? marks.answer_close
                                                                   : std::string_view();
@@ -38,6 +37,9 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
   const std::string_view open = sequence_.turn == Turn::empty && !instructed
                                     ? marks.first_question_open
                                     : marks.question_open;
+  if (sequence_.turn == Turn::empty &&
+      wants_bos(tokenizer, instructed ? marks.document_open : open))
+    out->push_back(tokenizer.bos());
   const Tokenizer::Part parts[] = {{instructed ? marks.document_open : close, true},
                                    {instructed ? instructions() : std::string_view(), false},
                                    {instructed ? marks.instructions_question() : "", true},
@@ -116,11 +118,25 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   return s;
 }
 
+// The special token with which the mark after an answer begins; -1: it begins
+// with text. It ends an answer as the vocabulary's own tokens do.
+Token Session::answer_end() const {
+  const Tokenizer& tokenizer = model_->tokenizer();
+  Array<Token> tokens;
+  const bool encoded =
+      tokenizer.encode(sequence_.chat.marks().answer_close, true, false, &tokens).ok();
+  if (!encoded || tokens.empty() || !tokenizer.starts_text(tokens[0])) return -1;
+  // a run of blanks may be a token too
+  const std::string_view text = tokenizer.piece(tokens[0], true);
+  return text.find_first_not_of(" \t\r\n") == text.npos ? -1 : tokens[0];
+}
+
 Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uint64_t begin_ns,
                             Answer* answer) {
   const Tokenizer& tokenizer = model_->tokenizer();
-  Sampler sampler(o.sampling);
+  Sampler sampler(o.sampling, tokenizer.suppressed());
   AnswerStream stream(o.stop, on_text);
+  const Token end = answer_end();
   const auto stopped = [] { return Status::error(Code::cancelled, "the answer was stopped"); };
   while (answer->reason == StopReason::none) {
     if (is_cancelled(o.cancel)) return stopped();
@@ -128,7 +144,7 @@ Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uin
     sequence_.logits_at = 0;  // sampling overwrites the logits
     RETURN_IF_ERROR(sampler.sample(sequence_.logits, sequence_.tokens, &token));
     if (answer->answer_tokens == 0) answer->first_token_ns = os::now_ns() - begin_ns;
-    if (tokenizer.ends_turn(token)) {
+    if (token == end || tokenizer.ends_turn(token)) {
       answer->reason = StopReason::end_of_turn;
       break;
     }

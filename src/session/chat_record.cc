@@ -8,13 +8,15 @@
 #include <vector>
 
 #include "base/little_endian.h"
+#include "text/chat.h"
 
 namespace kvasir {
 namespace {
 
 constexpr std::size_t head_bytes = 8;  // u32 of the name's size, u32 of the value's
 constexpr std::size_t max_name = 31;   // of a field and of a format
-constexpr std::string_view format_field = "format", instructions_field = "instructions";
+constexpr std::string_view format_field = "format", instructions_field = "instructions",
+                           marks_field = "marks";
 
 bool is_name(std::string_view text) {
   const auto good = [](char c) {
@@ -24,6 +26,13 @@ bool is_name(std::string_view text) {
 }
 
 }  // namespace
+
+// A custom format has its text, and no other has one.
+static bool fits_marks(std::string_view format, std::string_view marks) {
+  if (format != chat_format_name(ChatFormat::custom)) return marks.empty();
+  Chat chat;
+  return Chat::parse(marks, &chat).ok() && chat.format() == ChatFormat::custom;
+}
 
 static void append_field(std::string_view name, std::string_view value, Array<std::byte>* record) {
   const std::size_t at = record->size();
@@ -36,10 +45,12 @@ static void append_field(std::string_view name, std::string_view value, Array<st
   std::memcpy(record->data() + at + head_bytes + name.size(), value.data(), value.size());
 }
 
-Array<std::byte> encode_chat_record(std::string_view format, std::string_view instructions) {
+Array<std::byte> encode_chat_record(std::string_view format, std::string_view instructions,
+                                    std::string_view marks) {
   Array<std::byte> record;
   append_field(format_field, format, &record);
   if (!instructions.empty()) append_field(instructions_field, instructions, &record);
+  if (!marks.empty()) append_field(marks_field, marks, &record);
   return record;
 }
 
@@ -75,11 +86,15 @@ Status decode_chat_record(std::span<const std::byte> section, const char* path, 
         return corrupt("its instructions are empty or have more than 1000000 bytes");
       if (value.find('\0') != value.npos) return corrupt("its instructions have a NUL");
       record.instructions = value;
+    } else if (name == marks_field) {
+      record.marks = value;
     } else if (record.unknown.empty()) {
       record.unknown = name;
     }
   }
   if (record.format.empty()) return corrupt("it names no format");
+  if (!fits_marks(record.format, record.marks))
+    return corrupt("its marks are not those of a custom format");
   *out = std::move(record);
   return {};
 }

@@ -18,10 +18,12 @@ constexpr std::size_t max_instructions = 1'000'000;            // bytes, so that
 struct ChatRecord {
   std::string format;        // a name of text/chat.h, perhaps of a later library; empty: no record
   std::string instructions;  // the system text; empty: none
+  std::string marks;         // text of a custom format (Chat::text); empty: of another format
   std::string unknown;       // the first unsupported field; empty: none
 };
 
-Array<std::byte> encode_chat_record(std::string_view format, std::string_view instructions = {});
+Array<std::byte> encode_chat_record(std::string_view format, std::string_view instructions = {},
+                                    std::string_view marks = {});
 
 // `path` is for messages. Code::corrupt.
 Status decode_chat_record(std::span<const std::byte> section, const char* path, ChatRecord* out);

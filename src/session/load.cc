@@ -106,19 +106,27 @@ Status Session::use_chat(const ChatRecord& record, const char* path) {
                          "%s: its turns have '%s', which this library does not support: prefill "
                          "the document again; nothing was loaded",
                          path, record.unknown.c_str());
-  const auto chat = chat_format_by_name(record.format);
-  if (!chat)
+  Chat chat;
+  if (!Chat::parse(record.marks.empty() ? record.format : record.marks, &chat).ok())
     return Status::error(Code::model_mismatch,
                          "%s has the unknown chat format '%s': prefill the document again; nothing "
                          "was loaded",
                          path, name);
-  if (model_->chat_is_chosen() && model_->chat() != *chat)
+  const bool two_customs =
+      chat.format() == ChatFormat::custom && model_->chat().format() == ChatFormat::custom;
+  if (model_->chat_is_chosen() && model_->chat() != chat && two_customs)
+    return Status::error(Code::model_mismatch,
+                         "%s has another custom chat format than the model: open the model with "
+                         "the file's or with none, or prefill the document again; nothing was "
+                         "loaded",
+                         path);
+  if (model_->chat_is_chosen() && model_->chat() != chat)
     return Status::error(Code::model_mismatch,
                          "%s has the chat format '%s', but the model was opened with '%s': open it "
                          "with '%s' or with none, or prefill the document again; nothing was "
                          "loaded",
-                         path, name, chat_format_name(model_->chat()), name);
-  sequence_.chat = *chat;
+                         path, name, model_->chat().name(), name);
+  sequence_.chat = chat;
   options_.instructions = record.instructions;
   return {};
 }

@@ -25,15 +25,15 @@ Status Session::encode_document(std::string_view text, bool parse_special, const
                           {lengths, cancel});
 }
 
-Status Session::encode_first(const Model& model, ChatFormat chat, std::string_view text,
+Status Session::encode_first(const Model& model, const Chat& chat, std::string_view text,
                              bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths, std::string_view instructions) {
   const Tokenizer& tokenizer = model.tokenizer();
-  if (tokenizer.add_bos()) {
+  const ChatMarks& marks = chat.marks();
+  if (wants_bos(tokenizer, marks.document_open)) {
     out->push_back(tokenizer.bos());
     if (lengths) lengths->push_back(0);
   }
-  const ChatMarks& marks = chat_marks(chat);
   const std::string_view close =
       instructions.empty() ? std::string_view() : marks.instructions_close;
   const Tokenizer::Part parts[] = {
@@ -46,7 +46,7 @@ std::string_view Session::instructions() const {
 }
 
 std::size_t Session::opening_bytes() const {
-  const ChatMarks& marks = chat_marks(sequence_.chat);
+  const ChatMarks& marks = sequence_.chat.marks();
   const std::size_t text = instructions().size();
   return marks.document_open.size() + (text ? text + marks.instructions_close.size() : 0);
 }
@@ -301,7 +301,7 @@ class Session::Again {
   Array<Token> tokens_;
   Spelling spelling_;
   Turn turn_;
-  ChatFormat chat_;
+  Chat chat_;
   uint64_t kept_, prefilled_;
 };
 

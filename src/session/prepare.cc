@@ -228,7 +228,7 @@ Status Session::make_index(const IndexRequest& request, std::shared_ptr<TokenInd
 // The first half of a passage becomes the question, the second half the answer.
 Status Session::question_passages(uint32_t count, std::vector<Array<Token>>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
-  const ChatMarks& marks = chat_marks(sequence_.chat);
+  const ChatMarks& marks = sequence_.chat.marks();
   Array<Token> open, close;
   const Tokenizer::Part opens[] = {{marks.document_close, true}, {marks.question_open, true}},
                         closes[] = {{marks.question_close, true}};

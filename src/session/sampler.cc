@@ -87,6 +87,8 @@ std::size_t place_of_largest(std::span<const float> x) {
 Status Sampler::sample(std::span<float> logits, std::span<const Token> recent, Token* out) {
   if (has_nan(logits)) return not_a_number();
   penalise(logits, recent);
+  for (const Token token : suppressed_)
+    logits[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
   *out = options_.temperature == 0 ? static_cast<Token>(place_of_largest(logits))
                                    : draw(logits, recent.size());
   return {};

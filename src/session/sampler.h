@@ -1,9 +1,9 @@
 // Logits to the next token.
 //
-// The order is: repetition penalty (CTRL, arXiv 1909.05858, equation 2), temperature, top-k, top-p
-// (nucleus, arXiv 1904.09751), min-p (arXiv 2407.01082). Temperature 0 takes the largest logit, the
-// lowest id among equals. A draw depends only on seed, position in the sequence and logits. It
-// is the same on every platform, and after a rewind.
+// The order is: repetition penalty (CTRL, arXiv 1909.05858, equation 2), suppressed tokens,
+// temperature, top-k, top-p (nucleus, arXiv 1904.09751), min-p (arXiv 2407.01082). Temperature 0
+// takes the largest logit, the lowest id among equals. A draw depends only on seed, position in the
+// sequence and logits. It is the same on every platform, and after a rewind.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,10 @@ class Sampler {
   // newest tokens of the sequence that the penalty covers
   static constexpr uint32_t penalty_tokens = 256;
 
-  explicit Sampler(const SamplingOptions& options) : options_(options) {}
+  // suppressed: tokens that are never sampled; at least one other must exist. They must outlive the
+  // sampler.
+  explicit Sampler(const SamplingOptions& options, std::span<const Token> suppressed = {})
+      : options_(options), suppressed_(suppressed) {}
 
   // logits: [vocabulary], overwritten. recent: the whole sequence. Code::corrupt: a logit is NaN
   // (damaged weights).
@@ -50,6 +53,7 @@ class Sampler {
   Token draw(std::span<const float> logits, uint64_t position);
 
   SamplingOptions options_;
+  std::span<const Token> suppressed_;
   Array<Candidate> candidates_;
   Array<double> weights_;
 };

@@ -78,8 +78,9 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   Array<uint64_t> hashes(1, chain.key);
   hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
   const Array<std::byte> chat =
-      sequence_.has_marks() ? encode_chat_record(chat_format_name(sequence_.chat), instructions())
-                            : Array<std::byte>();
+      sequence_.has_marks()
+          ? encode_chat_record(sequence_.chat.name(), instructions(), sequence_.chat.text())
+          : Array<std::byte>();
   std::vector<SavedPart> parts = {
       {SectionKind::tokens, sequence_.tokens.data(), sequence_.tokens.size() * sizeof(Token)},
       {SectionKind::errors, sequence_.layer_errors.data(),

@@ -24,10 +24,9 @@ std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens);
 
 // A fork is a copy that shares the pages; both write only their own tails.
 struct SequenceState {
-  SequenceState(const ModelConfig& config, ChatFormat format, KvStore kv,
-                std::optional<KvStore> windowed)
+  SequenceState(const ModelConfig& config, Chat turns, KvStore kv, std::optional<KvStore> windowed)
       : store(std::move(kv)), windows(std::move(windowed)),
-        queries(config.layers, config.heads, config.head_dim), chat(format) {}
+        queries(config.layers, config.heads, config.head_dim), chat(std::move(turns)) {}
 
   bool has_marks() const { return turn == Turn::document || turn == Turn::answer; }
   bool has_logits() const { return logits_at == tokens.size() && logits_at > 0; }
@@ -51,7 +50,7 @@ struct SequenceState {
   Array<Token> tokens;
   Spelling spelling;  // of tokens
   Turn turn = Turn::empty;
-  ChatFormat chat;                   // of the turns; the model's if there are none yet
+  Chat chat;                         // of the turns; the model's if there are none yet
   uint64_t document_tokens = 0;      // tokens before the conversation, if turn is answer
   Turn document_turn = Turn::empty;  // turn of these tokens, which rewind restores
 

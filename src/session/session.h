@@ -120,7 +120,7 @@ class Session {
                  Progress::Report progress, uint64_t* tokens_done, uint64_t* bytes_done);
   // Computes the tokens that prefill() would append to an empty sequence. lengths: [tokens] bytes
   // of marks and text that each token spells, or null.
-  static Status encode_first(const Model& model, ChatFormat chat, std::string_view text,
+  static Status encode_first(const Model& model, const Chat& chat, std::string_view text,
                              bool parse_special, const Cancel* cancel, Array<Token>* out,
                              Array<uint32_t>* lengths, std::string_view instructions = {});
   // The same for this sequence.
@@ -130,7 +130,7 @@ class Session {
   Status prefill_document(std::span<const Token> tokens, std::span<const uint32_t> lengths,
                           const Cancel* cancel, Progress::Report progress, uint64_t* tokens_done);
   bool in_document() const { return sequence_.turn == Turn::document; }
-  ChatFormat chat() const { return sequence_.chat; }
+  const Chat& chat() const { return sequence_.chat; }
   // The system text of the sequence; empty: none.
   std::string_view instructions() const;
   bool prefills_sparsely() const { return options_.read.strategy != "full"; }
@@ -263,6 +263,7 @@ class Session {
                          Array<Token>* out) const;
   Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns,
                      Answer* answer);
+  Token answer_end() const;
   Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);
 
   // ---- saved sequences (save.cc, load.cc) ------------------------------------------------------

@@ -290,7 +290,7 @@ SessionStats Session::stats() const {
   s.gpu_weight_bytes = gpus.weight_bytes, s.gpu_bytes = gpus.bytes;
   s.gpu_memory_limit = gpus.memory_limit;
   s.decode_strategy = plan.strategy->name;
-  s.chat_format = chat_format_name(sequence_.chat);
+  s.chat_format = sequence_.chat.name();
   s.device = model_->device_names();
   return s;
 }

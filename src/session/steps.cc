@@ -205,7 +205,8 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   Array<float> logits(
       sequence_.logits);  // a copy, because sampling overwrites it and the step may fail
   Token chosen = 0;
-  RETURN_IF_ERROR(Sampler(sampling).sample(logits, sequence_.tokens, &chosen));
+  RETURN_IF_ERROR(Sampler(sampling, model_->tokenizer().suppressed())
+                      .sample(logits, sequence_.tokens, &chosen));
   forward_->attention().reset_counts();
   const struct Cut {  // however the step ends
     SequenceState& sequence;

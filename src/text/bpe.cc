@@ -5,11 +5,9 @@
 // that spelling.
 #include <algorithm>
 #include <array>
-#include <cinttypes>
 #include <string>
 #include <utility>
 
-#include "gguf/limits.h"
 #include "text/pretokenizer.h"
 #include "text/tokenizer_kinds.h"
 #include "text/utf8.h"
@@ -86,31 +84,8 @@ class BpeTokenizer final : public Tokenizer {
 };
 
 Status BpeTokenizer::load_merges(const Gguf& gguf) {
-  const auto merges = gguf.get_strings("tokenizer.ggml.merges");
-  if (!merges)
-    return Status::error(Code::corrupt, "tokenizer.ggml.merges is missing or no array of strings");
-  if (merges->size() > gguf_limits::merges ||
-      merges->bytes() - 8 * merges->size() > gguf_limits::all_merges_bytes)
-    return Status::error(Code::limit,
-                         "tokenizer.ggml.merges has %" PRIu64 " merges of %" PRIu64
-                         " bytes: at most %" PRIu64 " of %" PRIu64 " can be read",
-                         merges->size(), merges->bytes() - 8 * merges->size(), gguf_limits::merges,
-                         gguf_limits::all_merges_bytes);
-  SymbolTable& symbols = model_.symbols();
-  std::string whole;
-  std::size_t rank = 0;
-  for (const std::string_view merge : *merges) {
-    const std::size_t space = merge.find(' ', 1);
-    if (space == std::string_view::npos || space + 1 == merge.size())
-      return Status::error(Code::corrupt,
-                           "tokenizer.ggml.merges: merge %zu is not two parts with a space between",
-                           rank);
-    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
-    whole.assign(left).append(right);
-    const Symbol left_symbol = symbols.find_or_add(left), right_symbol = symbols.find_or_add(right);
-    model_.merges().add(left_symbol, right_symbol,
-                        {static_cast<uint32_t>(rank++), symbols.find_or_add(whole)});
-  }
+  RETURN_IF_ERROR(model_.load_list(gguf));
+  const SymbolTable& symbols = model_.symbols();
   for (unsigned byte = 0; byte < 256; ++byte) {
     const std::string& spelling = alphabet_->spell(static_cast<unsigned char>(byte));
     byte_symbols_[byte] = symbols.find(spelling);

@@ -1,139 +1,85 @@
-// The table of formats and the marks that identify them.
+// Recognition of formats, and formats of the caller.
 #include "text/chat.h"
 
-#include <cstddef>
-#include <iterator>
+#include <array>
 
+#include "base/quoted.h"
 #include "gguf/limits.h"
 
 namespace kvasir {
 namespace {
 
-struct Format {
-  const char* name;
-  ChatMarks marks;
-};
+std::string_view name_of(const Tokenizer& tokenizer) { return tokenizer.name(); }
 
-// By ChatFormat.
-constexpr Format kFormats[] = {
-    {"raw", {}},
-    {"chatml",
-     {.document_open = "<|im_start|>system\n",
-      .document_close = "<|im_end|>\n",
-      .question_open = "<|im_start|>user\n",
-      .question_close = "<|im_end|>\n<|im_start|>assistant\n",
-      .first_question_open = "<|im_start|>user\n",
-      .answer_close = "<|im_end|>\n"}},
-    {"llama3",
-     {.document_open = "<|start_header_id|>system<|end_header_id|>\n\n",
-      .document_close = "<|eot_id|>",
-      .question_open = "<|start_header_id|>user<|end_header_id|>\n\n",
-      .question_close = "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-      .first_question_open = "<|start_header_id|>user<|end_header_id|>\n\n",
-      .answer_close = "<|eot_id|>"}},
-    {"llama2",
-     {.document_open = "[INST] <<SYS>>\n",
-      .document_close = "\n<</SYS>>\n\n",
-      .question_open = "",
-      .question_close = " [/INST]",
-      .first_question_open = "[INST] ",
-      .answer_close = " </s><s>[INST] "}},
-    {"mistral",
-     {.document_open = "[INST] ",
-      .document_close = "\n\n",
-      .question_open = "",
-      .question_close = " [/INST]",
-      .first_question_open = "[INST] ",
-      .answer_close = "</s> [INST] "}},
-    {"gemma",
-     {.document_open = "<start_of_turn>user\n",
-      .document_close = "\n\n",
-      .question_open = "",
-      .question_close = "<end_of_turn>\n<start_of_turn>model\n",
-      .first_question_open = "<start_of_turn>user\n",
-      .answer_close = "<end_of_turn>\n<start_of_turn>user\n"}},
-    {"phi",
-     {.document_open = "<|system|>\n",
-      .document_close = "<|end|>\n",
-      .question_open = "<|user|>\n",
-      .question_close = "<|end|>\n<|assistant|>\n",
-      .first_question_open = "<|user|>\n",
-      .answer_close = "<|end|>\n"}},
-    {"deepseek",
-     {.document_open = "",
-      .document_close = "",
-      .question_open = "<｜User｜>",
-      .question_close = "<｜Assistant｜>",
-      .first_question_open = "<｜User｜>",
-      .answer_close = "<｜end▁of▁sentence｜>"}},
-    {"mistral-v3",
-     {.document_open = "[INST] ",
-      .document_close = "\n\n",
-      .question_open = "",
-      .question_close = "[/INST]",
-      .first_question_open = "[INST] ",
-      .answer_close = "</s>[INST] "}},
-    {"mistral-tekken",
-     {.document_open = "[INST]",
-      .document_close = "\n\n",
-      .question_open = "",
-      .question_close = "[/INST]",
-      .first_question_open = "[INST]",
-      .answer_close = "</s>[INST]"}},
-    {"phi4",
-     {.document_open = "<|im_start|>system<|im_sep|>",
-      .document_close = "<|im_end|>",
-      .question_open = "<|im_start|>user<|im_sep|>",
-      .question_close = "<|im_end|><|im_start|>assistant<|im_sep|>",
-      .first_question_open = "<|im_start|>user<|im_sep|>",
-      .answer_close = "<|im_end|>"}},
-    {"deepseek-v2",
-     {.document_open = "",
-      .document_close = "\n\n",
-      .question_open = "User: ",
-      .question_close = "\n\nAssistant:",
-      .first_question_open = "User: ",
-      .answer_close = "<｜end▁of▁sentence｜>"}},
-    {"zephyr",
-     {.document_open = "<|system|>\n",
-      .document_close = "</s>\n",
-      .question_open = "<|user|>\n",
-      .question_close = "</s>\n<|assistant|>\n",
-      .first_question_open = "<|user|>\n",
-      .answer_close = "</s>\n"}},
-};
-static_assert(std::size(kFormats) == static_cast<std::size_t>(ChatFormat::zephyr) + 1);
-
-const Format& format_of(ChatFormat format) {
-  const auto i = static_cast<std::size_t>(format);
-  return kFormats[i < std::size(kFormats) ? i : 0];
+// Whether the first user turn of a template closes by the end-of-text token, as Zephyr's.
+bool closes_user_by_eos(std::string_view chat_template) {
+  const std::string_view turn = chat_template.substr(chat_template.find("<|user|>"));
+  return turn.substr(0, turn.find('}')).find("eos_token") != turn.npos;
 }
 
-bool is_tekken(const Tokenizer& tokenizer) {
-  return std::string_view(tokenizer.name()) == "bpe/tekken";
+ChatFormat mistral_of(bool system, bool space, const Tokenizer& tokenizer) {
+  const bool tekken = name_of(tokenizer) == "bpe/tekken";
+  if (system) return tekken ? ChatFormat::mistral_v7 : ChatFormat::mistral_v7_spm;
+  if (tekken) return ChatFormat::mistral_tekken;
+  return space ? ChatFormat::mistral : ChatFormat::mistral_v3;
 }
 
-ChatFormat from_template(std::string_view chat_template, const Tokenizer& tokenizer) {
-  const auto has = [&](std::string_view mark) {
-    return chat_template.find(mark) != std::string_view::npos;
-  };
+// Phi-4-mini has the marks of Phi-3, whose tokenizer is SentencePiece, without newlines.
+ChatFormat phi_of(const Tokenizer& tokenizer) {
+  return name_of(tokenizer) == "bpe/gpt-4o" ? ChatFormat::phi4_mini : ChatFormat::phi;
+}
+
+// Formats that their marks alone identify. The first row of which all marks exist counts: later
+// ones may have some of them too.
+struct Recognised {
+  ChatFormat format;
+  std::array<std::string_view, 3> marks;  // "": none
+};
+constexpr Recognised kByMarks[] = {
+    {ChatFormat::gpt_oss, {"<|start|>", "<|channel|>"}},
+    {ChatFormat::granite, {"<|start_of_role|>"}},
+    {ChatFormat::llama4, {"<|header_start|>"}},
+    {ChatFormat::gemma4, {"<|turn>", "<turn|>"}},
+    {ChatFormat::gemma, {"<start_of_turn>"}},
+    {ChatFormat::command_r7b, {"<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>", "<|START_RESPONSE|>"}},
+    {ChatFormat::command_r, {"<|START_OF_TURN_TOKEN|>", "<|USER_TOKEN|>"}},
+    {ChatFormat::deepseek, {"<｜User｜>", "<｜Assistant｜>"}},
+    {ChatFormat::exaone4, {"[|system|]", "[|assistant|]", "[|tool|]"}},
+    {ChatFormat::seed_oss, {"<seed:bos>"}},
+    {ChatFormat::hunyuan_dense, {"<｜hy_Assistant｜>", "<｜hy_place▁holder▁no▁3｜>"}},
+    {ChatFormat::bailing2, {"<role>", "<|role_end|>"}},
+    {ChatFormat::dots1, {"<|userprompt|>", "<|endofuserprompt|>"}},
+    {ChatFormat::minicpm, {"<用户>"}},
+};
+
+// has(mark): whether the template or the vocabulary has it. space: the template closes questions by
+// " [/INST]".
+template <class Has>
+std::optional<ChatFormat> by_marks(Has has, bool space, const Tokenizer& tokenizer) {
   if (has("<|im_start|>")) return has("<|im_sep|>") ? ChatFormat::phi4 : ChatFormat::chatml;
-  if (has("[INST]")) {
-    if (has("<<SYS>>")) return ChatFormat::llama2;
-    if (is_tekken(tokenizer)) return ChatFormat::mistral_tekken;
-    return has(" [/INST]") ? ChatFormat::mistral : ChatFormat::mistral_v3;
-  }
   if (has("<|start_header_id|>") && has("<|end_header_id|>")) return ChatFormat::llama3;
-  if (has("<|assistant|>") && has("<|end|>")) return ChatFormat::phi;
-  if (has("<start_of_turn>")) return ChatFormat::gemma;
-  if (has("<｜User｜>") && has("<｜Assistant｜>")) return ChatFormat::deepseek;
+  if (has("[INST]") && has("<<SYS>>")) return ChatFormat::llama2;
+  if (has("[INST]") && has("[/INST]")) return mistral_of(has("[SYSTEM_PROMPT]"), space, tokenizer);
+  if (has("[gMASK]") && has("<sop>") && has("<|user|>")) return ChatFormat::glm4;
+  if (has("<|assistant|>") && has("<|end|>")) return phi_of(tokenizer);
+  for (const Recognised& row : kByMarks) {
+    bool all = true;
+    for (const std::string_view mark : row.marks) all = all && (mark.empty() || has(mark));
+    if (all) return row.format;
+  }
+  return std::nullopt;
+}
+
+ChatFormat from_template(std::string_view text, const Tokenizer& tokenizer) {
+  const auto has = [&](std::string_view mark) { return text.find(mark) != text.npos; };
+  if (const auto format = by_marks(has, has(" [/INST]"), tokenizer)) return *format;
   if (has("User: ") && has("'Assistant: ' + message['content'] + eos_token"))
     return ChatFormat::deepseek_v2;
-  // Others share the role marks of Zephyr but close their turns in other ways.
-  if (has("<|user|>") && has("<|assistant|>") && has("eos_token") &&
-      tokenizer.piece(tokenizer.eos(), true) == "</s>")
-    return ChatFormat::zephyr;
-  return ChatFormat::raw;
+  if (!has("<|user|>") || !has("<|assistant|>")) return ChatFormat::raw;
+  // others share these role marks but close their turns in other ways
+  const std::string_view eos = tokenizer.piece(tokenizer.eos(), true);
+  if (closes_user_by_eos(text)) return eos == "</s>" ? ChatFormat::zephyr : ChatFormat::raw;
+  return eos == "<|endoftext|>" ? ChatFormat::falcon3 : ChatFormat::raw;
 }
 
 ChatFormat from_vocabulary(const Tokenizer& tokenizer) {
@@ -142,27 +88,10 @@ ChatFormat from_vocabulary(const Tokenizer& tokenizer) {
     return token >= 0 && (tokenizer.kind(token) == TokenKind::control ||
                           tokenizer.kind(token) == TokenKind::user_defined);
   };
-  if (has("<|im_start|>") && has("<|im_end|>"))
-    return has("<|im_sep|>") ? ChatFormat::phi4 : ChatFormat::chatml;
-  if (has("<|start_header_id|>") && has("<|eot_id|>")) return ChatFormat::llama3;
-  if (has("[INST]") && has("[/INST]"))
-    return is_tekken(tokenizer) ? ChatFormat::mistral_tekken : ChatFormat::mistral_v3;
-  if (has("<|user|>") && has("<|assistant|>") && has("<|end|>")) return ChatFormat::phi;
-  if (has("<start_of_turn>") && has("<end_of_turn>")) return ChatFormat::gemma;
-  if (has("<｜User｜>") && has("<｜Assistant｜>")) return ChatFormat::deepseek;
-  return ChatFormat::raw;
+  return by_marks(has, false, tokenizer).value_or(ChatFormat::raw);
 }
 
 }  // namespace
-
-const char* chat_format_name(ChatFormat format) { return format_of(format).name; }
-
-std::optional<ChatFormat> chat_format_by_name(std::string_view name) {
-  for (std::size_t i = 0; i < std::size(kFormats); ++i) {
-    if (name == kFormats[i].name) return static_cast<ChatFormat>(i);
-  }
-  return std::nullopt;
-}
 
 ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer) {
   if (const auto chat_template = gguf.get_string("tokenizer.chat_template"))
@@ -170,6 +99,76 @@ ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer) {
   return from_vocabulary(tokenizer);
 }
 
-const ChatMarks& chat_marks(ChatFormat format) { return format_of(format).marks; }
+bool wants_bos(const Tokenizer& tokenizer, std::string_view first_mark) {
+  return tokenizer.add_bos() && !first_mark.starts_with(tokenizer.piece(tokenizer.bos(), true));
+}
+
+// The marks are views of the text, or of what is made of it.
+struct Chat::Custom {
+  std::string text, answer_close;
+  ChatMarks marks;
+};
+
+std::string_view Chat::text() const { return custom_ ? std::string_view(custom_->text) : ""; }
+const ChatMarks& Chat::marks() const { return custom_ ? custom_->marks : chat_marks(format_); }
+
+namespace {
+
+// The text before `placeholder` in *rest, which then begins after it; nothing if it has none.
+std::optional<std::string_view> take_before(std::string_view placeholder, std::string_view* rest) {
+  const std::size_t at = rest->find(placeholder);
+  if (at == rest->npos) return std::nullopt;
+  const std::string_view before = rest->substr(0, at);
+  rest->remove_prefix(at + placeholder.size());
+  return before;
+}
+
+bool has_placeholder(std::string_view text) {
+  for (const std::string_view name : {"{document}", "{user}", "{question}", "{answer}"}) {
+    if (text.find(name) != text.npos) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Status Chat::parse(std::string_view given, Chat* out) {
+  if (given.find('{') != given.npos) return parse_custom(given, out);
+  const auto format = chat_format_by_name(given);
+  if (!format)
+    return Status::error(Code::bad_argument, "chat format '%s' is not known", Quoted(given).text());
+  *out = Chat(*format);
+  return {};
+}
+
+Status Chat::parse_custom(std::string_view given, Chat* out) {
+  if (given.size() > max_text || given.find('\0') != given.npos)
+    return Status::error(Code::bad_argument,
+                         "the chat format has %zu bytes: use up to %zu, without a NUL",
+                         given.size(), max_text);
+  auto custom = std::make_shared<Custom>();
+  custom->text = given;
+  std::string_view rest = custom->text;
+  const auto open = take_before("{document}", &rest), user = take_before("{user}", &rest),
+             question = take_before("{question}", &rest), answer = take_before("{answer}", &rest);
+  bool again = has_placeholder(rest);
+  for (const auto& mark : {open, user, question, answer}) again |= mark && has_placeholder(*mark);
+  if (!open || !question || !answer || again)
+    return Status::error(Code::bad_argument,
+                         "chat format '%s': it needs {document}, {question} and {answer}, once and "
+                         "in this order; {user} may stand before {question}",
+                         Quoted(given).text());
+  ChatMarks& marks = custom->marks;
+  marks.document_open = *open;
+  marks.document_close = user ? *user : *question;
+  marks.question_open = user ? *question : "";
+  marks.first_question_open = user ? *question : *open;
+  marks.question_close = *answer;
+  custom->answer_close.append(rest).append(user ? "" : *open);
+  marks.answer_close = custom->answer_close;
+  out->format_ = ChatFormat::custom;
+  out->custom_ = std::move(custom);
+  return {};
+}
 
 }  // namespace kvasir

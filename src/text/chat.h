@@ -3,13 +3,16 @@
 //
 // A format is recognised by marks in the model's template (tokenizer.chat_template) or, without a
 // template, by the special tokens of its vocabulary. A template is never executed. `raw` adds no
-// marks.
+// marks. A caller may also give the text of a format (Chat::parse).
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 
+#include "base/status.h"
 #include "gguf/gguf.h"
 #include "text/tokenizer.h"
 
@@ -29,6 +32,26 @@ enum class ChatFormat : uint32_t {
   phi4,
   deepseek_v2,
   zephyr,
+  gemma4,
+  gpt_oss,  // medium effort
+  gpt_oss_low,
+  gpt_oss_high,
+  granite,
+  command_r,
+  command_r7b,  // and Command A: the answer has marks of its own
+  glm4,
+  exaone4,
+  llama4,
+  mistral_v7,      // a system prompt, no spaces
+  mistral_v7_spm,  // with spaces
+  phi4_mini,
+  seed_oss,
+  hunyuan_dense,
+  bailing2,
+  dots1,
+  falcon3,  // and OLMo 2
+  minicpm,
+  custom,  // the caller's
 };
 
 // The text around each part, with special tokens spelled out. A conversation is
@@ -62,10 +85,45 @@ struct ChatMarks {
   }
 };
 
-const char* chat_format_name(ChatFormat format);  // at most 15 characters
-std::optional<ChatFormat> chat_format_by_name(std::string_view name);
+const char* chat_format_name(ChatFormat format);                       // at most 15 characters
+std::optional<ChatFormat> chat_format_by_name(std::string_view name);  // never `custom`
+const ChatMarks& chat_marks(ChatFormat format);                        // of `custom` none
+
+// A format with its marks.
+class Chat {
+ public:
+  // bytes of a custom format, so that a cache file holds it
+  static constexpr std::size_t max_text = 16384;
+
+  // Not of ChatFormat::custom, which has no marks without a text.
+  explicit Chat(ChatFormat format = ChatFormat::raw) : format_(format) {}
+  // A name; or a custom format, which is one conversation with placeholders:
+  //   DOCUMENT_OPEN{document}DOCUMENT_CLOSE{user}QUESTION_OPEN{question}QUESTION_CLOSE{answer}CLOSE
+  // What follows {user} repeats for each question. Without {user}, the first user turn begins with
+  // the document, and later turns leave out the document and the mark after it.
+  // Code::bad_argument: an unknown name, or placeholders that are missing or in another order.
+  static Status parse(std::string_view given, Chat* out);
+
+  ChatFormat format() const { return format_; }
+  const char* name() const { return chat_format_name(format_); }
+  std::string_view text() const;   // of a custom format; "" of others
+  const ChatMarks& marks() const;  // valid as long as this or a copy
+  bool operator==(const Chat& other) const {
+    return format_ == other.format_ && text() == other.text();
+  }
+
+ private:
+  struct Custom;
+  static Status parse_custom(std::string_view given, Chat* out);
+
+  ChatFormat format_;
+  std::shared_ptr<const Custom> custom_;
+};
+
+// Whether a sequence that begins with this mark begins with the begin-of-text token: the model
+// expects it, and the mark does not spell it.
+bool wants_bos(const Tokenizer& tokenizer, std::string_view first_mark);
 // Reads at most gguf_limits::chat_template_bytes of a template.
 ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer);
-const ChatMarks& chat_marks(ChatFormat format);
 
 }  // namespace kvasir

@@ -46,18 +46,72 @@ constexpr const char* kMinicpm5[] = {
     nullptr};
 
 // Words of two cases: capitals then small letters; letters without case and marks count as both.
+#define CASED_WORDS(ending)                                                                \
+  R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)" ending \
+  R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)" ending
+#define CONTRACTION R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
+
 constexpr const char* kTekken[] = {
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
-    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
-    R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
-    nullptr};
+    CASED_WORDS("") R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)", nullptr};
 constexpr const char* kGpt4o[] = {
-    R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+)"
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-    R"(|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*)"
-    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)?)"
-    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    CASED_WORDS(CONTRACTION) R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
     nullptr};
+constexpr const char* kYoutu[] = {
+    R"([\x{AC00}-\x{D7A3}\x{3131}-\x{318E}]+)"
+    R"(|[\x{FF01}\x{2026}\x{201C}\x{201D}\x{2018}\x{2019}\x{2014}\x{FF1A}\x{FF1B}\x{FF0C})"
+    R"(\x{3001}-\x{303F}\x{FE30}-\x{FE4F}]+)"
+    R"(|[\x{3105}-\x{312F}]+|[\x{4E00}-\x{9FA5}\x{3040}-\x{309F}\x{30A0}-\x{30FF}]+)",
+    CASED_WORDS(CONTRACTION) R"(|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    nullptr};
+
+// Divides a piece of digits into threes from its right.
+#define THREES(digit)                                                                         \
+  "^(?=" digit "++$)" digit "{1,2}(?=(?:" digit "{3})*+$)|(?:^(?=" digit "++$)|\\G(?<=" digit \
+  "))" digit "{3}"
+
+// The published expression for digits is \d{1,3}(?=(?:\d{3})*\b), which is quadratic. The class is
+// that of \b.
+constexpr const char* kTinyAya[] = {R"((?<!\d)\d++(?![\p{L}\p{M}\p{Nd}\p{Nl}\p{Pc}]))",
+                                    THREES("\\d"), kGpt4o[0], nullptr};
+
+// Kimi's words of two cases have no Han. Their classes name the other categories: a class can
+// exclude, but not intersect. Han is the script's own characters: \p{Han} has also those that it
+// shares with others, by PCRE2 10.40 and later.
+#define HAN                                                                                  \
+  R"(\x{2E80}-\x{2E99}\x{2E9B}-\x{2EF3}\x{2F00}-\x{2FD5}\x{3005}\x{3007}\x{3021}-\x{3029})"  \
+  R"(\x{3038}-\x{303B}\x{3400}-\x{4DBF}\x{4E00}-\x{9FFF}\x{F900}-\x{FA6D}\x{FA70}-\x{FAD9})" \
+  R"(\x{16FE2}\x{16FE3}\x{16FF0}\x{16FF1}\x{20000}-\x{323AF})"
+#define NO_SMALL_NO_HAN R"([^\p{Ll}\p{N}\p{P}\p{S}\p{Z}\p{C})" HAN "]"
+#define NO_CAPITAL_NO_HAN R"([^\p{Lu}\p{Lt}\p{N}\p{P}\p{S}\p{Z}\p{C})" HAN "]"
+constexpr const char* kKimi[] = {
+    "[" HAN R"(]+|[^\r\n\p{L}\p{N}]?)" NO_SMALL_NO_HAN "*" NO_CAPITAL_NO_HAN "+" CONTRACTION
+    R"(|[^\r\n\p{L}\p{N}]?)" NO_SMALL_NO_HAN "+" NO_CAPITAL_NO_HAN "*" CONTRACTION
+    R"(|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)",
+    nullptr};
+
+// Letters run across single spaces. The published (?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+ matches the
+// same and keeps every letter on the matcher's stack.
+constexpr const char* kExaoneMoe[] = {
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}(?:\p{M}| ?\p{L})*+|\p{N})"
+    R"(| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+)",
+    nullptr};
+
+// Llama 3's words; runs of blanks are divided again, where the published expression tries each size
+// at every blank.
+constexpr const char* kJais2[] = {
+    kLlama3[0],
+    R"((?:^(?=\s++$(?<![\r\n]))|\G(?<=\s)))"
+    R"((?:\s{512}|\s{256}|\s{128}|\s{64}|\s{32}|\s{16}|\s{8}|\s{4}|\s{2}|\s))",
+    nullptr};
+
+// Numbers are divided; everything else is one word. The published expression for the divisions,
+// (?=(\d{3})+(?!\d)), is quadratic.
+constexpr const char* kSuperbpe[] = {
+    R"(\p{N}+)",
+    R"((?:(?<!\d)(?=(?:\d{3})++(?!\d))|(?<!\d)\d{1,2}(?=(?:\d{3})++(?!\d))\K|\G(?<=\d))\d{3})",
+    nullptr};
+
+constexpr const char* kLaguna[] = {R"(\n+)", kQwen2[0], nullptr};
 
 constexpr const char* kBloom[] = {
     R"( ?[^(\s|.,!?\x{2026}\x{3002}\x{FF0C}\x{3001}\x{964}\x{6D4}\x{60C})]+)", nullptr};
@@ -110,6 +164,20 @@ constexpr const char* kDeepseek3[] = {
     R"(|\s*[\r\n]+|\s+(?!\S)|\s+)",
     nullptr};
 
+constexpr const char* kAfmoe[] = {
+    R"(\p{N}+)", THREES("\\p{N}"),
+    R"([\x{4E00}-\x{9FFF}\x{3400}-\x{4DBF}\x{F900}-\x{FAFF}\x{3040}-\x{309F}\x{30A0}-\x{30FF})"
+    R"(\x{FF65}-\x{FF9F}\x{2F00}-\x{2FDF}\x{0E40}-\x{0E7F}\x{0E80}-\x{0EFF}\x{1780}-\x{17FF})"
+    R"(\x{1000}-\x{109F}\x{AA60}-\x{AA7F}\x{A9E0}-\x{A9FF}\x{AC00}-\x{D7AF}\x{1100}-\x{11FF}]+)",
+    kDeepseek3[2], nullptr};
+
+#undef CASED_WORDS
+#undef CONTRACTION
+#undef THREES
+#undef HAN
+#undef NO_SMALL_NO_HAN
+#undef NO_CAPITAL_NO_HAN
+
 struct Named {
   std::string_view name;
   PretokenizerFamily family;
@@ -155,6 +223,7 @@ constexpr Named kFamilies[] = {
     {"deepseek-r1-qwen", {kQwen2}},
     {"stablelm2", {kQwen2}},
     {"megrez", {kQwen2}},
+    {"f2llmv2", {kQwen2}},
     {"kormo", {kQwen2}},
     {"hunyuan", {kQwen2}},
     {"solar-open", {kQwen2}},
@@ -169,6 +238,7 @@ constexpr Named kFamilies[] = {
     {"gpt-4o", {kGpt4o}},
     {"llama4", {kGpt4o}},
     {"kanana2", {kGpt4o}},
+    {"talkie", {kGpt4o}},
     {"minimax-m2", {kGpt4o}},
     {"bloom", {kBloom}},
     {"poro-chat", {kBloom}},
@@ -179,6 +249,15 @@ constexpr Named kFamilies[] = {
     {"deepseek-v3", {kDeepseek3}},
     {"hunyuan-dense", {kDeepseek3}},
     {"joyai-llm", {kDeepseek3}},
+    {"afmoe", {kAfmoe}},
+    {"tiny_aya", {kTinyAya}},
+    {"cohere2moe", {kTinyAya}},
+    {"kimi-k2", {kKimi}},
+    {"exaone-moe", {kExaoneMoe}},
+    {"youtu", {kYoutu, false, true}},
+    {"superbpe", {kSuperbpe}},
+    {"jais-2", {kJais2}},
+    {"laguna", {kLaguna}},
 };
 
 }  // namespace

@@ -5,7 +5,6 @@
 // becomes a merge whose rank is the rank of the token's score, so that words merge by the code of
 // byte-level BPE.
 #include <algorithm>
-#include <array>
 #include <cinttypes>
 #include <cmath>
 #include <functional>
@@ -14,45 +13,29 @@
 #include <vector>
 
 #include "gguf/limits.h"
-#include "text/tokenizer_kinds.h"
-#include "text/utf8.h"
+#include "text/character_bpe.h"
 
 namespace kvasir {
 namespace {
 
-constexpr std::string_view kSpace = "\xE2\x96\x81";  // U+2581
-
-// The size of the first character of `text`; a byte that is not UTF-8 counts as one.
-std::size_t character_size(std::string_view text) {
-  std::size_t length;
-  return utf8_step(text, &length) == Utf8::valid ? length : 1;
-}
-
 bool begins_with_space(std::string_view text) {
-  return text[0] == ' ' || text.substr(0, kSpace.size()) == kSpace;
+  return text[0] == ' ' || text.substr(0, kSpelledSpace.size()) == kSpelledSpace;
 }
 
-class SpmTokenizer final : public Tokenizer {
+class SpmTokenizer final : public CharacterBpe {
  public:
   SpmTokenizer(std::unique_ptr<const Vocabulary> vocabulary, StringList pieces)
-      : Tokenizer("spm", std::move(vocabulary), std::move(pieces)),
-        model_(Tokenizer::vocabulary()) {}
+      : CharacterBpe("spm", std::move(vocabulary), std::move(pieces)) {}
 
   Status load_merges(const Gguf& gguf);
 
  private:
   void add_cuts(std::string_view text, MergeTable::Merge merge);
-  void load_bytes();
 
   Status encode_plain(std::string_view text, bool begins, EncodeScratch* scratch,
                       TokenSink* out) const override;
-  Status encode_cached(std::string_view word, EncodeScratch* scratch, TokenSink* out) const;
-  Status encode_word(std::string_view word, bool prefix, EncodeScratch* scratch,
-                     TokenSink* out) const;
   std::size_t word_size(std::string_view text, CancelPoll* cancel) const;
 
-  MergeModel model_;
-  std::array<Symbol, 128> ascii_{};
   // No token has a space after another character, so no merge crosses the beginning of a word.
   bool words_are_separate_ = true;
 };
@@ -113,21 +96,6 @@ void SpmTokenizer::add_cuts(std::string_view text, MergeTable::Merge merge) {
   }
 }
 
-void SpmTokenizer::load_bytes() {
-  for (unsigned byte = 0; byte < 256; ++byte) {
-    const std::string spelling(1, static_cast<char>(byte));
-    if (byte < 128) ascii_[byte] = model_.symbols().find(spelling);
-    model_.set_byte_token(static_cast<unsigned char>(byte), vocabulary().find_plain(spelling));
-  }
-  for (uint32_t i = vocabulary().size(); i-- > 0;) {  // of equal ones the first counts
-    const auto token = static_cast<Token>(i);
-    const int byte = vocabulary().kind(token) == TokenKind::byte
-                         ? Vocabulary::byte_of(vocabulary().text(token))
-                         : -1;
-    if (byte >= 0) model_.set_byte_token(static_cast<unsigned char>(byte), token);
-  }
-}
-
 // The size up to the next space that follows another character; all of `text` where tokens may
 // cross words.
 std::size_t SpmTokenizer::word_size(std::string_view text, CancelPoll* cancel) const {
@@ -158,77 +126,6 @@ Status SpmTokenizer::encode_plain(std::string_view text, bool begins, EncodeScra
   return {};
 }
 
-Status SpmTokenizer::encode_cached(std::string_view word, EncodeScratch* scratch,
-                                   TokenSink* out) const {
-  return scratch->cache.encode(word, out, [&] { return encode_word(word, false, scratch, out); });
-}
-
-// Converts the lengths of a word's tokens in its spelling to lengths in the word. A space of the
-// word is spelled by three bytes, and the space before a text by three that are not in it.
-void unspell_lengths(std::string_view word, bool prefix, std::span<uint32_t> lengths) {
-  // `spelled` bytes stand for word[0, at)
-  std::size_t token_end = 0, spelled = prefix ? kSpace.size() : 0, at = 0;
-  for (uint32_t& length : lengths) {
-    token_end += length;
-    const std::size_t begin = at;
-    while (at < word.size()) {
-      const std::size_t next = spelled + (word[at] == ' ' ? kSpace.size() : 1);
-      if (next > token_end) break;
-      spelled = next;
-      ++at;
-    }
-    length = static_cast<uint32_t>(at - begin);
-  }
-}
-
-Status SpmTokenizer::encode_word(std::string_view word, bool prefix, EncodeScratch* scratch,
-                                 TokenSink* out) const {
-  std::string& spelled = scratch->spelled;
-  spelled.assign(prefix ? kSpace : "");
-  for (const char c : word) {
-    if (scratch->cancel.stop()) break;
-    if (c == ' ') spelled.append(kSpace);
-    else spelled.push_back(c);
-  }
-  scratch->row.clear();
-  std::size_t size;
-  for (std::size_t at = 0; at < spelled.size() && !scratch->cancel.stop(); at += size) {
-    const std::string_view rest = std::string_view(spelled).substr(at);
-    size = character_size(rest);
-    const auto lead = static_cast<unsigned char>(rest[0]);
-    const Symbol symbol = lead < 128 ? ascii_[lead] : model_.symbols().find(rest.substr(0, size));
-    scratch->row.push(symbol, static_cast<uint32_t>(at));
-  }
-  const std::size_t first = out->size();
-  Status status = model_.finish(spelled, scratch, out);
-  unspell_lengths(word, prefix, out->lengths_from(first));
-  return status;
-}
-
-StringList decode_pieces(const Vocabulary& vocabulary) {
-  StringList pieces;
-  std::string piece;
-  for (uint32_t i = 0; i < vocabulary.size(); ++i) {
-    const auto token = static_cast<Token>(i);
-    const std::string_view text = vocabulary.text(token);
-    const TokenKind kind = vocabulary.kind(token);
-    piece.clear();
-    if (const int byte = kind == TokenKind::byte ? Vocabulary::byte_of(text) : -1; byte >= 0) {
-      piece.push_back(static_cast<char>(byte));
-    } else if (kind == TokenKind::normal || kind == TokenKind::unused || kind == TokenKind::byte) {
-      for (std::size_t at = 0; at < text.size();) {
-        const bool space = text.substr(at, kSpace.size()) == kSpace;
-        piece.push_back(space ? ' ' : text[at]);
-        at += space ? kSpace.size() : 1;
-      }
-    } else {
-      piece = text;  // special tokens are spelled literally
-    }
-    pieces.add(piece);
-  }
-  return pieces;
-}
-
 }  // namespace
 
 Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
@@ -237,7 +134,7 @@ Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) {
   auto vocabulary = std::make_unique<Vocabulary>();
   if (Status status = Vocabulary::load(gguf, standard, true, vocabulary.get()); !status.ok())
     return status;
-  StringList pieces = decode_pieces(*vocabulary);
+  StringList pieces = CharacterBpe::decode_pieces(*vocabulary);
   auto tokenizer = std::make_unique<SpmTokenizer>(std::move(vocabulary), std::move(pieces));
   if (Status status = tokenizer->load_merges(gguf); !status.ok()) return status;
   *out = std::move(tokenizer);

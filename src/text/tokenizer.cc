@@ -2,9 +2,11 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
+#include <cinttypes>
 
 #include "base/checksum.h"
 #include "base/quoted.h"
+#include "gguf/limits.h"
 #include "text/special_matcher.h"
 #include "text/tokenizer_kinds.h"
 #include "text/vocabulary.h"
@@ -27,9 +29,8 @@ struct ModelKind {
   const char* meaning;
 };
 constexpr ModelKind kUnsupported[] = {
-    {"bert", "WordPiece"}, {"t5", "Unigram"},           {"rwkv", "RWKV World"},
-    {"plamo2", "PLaMo-2"}, {"gemma4", "Gemma 4's BPE"}, {"no_vocab", "no text"},
-    {"none", "no text"},
+    {"bert", "WordPiece"}, {"t5", "Unigram"},       {"rwkv", "RWKV World"},
+    {"plamo2", "PLaMo-2"}, {"no_vocab", "no text"}, {"none", "no text"},
 };
 
 }  // namespace
@@ -49,6 +50,7 @@ Status Tokenizer::load(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out) 
                          "the file has no tokenizer (tokenizer.ggml.model is missing)");
   if (*model == "gpt2") return load_bpe(gguf, out);
   if (*model == "llama") return load_spm(gguf, out);
+  if (*model == "gemma4") return load_gemma4(gguf, out);
   for (const ModelKind& kind : kUnsupported) {
     if (*model == kind.name)
       return Status::error(Code::unsupported,
@@ -166,6 +168,7 @@ Token Tokenizer::eos() const { return vocabulary_->special().eos; }
 bool Tokenizer::add_bos() const { return vocabulary_->adds_bos(); }
 bool Tokenizer::add_eos() const { return vocabulary_->adds_eos(); }
 bool Tokenizer::ends_turn(Token token) const { return vocabulary_->ends_turn(token); }
+std::span<const Token> Tokenizer::suppressed() const { return vocabulary_->suppressed(); }
 bool Tokenizer::starts_text(Token token) const {
   return kind(token) == TokenKind::control || kind(token) == TokenKind::user_defined;
 }
@@ -180,6 +183,35 @@ WordCache::WordCache(std::size_t text_size) {
 WordCache::Entry& WordCache::at(std::string_view word) {
   return entries_[static_cast<std::size_t>(checksum(word.data(), word.size(), 0)) &
                   (entries_.size() - 1)];
+}
+
+Status MergeModel::load_list(const Gguf& gguf) {
+  const auto list = gguf.get_strings("tokenizer.ggml.merges");
+  if (!list)
+    return Status::error(Code::corrupt, "tokenizer.ggml.merges is missing or no array of strings");
+  if (list->size() > gguf_limits::merges ||
+      list->bytes() - 8 * list->size() > gguf_limits::all_merges_bytes)
+    return Status::error(Code::limit,
+                         "tokenizer.ggml.merges has %" PRIu64 " merges of %" PRIu64
+                         " bytes: at most %" PRIu64 " of %" PRIu64 " can be read",
+                         list->size(), list->bytes() - 8 * list->size(), gguf_limits::merges,
+                         gguf_limits::all_merges_bytes);
+  std::string whole;
+  std::size_t rank = 0;
+  for (const std::string_view merge : *list) {
+    const std::size_t space = merge.find(' ', 1);
+    if (space == std::string_view::npos || space + 1 == merge.size())
+      return Status::error(Code::corrupt,
+                           "tokenizer.ggml.merges: merge %zu is not two parts with a space between",
+                           rank);
+    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+    whole.assign(left).append(right);
+    const Symbol left_symbol = symbols_.find_or_add(left),
+                 right_symbol = symbols_.find_or_add(right);
+    merges_.add(left_symbol, right_symbol,
+                {static_cast<uint32_t>(rank++), symbols_.find_or_add(whole)});
+  }
+  return {};
 }
 
 Status MergeModel::finish(std::string_view word, EncodeScratch* scratch, TokenSink* out) const {

@@ -86,9 +86,10 @@ class Tokenizer {
   bool strips_leading_space() const { return space_prefix_; }
   // blanks after a control token are no text (Phi-3)
   bool strips_after_special() const { return strips_after_special_; }
-  bool ends_turn(Token token) const;    // any of the model's end-of-turn / end-of-text tokens
-  bool starts_text(Token token) const;  // text after it is encoded with text_start
-  const char* name() const { return name_.c_str(); }  // "bpe/qwen2", "spm"
+  bool ends_turn(Token token) const;          // any of the model's end-of-turn / end-of-text tokens
+  std::span<const Token> suppressed() const;  // never sampled; ascending
+  bool starts_text(Token token) const;        // text after it is encoded with text_start
+  const char* name() const { return name_.c_str(); }  // "bpe/qwen2", "spm", "gemma4"
 
  protected:
   Tokenizer(std::string name, std::unique_ptr<const Vocabulary> vocabulary, StringList pieces);

@@ -19,6 +19,7 @@ namespace kvasir {
 
 Status load_bpe(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 Status load_spm(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
+Status load_gemma4(const Gguf& gguf, std::unique_ptr<const Tokenizer>* out);
 
 // The output of encode(): the tokens of a text in order, each with its number of bytes in the text.
 class TokenSink {
@@ -118,6 +119,7 @@ class MergeModel {
   SymbolTable& symbols() { return symbols_; }
   const SymbolTable& symbols() const { return symbols_; }
   MergeTable& merges() { return merges_; }
+  Status load_list(const Gguf& gguf);  // of merges, in the file: tokenizer.ggml.merges
   void set_byte_token(unsigned char byte, Token token) { byte_tokens_[byte] = token; }
 
   // Merges the symbols in `row`, which cover `word`, and appends their tokens with their lengths in

@@ -2,6 +2,7 @@
 #include "text/vocabulary.h"
 
 #include <algorithm>
+#include <array>
 #include <cinttypes>
 
 #include "base/checksum.h"
@@ -13,20 +14,51 @@ namespace {
 
 constexpr uint32_t kFree = UINT32_MAX;
 
-// Tokens that end a model's turn, in the families' spellings; metadata often name only one of
-// several.
-constexpr std::string_view kTurnEnds[] = {
-    "<|im_end|>",    "<|eot_id|>",
-    "<|end|>",       "<end_of_turn>",
-    "<|endoftext|>", "</s>",
-    "<|eom_id|>",    "<|return|>",
-    "<|call|>",      "<|end_of_text|>",
-    "<EOT>",         "_<EOT>",
-    "<|EOT|>",       "[EOT]",
-    "[EOS]",         "<end_of_utterance>",
-    "<|endofturn|>", "[|endofturn|]",
-    "<|fim_pad|>",   "<|file_sep|>",
-    "<|repo_name|>", "<｜end▁of▁sentence｜>",
+// A token that ends a model's turn, in a family's spelling; metadata often name only one of
+// several. In some vocabularies such a spelling means something else.
+struct TurnEnd {
+  std::string_view name;
+  std::array<std::string_view, 2> unless = {};  // the vocabulary has all of these tokens; "": none
+  std::string_view only_with = {};              // only if the vocabulary has this token
+};
+constexpr TurnEnd kTurnEnds[] = {
+    {"<|im_end|>"},
+    {"<|eot_id|>"},
+    {"<|end|>", {"<|return|>", "<|call|>"}},  // there it ends one message of a turn
+    {"<end_of_turn>"},
+    {"<|endoftext|>"},
+    {"</s>", {"<|tool_response>"}},  // there it is HTML
+    {"<|eom_id|>"},
+    {"<|return|>"},
+    {"<|call|>"},
+    {"<|calls|>"},
+    {"<|flush|>"},
+    {"<|end_of_text|>"},
+    {"<EOT>"},
+    {"_<EOT>"},
+    {"<|EOT|>"},
+    {"[EOT]"},
+    {"[EOS]"},
+    {"<eos>"},
+    {"<end_of_utterance>"},
+    {"<|endofturn|>"},
+    {"[|endofturn|]"},
+    {"<|fim_pad|>"},
+    {"<|file_sep|>"},
+    {"<|repo_name|>"},
+    {"<｜end▁of▁sentence｜>"},
+    {"<turn|>"},
+    {"<|tool_response>"},
+    {"[e~["},
+    {"<|END_OF_TURN_TOKEN|>"},
+    {"<|eot|>"},
+    {"<seed:eos>"},
+    {"<｜hy_place▁holder▁no▁2｜>"},
+    {"<|role_end|>"},
+    {"<|endofresponse|>"},
+    // GLM ends a turn by the mark of the next one.
+    {.name = "<|user|>", .only_with = "[gMASK]"},
+    {.name = "<|observation|>", .only_with = "[gMASK]"},
 };
 
 bool is_plain(TokenKind kind) {
@@ -105,6 +137,7 @@ Status Vocabulary::load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vo
   if (Status status = vocabulary.load_texts(gguf); !status.ok()) return status;
   if (Status status = vocabulary.load_kinds(gguf); !status.ok()) return status;
   if (Status status = vocabulary.load_special(gguf, defaults); !status.ok()) return status;
+  if (Status status = vocabulary.load_suppressed(gguf); !status.ok()) return status;
   vocabulary.adds_bos_ = gguf.get_bool("tokenizer.ggml.add_bos_token").value_or(adds_bos) &&
                          vocabulary.special_.bos >= 0;
   vocabulary.adds_eos_ =
@@ -187,11 +220,10 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
   for (std::size_t i = 0; i < n; ++i) {
     if (!texts_[i].empty()) index_.add(texts_, static_cast<uint32_t>(i));
   }
-  // In some files end-of-turn tokens are marked as ordinary text; they are treated as control
-  // tokens.
-  for (const std::string_view name : kTurnEnds) {
-    const Token token = find(name);
-    if (token >= 0 && kind(token) != TokenKind::unknown)
+  find_turn_ends();
+  // In some files they are marked as ordinary text.
+  for (const Token token : turn_ends_) {
+    if (kind(token) != TokenKind::unknown)
       kinds_[static_cast<std::size_t>(token)] = TokenKind::control;
   }
   uint64_t special_bytes = 0;
@@ -248,18 +280,34 @@ Status Vocabulary::load_special(const Gguf& gguf, SpecialIds defaults) {
   for (const Token token : {special_.eos, eot, eom}) {
     if (token >= 0) turn_ends_.push_back(token);
   }
-  find_turn_ends();
+  std::sort(turn_ends_.begin(), turn_ends_.end());
+  return {};
+}
+
+Status Vocabulary::load_suppressed(const Gguf& gguf) {
+  constexpr const char* key = "tokenizer.ggml.suppress_tokens";
+  if (!gguf.find(key)) return {};
+  auto ids = gguf.get_ints(key);  // at most gguf_limits::array_elements
+  if (!ids) return Status::error(Code::corrupt, "%s is no array of token ids", key);
+  for (const Token token : *ids) {
+    if (!contains(token))
+      return Status::error(Code::corrupt, "%s has %" PRId32 " of %" PRIu32 " tokens", key, token,
+                           size());
+  }
+  std::sort(ids->begin(), ids->end());
+  ids->erase(std::unique(ids->begin(), ids->end()), ids->end());
+  if (ids->size() == size()) return Status::error(Code::corrupt, "%s has every token", key);
+  suppressed_ = std::move(*ids);
   return {};
 }
 
 void Vocabulary::find_turn_ends() {
-  // In formats that end a turn with <|return|> or <|call|>, <|end|> only ends one of its messages.
-  const bool channels = find("<|return|>") >= 0 && find("<|call|>") >= 0;
-  for (const std::string_view name : kTurnEnds) {
-    const Token token = find(name);
-    if (token >= 0 && !(channels && name == "<|end|>")) turn_ends_.push_back(token);
+  const auto has = [&](std::string_view name) { return name.empty() || find(name) >= 0; };
+  for (const TurnEnd& end : kTurnEnds) {
+    const Token token = find(end.name);
+    const bool means_other = !end.unless[0].empty() && has(end.unless[0]) && has(end.unless[1]);
+    if (token >= 0 && !means_other && has(end.only_with)) turn_ends_.push_back(token);
   }
-  std::sort(turn_ends_.begin(), turn_ends_.end());
 }
 
 Token Vocabulary::find(std::string_view text) const {

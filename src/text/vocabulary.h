@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -69,6 +70,7 @@ class Vocabulary {
   bool adds_bos() const { return adds_bos_; }
   bool adds_eos() const { return adds_eos_; }
   bool ends_turn(Token token) const;
+  std::span<const Token> suppressed() const { return suppressed_; }
 
   // The byte of a token `<0x0A>`; -1 for other spellings.
   static int byte_of(std::string_view spelling);
@@ -77,6 +79,7 @@ class Vocabulary {
   Status load_texts(const Gguf& gguf);
   Status load_kinds(const Gguf& gguf);
   Status load_special(const Gguf& gguf, SpecialIds defaults);
+  Status load_suppressed(const Gguf& gguf);
   void find_turn_ends();
 
   StringList texts_;              // [tokens]
@@ -84,7 +87,8 @@ class Vocabulary {
   TextIndex index_, plain_index_;
   SpecialIds special_;
   bool adds_bos_ = false, adds_eos_ = false;
-  std::vector<Token> turn_ends_;  // sorted
+  std::vector<Token> turn_ends_;   // sorted once loaded
+  std::vector<Token> suppressed_;  // sorted, fewer than there are tokens
 };
 
 // The texts of merges: the plain tokens, and others that merges need.

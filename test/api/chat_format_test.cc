@@ -239,6 +239,54 @@ TEST_CASE("a record of a chat format that is cut or changed anywhere is taken fo
   }
 }
 
+TEST_CASE("a caller's chat format is saved, used by a load without one, and refused by another") {
+  const TempFolder folder;
+  const char* const custom = "<D>{document}</D>{user}<U>{question}</U><A>{answer}</A>";
+  const Model model = open_with(custom);
+  kv_model_info info;
+  kv_init(&info, sizeof info);
+  REQUIRE_OK(kv_model_get_info(model.get(), &info, error));
+  CHECK(std::string(info.chat_format) == "custom");
+  const std::string path = saved(model.get(), folder);
+  CHECK(std::string(inspected(path).chat_format) == "custom");
+  const Session same = load(model.get(), path), unasked = load(tiny_model(), path);
+  CHECK(format_of(unasked.get()) == "custom");
+  CHECK(asked(unasked.get()) == asked(same.get()));
+  const std::string again = folder.file("b.kv");
+  save(unasked.get(), again);
+  CHECK(load_status(model.get(), again, nullptr) == KV_OK);
+  const Model other = open_with("<D>{document}</D>{user}<U>{question}</U>{answer}</A>"),
+              chatml = open_with("chatml");
+  kv_error error{};
+  CHECK(load_status(other.get(), path, &error) == KV_MODEL_MISMATCH);
+  CHECK(std::string(error.message).find("another custom") != std::string::npos);
+  CHECK(load_status(chatml.get(), path, &error) == KV_MODEL_MISMATCH);
+}
+
+TEST_CASE("a caller's chat format without its parts is no chat format") {
+  for (const char* text : {"{document}", "{question}{answer}", "custom", "{answer}{question}"}) {
+    kv_model_options options;
+    kv_init(&options, sizeof options);
+    options.chat_format = text;
+    kv_model* model = nullptr;
+    CHECK(kv_open(tiny_path, &options, nullptr, &model, nullptr) == KV_BAD_ARGUMENT);
+  }
+}
+
+TEST_CASE("marks of a saved chat format are damaged, or belong to a named format") {
+  const TempFolder folder;
+  const std::string path = saved(tiny_model(), folder);
+  const auto status = [&](std::string_view format, std::string_view marks) {
+    const Array<std::byte> record = kvasir::encode_chat_record(format, "", marks);
+    return load_status(tiny_model(), with_record(path, folder.file("b.kv"), record), nullptr);
+  };
+  CHECK(status("custom", "{document}{question}{answer}") == KV_OK);
+  CHECK(status("custom", "{document}{question}") == KV_CORRUPT);
+  CHECK(status("custom", "") == KV_CORRUPT);
+  CHECK(status("custom", "chatml") == KV_CORRUPT);
+  CHECK(status("chatml", "{document}{question}{answer}") == KV_CORRUPT);
+}
+
 TEST_CASE("a library does not take a document for another chat format's that has the same tokens") {
   const TempFolder folder;
   kv_library* opened = nullptr;
@@ -257,7 +305,7 @@ TEST_CASE("a library does not take a document for another chat format's that has
     CHECK(result.save_status == KV_OK);
     return result.tokens_found;
   };
-  const Model one = open_tiny_model("mistral"), other = open_tiny_model("mistral-v3");
+  const Model one = open_with("mistral"), other = open_with("mistral-v3");
   const std::pair<const char*, std::string> names[] = {{nullptr, text}, {"book", "A book."}};
   for (const auto& [name, read] : names) {
     CHECK(found(one.get(), read, name) == 0);
@@ -265,6 +313,12 @@ TEST_CASE("a library does not take a document for another chat format's that has
     CHECK(found(one.get(), read, name) > 0);  // neither took the other's place
     CHECK(found(other.get(), read, name) > 0);
   }
+  // two custom formats that differ after the question
+  const Model first = open_with("<D>{document}{question}<A>{answer}"),
+              second = open_with("<D>{document}{question}<B>{answer}");
+  CHECK(found(first.get(), text, nullptr) == 0);
+  CHECK(found(second.get(), text, nullptr) == 0);
+  CHECK(found(first.get(), text, nullptr) > 0);
 }
 
 TEST_CASE("a document that another engine has read is saved in the model's chat format") {

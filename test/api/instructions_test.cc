@@ -110,6 +110,30 @@ constexpr Spelled formats[] = {
      "Be brief.\n\nUser: Q?\n\nAssistant:"},
     {"zephyr", "<|system|>\nBe brief.\n\nThe code is 17.</s>\n<|user|>\nQ?</s>\n<|assistant|>\n",
      "<|system|>\nBe brief.</s>\n<|user|>\nQ?</s>\n<|assistant|>\n"},
+    {"granite",
+     "<|start_of_role|>system<|end_of_role|>Be brief.\n\nThe code is 17.<|end_of_text|>\n"
+     "<|start_of_role|>user<|end_of_role|>Q?<|end_of_text|>\n"
+     "<|start_of_role|>assistant<|end_of_role|>",
+     "<|start_of_role|>system<|end_of_role|>Be brief.<|end_of_text|>\n"
+     "<|start_of_role|>user<|end_of_role|>Q?<|end_of_text|>\n"
+     "<|start_of_role|>assistant<|end_of_role|>"},
+    {"command-r",
+     "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be brief.\n\nThe code is 17.<|END_OF_TURN_TOKEN|>"
+     "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q?<|END_OF_TURN_TOKEN|>"
+     "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+     "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be brief.<|END_OF_TURN_TOKEN|>"
+     "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Q?<|END_OF_TURN_TOKEN|>"
+     "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"},
+    {"glm4", "[gMASK]<sop><|system|>\nBe brief.\n\nThe code is 17.<|user|>\nQ?<|assistant|>\n",
+     "[gMASK]<sop><|system|>\nBe brief.<|user|>\nQ?<|assistant|>\n"},
+    {"mistral-v7", "[SYSTEM_PROMPT]Be brief.\n\nThe code is 17.[/SYSTEM_PROMPT][INST]Q?[/INST]",
+     "[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST]Q?[/INST]"},
+    {"hunyuan-dense",
+     "Be brief.\n\nThe code is 17.<｜hy_place▁holder▁no▁3｜><｜hy_User｜>Q?<｜hy_Assistant｜>",
+     "Be brief.<｜hy_place▁holder▁no▁3｜><｜hy_User｜>Q?<｜hy_Assistant｜>"},
+    {"minicpm", "<用户>Be brief.\n\nThe code is 17.\n\nQ?<AI>", "<用户>Be brief.\n\nQ?<AI>"},
+    {"<S>{document}</S>{user}<U>{question}</U><A>{answer}</A>",
+     "<S>Be brief.\n\nThe code is 17.</S><U>Q?</U><A>", "<S>Be brief.</S><U>Q?</U><A>"},
 };
 
 }  // namespace

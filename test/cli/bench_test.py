@@ -32,6 +32,19 @@ class Measuring(tool.InFolder):
         )
         self.assertGreater(len(result["tokens"]), 1)
 
+    def test_a_vocabulary_without_a_model_is_enough(self):
+        for name in ("gemma4", "ggml-vocab-llama-spm"):
+            path = FIXTURES / "tokenizers" / f"{name}.gguf"
+            for case in json.loads(path.with_suffix(".json").read_text())[60:63]:
+                result = self.expect(run("tokenize", "-m", path, "-f", "-", stdin=case["text"]), 0)
+                self.assertEqual(json.loads(result.stdout), case["ids"])
+        path = FIXTURES / "tokenizers" / "gemma4.gguf"
+        shown = self.expect_json(run("inspect", "--json", path))
+        self.assertEqual(
+            (shown["kind"], shown["tokenizer"], shown["vocabulary"]), ("vocabulary", "gemma4", 2200)
+        )
+        self.expect_error(run("ask", "-m", path, "-f", "-", "Who?", stdin="I."), 3, "gemma4.gguf")
+
     def logits(self, *more):
         ids, output = (
             self.file("ids.json", json.dumps(REFERENCE["tokens"])),

@@ -125,8 +125,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     require(chat_format_name(*named) == chat_template, "a name is of one format");
 
   // Formats that a model was not trained on can be asked for by name.
-  const ChatFormat used = given & 64 ? static_cast<ChatFormat>(given % 13) : format;
-  const ChatMarks& marks = chat_marks(used);
+  // The text of a template may be a custom format too.
+  constexpr auto named_formats = static_cast<uint32_t>(ChatFormat::custom);
+  Chat chat(given & 64 ? static_cast<ChatFormat>(given % named_formats) : format);
+  if (given & 128 && Chat::parse(chat_template, &chat).ok() && chat.format() == ChatFormat::custom)
+    require(chat.text() == chat_template, "a custom format keeps its text");
+  const ChatMarks& marks = chat.marks();
   const bool gives_back = family != spm;
   const Tokenizer::Part first[] = {
       {marks.document_open, true}, {document, false}, {marks.document_close, true},

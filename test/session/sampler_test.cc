@@ -35,6 +35,25 @@ TEST_CASE("greedy takes the largest and the lowest id among equals") {
   CHECK(draw({3, 3, 3}, {}) == 0);
 }
 
+TEST_CASE("suppressed tokens are never sampled, greedily or by chance") {
+  const std::vector<Token> suppressed = {1, 3};
+  const auto sampled = [&](const SamplingOptions& options, std::vector<Token> recent) {
+    std::vector<float> logits = {1, 9, 2, 9};
+    Token out = -1;
+    REQUIRE(Sampler(options, suppressed).sample(logits, recent, &out).ok());
+    return out;
+  };
+  CHECK(sampled({}, {}) == 2);
+  SamplingOptions o;
+  o.temperature = 2;
+  o.repetition_penalty = 1.5f;
+  std::vector<Token> recent;
+  for (int i = 0; i < 2000; ++i, recent.push_back(i % 4)) {
+    const Token token = sampled(o, recent);
+    CHECK((token == 0 || token == 2));
+  }
+}
+
 TEST_CASE("draws follow the softmax of the tempered logits") {
   SamplingOptions o;
   o.temperature = 0.5f;

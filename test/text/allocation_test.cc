@@ -53,4 +53,5 @@ void check_every_failure(GgufBuilder builder) {
 TEST_CASE("an allocation that fails is taken for something else") {
   check_every_failure(bpe_file(byte_vocabulary(), "deepseek-v3"));
   check_every_failure(spm_file(spm_vocabulary()));
+  check_every_failure(gemma4_file(spm_vocabulary()));
 }

@@ -28,9 +28,11 @@ std::string repeat(std::string_view unit, std::size_t size) {
 
 std::vector<std::string> hostile_texts(std::size_t size) {
   std::vector<std::string> texts;
-  for (const char* unit :
-       {"a", "A", " ", "\n", "\t ", " \n", "7", "a7", "aA", "!", "'", "\xE4\xB8\xAD", "\xCC\x81",
-        "\xC2\xA0", "\xFF", "\xE4", "\xE2\x96\x81", "<|im_end|", "<0x0A>"})
+  for (const char* unit : {"a",        "A",    " ",        "\n",           "\t ",
+                           " \n",      "7",    "7777777b", "a b ",         "a7",
+                           "aA",       "!",    "'",        "\xE4\xB8\xAD", "\xCC\x81",
+                           "\xC2\xA0", "\xFF", "\xE4",     "\xE2\x96\x81", "<|im_end|",
+                           "<0x0A>"})
     texts.push_back(repeat(unit, size));
   for (const char* end : {"x", "5", "\xE4\xB8\xAD", "\x01", "!"})
     texts.push_back(repeat(" ", size) + end);
@@ -137,9 +139,12 @@ TEST_CASE(
 
 TEST_CASE("a pre-tokenizer is quadratic in a hostile text") {
   // One of each set of expressions.
-  for (const char* pre : {"default", "gpt-2", "smollm", "falcon", "llama-bpe", "qwen2", "qwen35",
-                          "seed-coder", "bailingmoe", "minicpm5", "tekken", "gpt-4o", "bloom",
-                          "viking", "deepseek-llm", "deepseek-coder", "deepseek-v3"}) {
+  for (const char* pre :
+       {"default",        "gpt-2",       "smollm",     "falcon",     "llama-bpe",
+        "qwen2",          "qwen35",      "seed-coder", "bailingmoe", "minicpm5",
+        "tekken",         "gpt-4o",      "bloom",      "viking",     "deepseek-llm",
+        "deepseek-coder", "deepseek-v3", "afmoe",      "tiny_aya",   "kimi-k2",
+        "exaone-moe",     "youtu",       "superbpe",   "jais-2",     "laguna"}) {
     auto file = bpe_file(run_vocabulary(), pre);
     check_linear(*tokenizer_of(file));
   }
@@ -157,13 +162,33 @@ TEST_CASE("SentencePiece is quadratic in a hostile text") {
   check_linear(*tokenizer_of(file));
 }
 
+TEST_CASE("Gemma 4's BPE is quadratic in a hostile text") {
+  check_linear(*tokenizer_of_file(FIXTURES "/tokenizers/gemma4.gguf"));
+  TestVocabulary vocabulary = spm_vocabulary();
+  std::string run = "a", spaces = "\xE2\x96\x81";
+  for (std::string* text : {&run, &spaces}) {
+    vocabulary.add(*text);
+    for (int i = 0; i < 5; ++i, *text += *text) {
+      vocabulary.add(*text + *text);
+      vocabulary.merges.push_back(*text + " " + *text);
+    }
+  }
+  auto file = gemma4_file(vocabulary);
+  check_linear(*tokenizer_of(file));
+}
+
 TEST_CASE("cutting a long text into tokens cannot be stopped") {
   TestVocabulary spm = spm_vocabulary();
   for (const char* c : {"a", "b"}) spm.add(c, 1, -9);
   spm.add("aa", 1, -2);
-  auto bpe_model = bpe_file(run_vocabulary()), spm_model = spm_file(spm);
-  const auto bpe_tokenizer = tokenizer_of(bpe_model), spm_tokenizer = tokenizer_of(spm_model);
-  for (const Tokenizer* tokenizer : {bpe_tokenizer.get(), spm_tokenizer.get()}) {
+  TestVocabulary gemma4 = spm;
+  gemma4.merges = {"a a"};
+  auto bpe_model = bpe_file(run_vocabulary()), spm_model = spm_file(spm),
+       gemma4_model = gemma4_file(gemma4);
+  const auto bpe_tokenizer = tokenizer_of(bpe_model), spm_tokenizer = tokenizer_of(spm_model),
+             gemma4_tokenizer = tokenizer_of(gemma4_model);
+  for (const Tokenizer* tokenizer :
+       {bpe_tokenizer.get(), spm_tokenizer.get(), gemma4_tokenizer.get()}) {
     // many words, a long one, one that is not UTF-8
     for (const std::string& unit : std::vector<std::string>{"ab ", "a", "\xFF"}) {
       CAPTURE(tokenizer->name());

@@ -121,6 +121,12 @@ TEST_CASE(
 }
 
 TEST_CASE(
+    "lengths of Gemma 4's BPE do not add up to the text, or a text taken up between words goes on "
+    "otherwise") {
+  check_lengths(*tokenizer_of_file(FIXTURES "/tokenizers/gemma4.gguf"), {"<bos>", "<eos>"});
+}
+
+TEST_CASE(
     "a space counts as the three bytes that spell it, or the space before a text as one of its "
     "bytes") {
   TestVocabulary vocabulary = spm_vocabulary();

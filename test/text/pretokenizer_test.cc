@@ -41,6 +41,36 @@ TEST_CASE("numbers are grouped as another family does") {
   CHECK(words_of("deepseek-coder", "x12") == Words{"x", "1", "2"});
 }
 
+TEST_CASE("digits are not divided into threes from the right, or where a word goes on") {
+  CHECK(words_of("tiny_aya", "x1234567.") == Words{"x", "1", "234", "567", "."});
+  CHECK(words_of("tiny_aya", "123456") == Words{"123", "456"});
+  CHECK(words_of("tiny_aya", "12") == Words{"12"});
+  CHECK(words_of("tiny_aya", "1234x") == Words{"123", "4", "x"});
+  CHECK(words_of("tiny_aya", "1234_1234") == Words{"123", "4", "_", "1", "234"});
+  CHECK(words_of("cohere2moe", "1234") == Words{"1", "234"});
+  CHECK(words_of("afmoe", "1234x12345") == Words{"1", "234", "x", "12", "345"});
+  CHECK(words_of("superbpe", "a b 12345, 123456") ==
+        Words{"a b ", "12", "345", ", ", "123", "456"});
+}
+
+TEST_CASE("a run of blanks is not divided by powers of two, or loses the blank of the next word") {
+  const auto blanks = [](std::size_t n) { return std::string(n, ' '); };
+  CHECK(words_of("jais-2", "a" + blanks(16) + "b") ==
+        Words{"a", blanks(8), blanks(4), blanks(2), " ", " b"});
+  CHECK(words_of("jais-2", blanks(1030)) == Words{blanks(512), blanks(512), blanks(4), blanks(2)});
+  CHECK(words_of("jais-2", "a    \n   b") == Words{"a", "    \n", blanks(2), " b"});
+}
+
+TEST_CASE("letters and single spaces are divided where the family does not, or beyond two spaces") {
+  CHECK(words_of("exaone-moe", "a few words. And  more\n\nit's 12") ==
+        Words{"a few words", ".", " And", " ", " more", "\n\n", "it", "'s", " ", "1", "2"});
+}
+
+TEST_CASE("Han and other letters form one word in Kimi's family") {
+  CHECK(words_of("kimi-k2", "a\xE4\xB8\xAD\xE6\x96\x87Word \xE4\xB8\xAD") ==
+        Words{"a", "\xE4\xB8\xAD\xE6\x96\x87", "Word", " ", "\xE4\xB8\xAD"});
+}
+
 TEST_CASE("letter cases divide words in families that ignore them, or do not where they do") {
   CHECK(words_of("gpt-4o", "HelloWorld") == Words{"Hello", "World"});
   CHECK(words_of("tekken", "HTTPServer") == Words{"HTTPServer"});

@@ -91,4 +91,13 @@ inline GgufBuilder spm_file(const TestVocabulary& vocabulary) {
   return builder;
 }
 
+// The tokens of spm_vocabulary(), with a list of merges.
+inline GgufBuilder gemma4_file(const TestVocabulary& vocabulary) {
+  GgufBuilder builder;
+  builder.key("tokenizer.ggml.model", "gemma4").key("tokenizer.ggml.tokens", vocabulary.tokens);
+  builder.key("tokenizer.ggml.token_type", vocabulary.types)
+      .key("tokenizer.ggml.merges", vocabulary.merges);
+  return builder;
+}
+
 }  // namespace kvasir::test

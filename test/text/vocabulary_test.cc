@@ -1,5 +1,6 @@
 // Vocabularies that do not fit together are refused by name; roles have the right defaults.
 #include <cmath>
+#include <numeric>
 
 #include "text/text_fixtures.h"
 
@@ -20,7 +21,7 @@ void check_refused(GgufBuilder builder, Code code, const std::string& word) {
 TEST_CASE("a tokenizer that is not supported is taken for another") {
   check_refused(GgufBuilder().key("general.architecture", "llama"), Code::unsupported,
                 "tokenizer.ggml.model");
-  for (const char* name : {"bert", "t5", "rwkv", "plamo2", "gemma4", "none", "something"})
+  for (const char* name : {"bert", "t5", "rwkv", "plamo2", "none", "something"})
     check_refused(GgufBuilder().key("tokenizer.ggml.model", name), Code::unsupported, name);
   check_refused(bpe_file(byte_vocabulary(), "no-such-family"), Code::unsupported, "no-such-family");
   GgufBuilder number;
@@ -74,6 +75,23 @@ TEST_CASE("a role names an id outside the vocabulary") {
     check_refused(bpe_file(byte_vocabulary()).key(name, int32_t{-1}), Code::corrupt, name);
     check_refused(bpe_file(byte_vocabulary()).key(name, "one"), Code::corrupt, name);
   }
+}
+
+TEST_CASE("suppressed tokens are lost, or name ids outside the vocabulary") {
+  constexpr const char* key = "tokenizer.ggml.suppress_tokens";
+  auto file = bpe_file(byte_vocabulary()).key(key, std::vector<int32_t>{9, 3, 9});
+  const auto tokenizer = tokenizer_of(file);
+  const auto suppressed = tokenizer->suppressed();
+  CHECK(std::vector<Token>(suppressed.begin(), suppressed.end()) == std::vector<Token>{3, 9});
+  auto without = bpe_file(byte_vocabulary());
+  CHECK(tokenizer_of(without)->suppressed().empty());
+  for (const int32_t id : {-1, 256})
+    check_refused(bpe_file(byte_vocabulary()).key(key, std::vector<int32_t>{3, id}), Code::corrupt,
+                  key);
+  check_refused(bpe_file(byte_vocabulary()).key(key, uint32_t{3}), Code::corrupt, key);
+  std::vector<int32_t> all(256);
+  std::iota(all.begin(), all.end(), 0);
+  check_refused(bpe_file(byte_vocabulary()).key(key, all), Code::corrupt, "every token");
 }
 
 TEST_CASE("a long piece makes loading quadratic") {
@@ -170,6 +188,31 @@ TEST_CASE("a turn does not end at one of the model's tokens for it") {
   vocabulary.add("<|call|>", 3);
   auto channels = bpe_file(vocabulary);
   CHECK(!tokenizer_of(channels)->ends_turn(ends[2]));  // <|end|> only ends a message there
+}
+
+TEST_CASE(
+    "a newer family's turn does not end at its tokens, or ends where they mean other things") {
+  const auto ends = [](std::vector<const char*> names, const char* name) {
+    TestVocabulary vocabulary = byte_vocabulary();
+    for (const char* each : names) vocabulary.add(each, 4);
+    auto file = bpe_file(vocabulary);
+    const auto tokenizer = tokenizer_of(file);
+    const Token token = tokenizer->find(name);
+    CHECK((tokenizer->kind(token) == TokenKind::control) == tokenizer->ends_turn(token));
+    return tokenizer->ends_turn(token);
+  };
+  for (const char* name : {"<turn|>", "<eos>", "<|tool_response>", "<|flush|>", "<|calls|>", "[e~[",
+                           "<|END_OF_TURN_TOKEN|>", "<|eot|>", "<seed:eos>",
+                           "<｜hy_place▁holder▁no▁2｜>", "<|role_end|>", "<|endofresponse|>"})
+    CHECK(ends({name}, name));
+  CHECK(ends({"</s>"}, "</s>"));
+  CHECK(!ends({"</s>", "<|tool_response>"}, "</s>"));  // Gemma 4: HTML
+  CHECK(ends({"<|end|>", "<|return|>"}, "<|end|>"));
+  CHECK(!ends({"<|end|>", "<|return|>", "<|call|>"}, "<|end|>"));
+  for (const char* role : {"<|user|>", "<|observation|>"}) {  // GLM
+    CHECK(ends({role, "[gMASK]"}, role));
+    CHECK(!ends({role}, role));
+  }
 }
 
 TEST_CASE("the mini model's vocabulary is misread") {

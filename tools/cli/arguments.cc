@@ -121,7 +121,7 @@ void add_pack_and_unpack(Grammar& grammar) {
 void add_tokenize_and_logits(Grammar& grammar) {
   const auto [tokens, tokenized] =
       grammar.add("tokenize", "Print the token ids of a text as a JSON array", run_tokenize);
-  add_model(tokens, &tokenized->model);
+  add_vocabulary(tokens, &tokenized->model);
   text(tokens, "-f,--file", &tokenized->file, "FILE", "Text; - is standard input")->required();
   flag(tokens, "--special", &tokenized->special,
        "Text that spells a control token becomes that token");

@@ -22,8 +22,10 @@ struct GlobalFlags {
 struct ModelFlags {
   std::string path;
   std::string chat_format;
-  std::string device;          // empty: the CPU
-  uint64_t device_memory = 0;  // bytes; 0: all free memory
+  std::string chat_format_file;  // its text in a file
+  std::string device;            // empty: the CPU
+  uint64_t device_memory = 0;    // bytes; 0: all free memory
+  bool vocabulary_only = false;
 };
 
 struct Budget {  // at most one is not 0

@@ -90,12 +90,25 @@ void add_global(CLI::App* app, GlobalFlags* flags) {
   flag(app, "-q,--quiet", &flags->quiet, "Print results and errors only");
 }
 
-void add_model(CLI::App* app, ModelFlags* flags) {
+void add_vocabulary(CLI::App* app, ModelFlags* flags) {
   text(app, "-m,--model", &flags->path, "FILE", "Model weights, a GGUF file")->required();
   choice(app, "--chat-format", "NAME", "Chat format, if not the one recognised in the model: %s",
-         {"raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken", "gemma",
-          "phi", "phi4", "deepseek", "deepseek-v2", "zephyr"},
+         {"raw",          "chatml",         "llama3",     "llama2",
+          "llama4",       "mistral",        "mistral-v3", "mistral-tekken",
+          "mistral-v7",   "mistral-v7-spm", "gemma",      "gemma4",
+          "phi",          "phi4",           "phi4-mini",  "deepseek",
+          "deepseek-v2",  "zephyr",         "gpt-oss",    "gpt-oss-low",
+          "gpt-oss-high", "granite",        "command-r",  "command-r7b",
+          "glm4",         "exaone4",        "seed-oss",   "hunyuan-dense",
+          "bailing2",     "dots1",          "falcon3",    "minicpm"},
          [=](const std::string& given) { flags->chat_format = given; });
+  text(
+      app, "--chat-format-file", &flags->chat_format_file, "FILE",
+      "Custom chat format: the text of one conversation, with {document}, {question} and {answer}");
+}
+
+void add_model(CLI::App* app, ModelFlags* flags) {
+  add_vocabulary(app, flags);
   choice(app, "--device", "NAME",
          "Device that multiplies weights: %s; cuda:1 is one GPU, cuda:0,cuda:1 and cuda:all are "
          "several; auto uses GPUs if there are any [cpu]",

@@ -77,6 +77,7 @@ CLI::Option* choice(CLI::App* app, const std::string& names, const char* kind,
 
 // Options that commands share.
 void add_global(CLI::App* app, GlobalFlags* flags);
+void add_vocabulary(CLI::App* app, ModelFlags* flags);  // the model's file, to tokenize
 void add_model(CLI::App* app, ModelFlags* flags);
 void add_threads(CLI::App* app, SessionFlags* flags);
 void add_selection(CLI::App* app, SessionFlags* flags);  // parameters besides budget and blocks

@@ -32,7 +32,26 @@ void row(Console& console, const char* name, const std::string& value) {
   if (!console.json) console.terminal.print(string_printf("%-18s", name) + value + "\n");
 }
 
+// A file without tensors.
+void show_vocabulary(Console& console, const std::string& path, const kv_model_info& info) {
+  row(console, "vocabulary of", info.name);
+  row(console, "architecture", info.architecture);
+  row(console, "vocabulary", grouped(info.vocabulary) + " tokens, " + info.tokenizer);
+  row(console, "chat format", info.chat_format);
+  console.result = {{"kind", "vocabulary"},
+                    {"path", path},
+                    {"name", info.name},
+                    {"architecture", info.architecture},
+                    {"vocabulary", info.vocabulary},
+                    {"tokenizer", info.tokenizer},
+                    {"chat_format", info.chat_format}};
+}
+
 void inspect_model(Console& console, const std::string& path) {
+  kv_error error{};
+  kv_model_info vocabulary = initialised<kv_model_info>();
+  check(kv_model_inspect(path.c_str(), &vocabulary, &error), error);
+  if (vocabulary.layers == 0) return show_vocabulary(console, path, vocabulary);
   ModelFlags flags;
   flags.path = path;
   // kv_model_inspect would not look up the hash.

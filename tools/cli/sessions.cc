@@ -28,6 +28,17 @@ bool device_failed(const ModelFlags& flags, kv_status status) {
   return kv_model_inspect(flags.path.c_str(), &info, nullptr) == KV_OK;
 }
 
+std::string chat_format_of(const ModelFlags& flags) {
+  if (flags.chat_format_file.empty()) return flags.chat_format;
+  if (!flags.chat_format.empty())
+    throw Failure(exit_usage, "give --chat-format or --chat-format-file, not both");
+  std::string text = read_file(flags.chat_format_file);
+  // a name is no text of a format, and a NUL would cut it
+  if (text.find('\0') != std::string::npos || text.find('{') == std::string::npos)
+    throw Failure(exit_file, flags.chat_format_file + " is not the text of a chat format");
+  return text;
+}
+
 }  // namespace
 
 Model open_model(Console& console, const ModelFlags& flags, bool hashed) {
@@ -35,7 +46,9 @@ Model open_model(Console& console, const ModelFlags& flags, bool hashed) {
   kv_model_options options = initialised<kv_model_options>();
   options.log = flags.device == "auto" ? log_device : log_warning;
   options.log_user = &console.terminal;
-  if (!flags.chat_format.empty()) options.chat_format = flags.chat_format.c_str();
+  if (flags.vocabulary_only) options.flags = KV_VOCABULARY_ONLY;
+  const std::string chat_format = chat_format_of(flags);
+  if (!chat_format.empty()) options.chat_format = chat_format.c_str();
   if (!flags.device.empty()) options.device = flags.device.c_str();
   options.device_memory = flags.device_memory;
   if (!folder.empty()) options.hash_directory = folder.c_str();

@@ -25,7 +25,9 @@ std::vector<int32_t> read_token_ids(const std::string& path) {
 }  // namespace
 
 void run_tokenize(Console& console, const TokenizeArguments& arguments) {
-  const Model model = open_model(console, arguments.model);
+  ModelFlags vocabulary = arguments.model;
+  vocabulary.vocabulary_only = true;
+  const Model model = open_model(console, vocabulary);
   const uint32_t flags =
       (arguments.special ? KV_TOKENIZE_SPECIAL : 0u) | (arguments.bos ? KV_TOKENIZE_BOS : 0u);
   const std::vector<int32_t> tokens = tokenize(model.get(), read_file(arguments.file), flags);

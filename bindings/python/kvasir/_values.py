@@ -174,6 +174,7 @@ _FLAGS: Dict[str, int] = {
     "special": _abi.TOKENIZE_SPECIAL,
     "keep_turn": _abi.KEEP_TURN,
     "trace_passages": _abi.TRACE_PASSAGES,
+    "vocabulary_only": _abi.VOCABULARY_ONLY,
 }
 
 _SPECIAL: Dict[str, Callable[[Any, Any], None]] = {

@@ -48,17 +48,20 @@ class ModelOptions(TypedDict, total=False):
     """Options of Model.
 
     log: function of level and line; without one the library is silent
-    chat_format: "raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3", "mistral-tekken",
-        "gemma", "phi", "phi4", "deepseek", "deepseek-v2" or "zephyr". Left out: recognised from the
-        file. Model.load then refuses a file of another format
+    chat_format: a name of docs/models.md, such as "chatml", or the text of a custom format: one
+        conversation with {document}, {question} and {answer}. Left out: recognised from the file.
+        Model.load then refuses a file of another format
     device: "cpu" (default), "auto", "cuda", "cuda:1", "cuda:0,cuda:1" or "cuda:all"
     device_memory: bytes of GPU memory per entry in device; 0 (default): all free memory
     hash_directory: directory for hashes of whole model files, computed by a background thread.
         Left out: no hash
+    vocabulary_only: True: only tokenizer and chat format, no weights. The architecture need not be
+        supported, and the file may have no tensors. The model serves info, tokenize and detokenize
     """
 
     log: Optional[Log]
     chat_format: str
+    vocabulary_only: bool
     device: str
     device_memory: int
     hash_directory: Path

@@ -42,6 +42,7 @@ CONSTANTS = [
     "TOKENIZE_SPECIAL",
     "TOKENIZE_BOS",
     "TOKENIZE_DOCUMENT",
+    "VOCABULARY_ONLY",
     "VERIFY",
     "REPLACE",
     "KEEP_TURN",
@@ -125,7 +126,7 @@ class Layout(unittest.TestCase):
 
     def test_every_option_reaches_its_field(self):
         for struct, known, others in (
-            (_abi.kv_model_options, options.ModelOptions, set()),
+            (_abi.kv_model_options, options.ModelOptions, {"vocabulary_only"}),
             (_abi.kv_session_options, options.SessionOptions, set()),
             (
                 _abi.kv_generate_options,
@@ -160,6 +161,8 @@ class Layout(unittest.TestCase):
         filled = _values.fill(_abi.kv_generate_options, options.GenerateOptions, asked)
         self.assertEqual([filled.stop[i].decode() for i in range(filled.stop_count)], ["a", "ö"])
         self.assertEqual(filled.flags, 0x301)
+        asked = {"vocabulary_only": True}
+        self.assertEqual(_values.fill(_abi.kv_model_options, options.ModelOptions, asked).flags, 8)
         with kvasir.Cancel() as token:
             how = _values.control({"cancel": token}, None, _abi.VERIFY)
             self.assertEqual(how.cancel, token._live()._as_parameter_.value)

@@ -5,6 +5,7 @@
 pub const KV_TOKENIZE_SPECIAL: u32 = 1;
 pub const KV_TOKENIZE_BOS: u32 = 2;
 pub const KV_TOKENIZE_DOCUMENT: u32 = 4;
+pub const KV_VOCABULARY_ONLY: u32 = 8;
 pub const KV_VERIFY: u32 = 16;
 pub const KV_REPLACE: u32 = 64;
 pub const KV_KEEP_TURN: u32 = 256;

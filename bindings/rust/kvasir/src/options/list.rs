@@ -9,8 +9,8 @@ options! {
             device_memory: u64,
         }
         text {
-            /// Chat format: "raw", "chatml", "llama3", "llama2", "mistral", "mistral-v3",
-            /// "mistral-tekken", "gemma", "phi", "phi4", "deepseek", "deepseek-v2" or "zephyr".
+            /// Chat format: a name of docs/models.md, such as "chatml", or the text of a custom
+            /// format: one conversation with `{document}`, `{question}` and `{answer}`.
             /// [`Model::load`](crate::Model::load) then refuses a file of another format. Default:
             /// recognised from the file's template.
             chat_format,
@@ -18,6 +18,13 @@ options! {
             /// "cuda:0,cuda:1" or "cuda:all", several, over which the layers are split; "auto",
             /// GPUs where they have room, otherwise the CPU.
             device,
+        }
+        flags {
+            /// Reads only tokenizer and chat format, no weights. The architecture need not be
+            /// supported, and the file may have no tensors. The model serves
+            /// [`info`](crate::Model::info), [`tokenize`](crate::Model::tokenize) and
+            /// [`detokenize`](crate::Model::detokenize).
+            vocabulary_only = KV_VOCABULARY_ONLY,
         }
         others { log hash_directory }
     }
