@@ -103,13 +103,9 @@ TEST_CASE("extreme quants do not overflow the integer sums") {
       for (int pattern : {0x00, 0x7f, 0x80, 0xff}) {
         for (uint32_t n : {1u, 16u}) {
           Weights w(t, 35, 512, random);
-          for (std::size_t b = 0; b < w.bytes.size(); b += t.bytes) {
-            for (uint32_t i = 0; i < t.bytes; ++i) {
-              bool in_half = false;
-              for (uint32_t at : t.halves) in_half |= i == at || i == at + 1;
-              if (!in_half) w.bytes[b + i] = static_cast<uint8_t>(pattern);
-            }
-          }
+          std::fill(w.bytes.begin(), w.bytes.end(), static_cast<uint8_t>(pattern));
+          for (std::size_t b = 0; b < w.bytes.size(); b += t.bytes)
+            Weights::put_numbers(t, w.bytes.data() + b, random);
           Inputs x(*k, n, 512, random);
           for (std::size_t i = 0; i < x.x.size(); ++i) x.x[i] = random.below(8) ? 1.0f : -1.0f;
           k->quantize(x.x.data(), n, 512, x.q.data(), x.scale.data(), x.sums.data());
