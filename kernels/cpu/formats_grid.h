@@ -157,8 +157,10 @@ struct IQ1_S : BlockIQ1<50, 32> {
       const auto words = Isa::gather([&](uint32_t k) {
         return &iq1_grid.words[p[8 * j + k + 2] | (both >> (k / 4 * 16 + k % 4 * 3) & 7) << 8];
       });
-      const uint64_t positive =
-          (both & 0x8000u ? 0 : 0x00000000ffffffff) | (both >> 31 ? 0 : 0xffffffff00000000);
+      const auto negative = [&](uint32_t shift) {  // all bits of the top bit
+        return static_cast<uint32_t>(static_cast<int32_t>(both << shift) >> 31);
+      };
+      const uint64_t positive = ~(uint64_t{negative(0)} << 32 | negative(16));
       u[j] = Isa::add_where(words, positive, 2);
     }
   }

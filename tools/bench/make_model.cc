@@ -182,24 +182,15 @@ void add_vocabulary(uint32_t size, Header* header) {
               "%}{{'<|im_start|>assistant\n'}}{% endif %}");
 }
 
-uint32_t file_type(TensorType type) {  // general.file_type: the type of most weights
-  switch (type) {
-    case TensorType::f32:
-      return 0;
-    case TensorType::f16:
-      return 1;
-    case TensorType::q4_0:
-      return 2;
-    case TensorType::q8_0:
-      return 7;
-    case TensorType::q4_k:
-      return 14;
-    case TensorType::q6_k:
-      return 18;
-    default:
-      return 32;  // BF16
-  }
-}
+// general.file_type: the type of most weights.
+const std::map<TensorType, uint32_t> kFileTypes = {
+    {TensorType::f32, 0},      {TensorType::f16, 1},     {TensorType::q4_0, 2},
+    {TensorType::q8_0, 7},     {TensorType::q4_k, 14},   {TensorType::q6_k, 18},
+    {TensorType::iq2_xxs, 19}, {TensorType::iq2_xs, 20}, {TensorType::iq3_xxs, 23},
+    {TensorType::iq1_s, 24},   {TensorType::iq3_s, 26},  {TensorType::iq2_s, 28},
+    {TensorType::iq4_xs, 30},  {TensorType::iq1_m, 31},  {TensorType::bf16, 32},
+    {TensorType::tq1_0, 36},   {TensorType::tq2_0, 37},  {TensorType::mxfp4, 38},
+    {TensorType::nvfp4, 39}};
 
 std::vector<Tensor> list_tensors(const Options& o) {
   const Shape& s = o.shape;
@@ -234,7 +225,7 @@ std::string build_header(const Options& o, const std::vector<Tensor>& tensors) {
   Header header;
   header.key("general.architecture", "llama");
   header.key("general.name", "random weights");
-  header.key("general.file_type", file_type(o.type));
+  header.key("general.file_type", kFileTypes.at(o.type));
   header.key("llama.block_count", s.layers);
   header.key("llama.embedding_length", s.width);
   header.key("llama.feed_forward_length", s.ffn);
