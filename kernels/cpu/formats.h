@@ -9,8 +9,13 @@
 //   spread<a, b>(p)         32 bytes x: [x >> a | x >> b], negative shifts to the left; the caller
 //                           masks the result
 //   nibbles(p0, p1)         two blocks of 16 bytes x: [x0 & 15, x0 >> 4, x1 & 15, x1 >> 4]
-//   mask(w, byte), merge(w, w), set_bits(w, mask, byte), lookup(w, table)
-//   Floats<8>, Floats<16>   from_halves(p, stride), from_bytes, times, plus: scales and offsets
+//   nibbles8(p)             four blocks of 8 bytes, likewise
+//   gather(at)              words of 4 or 8 bytes that at(0), at(1), ... point to
+//   add_where(w, bits, x)   adds x to the bytes whose bit is set
+//   signed_around(w, bits, x)   x - w where the bit is set, x + w elsewhere
+//   mask(w, byte), merge(w, w), lookup(w, table)
+//   Floats<8>, Floats<16>   from_halves(p, stride), from_bytes, from_exponents, from_ue4m3, times,
+//                           plus: scales and offsets
 // Included by one file per instruction set; everything here has internal linkage.
 #pragma once
 
@@ -91,7 +96,7 @@ struct Q5_0 : Block32<22, 16, false> {
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
     for (int j = 0; j < 4; ++j, p += 44)
-      u[j] = Isa::set_bits(Isa::nibbles(p + 6, p + 28), fifth_bits<22>(p + 2), 16);
+      u[j] = Isa::add_where(Isa::nibbles(p + 6, p + 28), fifth_bits<22>(p + 2), 16);
   }
 };
 
@@ -100,7 +105,7 @@ struct Q5_1 : Block32<24, 0, true> {
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
     for (int j = 0; j < 4; ++j, p += 48)
-      u[j] = Isa::set_bits(Isa::nibbles(p + 8, p + 32), fifth_bits<24>(p + 4), 16);
+      u[j] = Isa::add_where(Isa::nibbles(p + 8, p + 32), fifth_bits<24>(p + 4), 16);
   }
 };
 
@@ -114,6 +119,86 @@ struct IQ4_NL : Block32<18, 0, false> {
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
     for (int j = 0; j < 4; ++j)
       u[j] = Isa::lookup(Isa::nibbles(p + 36 * j + 2, p + 36 * j + 20), iq4_nl_values);
+  }
+};
+
+// Numbers of two exponent bits and one mantissa bit (E2M1 of the OCP Microscaling Formats), doubled,
+// plus 16.
+alignas(16) constexpr int8_t e2m1_values[16] = {16, 17, 18, 19, 20, 22, 24, 28,
+                                                16, 15, 14, 13, 12, 10, 8,  4};
+
+// The bytes p[0], p[stride] to p[7 * stride].
+template <uint32_t stride>
+[[gnu::always_inline]] inline uint64_t eight_bytes(const uint8_t* p) {
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < 8; ++i) bytes |= uint64_t{p[i * stride]} << (8 * i);
+  return bytes;
+}
+
+// Exponent of the scale, quants [16] of 4 bits. Scales under 2^-126 count as zero: subnormal floats
+// are slow, and files have them in blocks of zeros. Zero and maximum are those of Q5_0, whose tile it
+// shares.
+struct MXFP4 : Block32<17, 16, false> {
+  static constexpr uint32_t max = 31;
+  template <class Isa>
+  static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
+    for (int j = 0; j < 4; ++j)
+      u[j] = Isa::lookup(Isa::nibbles(p + 34 * j + 1, p + 34 * j + 18), e2m1_values);
+  }
+  template <class Isa>
+  static void scales(const uint8_t* p, Floats<Isa, 8>& scale, Floats<Isa, 8>&) {
+    scale = Isa::from_exponents(eight_bytes<17>(p));
+  }
+};
+
+// Blocks of 64: four scales of four exponent bits and three mantissa bits, for twice the scale of 16
+// weights; quants of 4 bits, 8 bytes per 16 weights.
+struct NVFP4 {
+  static constexpr uint32_t block = 64, block_bytes = 36, group_bytes = 4 * 36, width = 16;
+  static constexpr uint32_t zero = 16, max = 31;
+  static constexpr bool has_offset = false, is_signed = false;
+  template <class Isa>
+  static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
+    for (int j = 0; j < 4; ++j) u[j] = Isa::lookup(Isa::nibbles8(p + 36 * j + 4), e2m1_values);
+  }
+  template <class Isa>
+  static void scales(const uint8_t* p, Floats<Isa, 16>& scale, Floats<Isa, 16>&) {
+    const uint64_t low = uint64_t{load<uint32_t>(p + 36)} << 32 | load<uint32_t>(p),
+                   high = uint64_t{load<uint32_t>(p + 108)} << 32 | load<uint32_t>(p + 72);
+    scale = Isa::times(Isa::from_ue4m3(low, high), 0.5f);
+  }
+};
+
+// Nibble i of four bytes becomes byte i.
+[[gnu::always_inline]] inline uint64_t spread_nibbles(uint32_t nibbles) {
+  uint64_t v = nibbles;
+  v = (v | v << 16) & 0x0000ffff0000ffff;
+  v = (v | v << 8) & 0x00ff00ff00ff00ff;
+  return (v | v << 4) & 0x0f0f0f0f0f0f0f0f;
+}
+
+// Bits 2 i and 2 i + 1 become the low bits of byte i.
+[[gnu::always_inline]] inline uint64_t spread_pairs(uint16_t pairs) {
+  uint64_t v = pairs;
+  v = (v | v << 24) & 0x000000ff000000ff;
+  v = (v | v << 12) & 0x000f000f000f000f;
+  return (v | v << 6) & 0x0303030303030303;
+}
+
+// half d, high pairs of eight scales, low nibbles [4] of them, quants [128] of 4 bits
+struct IQ4_XS : Block256<136, 0, 32, false> {
+  static constexpr bool is_signed = true;
+  static constexpr uint32_t max = 127;
+  template <class Isa>
+  static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
+    for (int j = 0; j < 4; ++j)
+      u[j] = Isa::lookup(Isa::nibbles(p + 32 * j + 8, p + 32 * j + 24), iq4_nl_values);
+  }
+  template <class Isa>
+  static void scales(const uint8_t* p, Floats<Isa, 8>& scale, Floats<Isa, 8>&) {
+    const uint64_t bits =
+        spread_nibbles(load<uint32_t>(p + 4)) | spread_pairs(load<uint16_t>(p + 2)) << 4;
+    scale = Isa::times(Isa::plus(Isa::from_bytes(bits), -32.0f), Isa::half(p));
   }
 };
 

@@ -17,7 +17,7 @@
 #pragma once
 
 #include "backend/kernels.h"
-#include "formats.h"
+#include "formats_grid.h"
 
 namespace kvasir {
 namespace {
@@ -54,6 +54,7 @@ struct PaddedGroup {
 struct Output {
   float* y;
   std::size_t stride;
+  float scale;  // of the products
 };
 
 template <class Format>
@@ -94,7 +95,8 @@ void row_product(const uint8_t* row, const uint8_t* tail, const Activations& x, 
     for (std::size_t t = 0; t < tokens; ++t) in[t] = {padded[t].q, padded[t].scale, padded[t].sums};
     row_group<Isa, Format, tokens>(tail, sum, in);
   }
-  for (std::size_t t = 0; t < tokens; ++t) out.y[(first + t) * out.stride] = Isa::total(sum[t]);
+  for (std::size_t t = 0; t < tokens; ++t)
+    out.y[(first + t) * out.stride] = Isa::total(sum[t]) * out.scale;
 }
 
 // Calls f for each `few` inputs.
@@ -123,7 +125,7 @@ void few_products(const WeightView& w, const Activations& x, Output out, uint32_
                   rest / Format::block * Format::block_bytes);
       tail = last;
     }
-    const Output y = {out.y + r, out.stride};
+    const Output y = {out.y + r, out.stride, out.scale};
     for (uint32_t i = 0; i < x.n;) {
       const uint32_t left = x.n - i;
       if (left >= 4) row_product<Isa, Format, 4>(row, tail, x, i, padded + i, y), i += 4;
@@ -222,7 +224,9 @@ void unpack(const WeightView& w, uint32_t row, uint32_t col, uint32_t cols, Pane
 template <class Isa, std::size_t tokens>
 [[gnu::always_inline]] inline void store_tile(typename Isa::F (&acc)[tokens][2], Output out,
                                               uint32_t rows, bool is_first) {
+  const auto scale = Isa::broadcast(&out.scale);
   for (std::size_t t = 0; t < tokens; ++t) {
+    for (auto& sum : acc[t]) sum = Isa::mul(sum, scale);
     float* y = out.y + t * out.stride;
     if (rows == panel_rows<Isa>) {
       for (uint32_t v = 0; v < 2; ++v) {
@@ -329,15 +333,15 @@ void many_products(const WeightView& w, const Activations& x, Output out, uint32
     for (uint32_t col = 0; col < w.cols; col += panel_cols) {
       const uint32_t cols = w.cols - col < panel_cols ? w.cols - col : panel_cols;
       unpack<Isa, Format>(w, row, col, cols, panel);
-      for_tiles<Isa::template tile_tokens<Format::width>>(
-          x.n, [&]<std::size_t tokens>(std::size_t i) {
-            Activations in = x;
-            in.q += i * x.cols + col;
-            in.scale += (i * x.cols + col) / 32;
-            in.sums += (i * x.cols + col) / 16;
-            tile<Isa, Kind, tokens>(panel, cols, in, {out.y + i * out.stride + row, out.stride},
-                                    rows, col == 0);
-          });
+      for_tiles<Isa::template tile_tokens<Format::width>>(x.n, [&]<std::size_t tokens>(
+                                                                   std::size_t i) {
+        Activations in = x;
+        in.q += i * x.cols + col;
+        in.scale += (i * x.cols + col) / 32;
+        in.sums += (i * x.cols + col) / 16;
+        tile<Isa, Kind, tokens>(
+            panel, cols, in, {out.y + i * out.stride + row, out.stride, out.scale}, rows, col == 0);
+      });
     }
   }
 }
@@ -357,10 +361,11 @@ void products(const WeightView& w, const Activations& x, Output out, uint32_t ro
 
 // ---- dequantisation
 
-// scale * (u - zero) is exact in a float for every format. So the only rounding is the addition of
-// the offset.
+// scale * (u - zero) is exact in a float for every format. So the only roundings are the addition of
+// the offset and the scale of the matrix.
 template <class Isa, class Format>
-void dequantize(const uint8_t* row, uint32_t cols, float* out) {
+void dequantize(const uint8_t* row, const WeightView& view, float* out) {
+  const uint32_t cols = view.cols;
   constexpr std::size_t n = scale_count<Format>;
   alignas(64) uint8_t last[Format::group_bytes] = {};
   alignas(64) uint8_t u[group_weights];
@@ -383,7 +388,8 @@ void dequantize(const uint8_t* row, uint32_t cols, float* out) {
       const int q =
           Format::is_signed ? static_cast<int8_t>(u[i]) : u[i] - static_cast<int>(Format::zero);
       const float product = scale[i / Format::width] * static_cast<float>(q);
-      out[c + i] = Format::has_offset ? product + offset[i / Format::width] : product;
+      out[c + i] =
+          view.scale * (Format::has_offset ? product + offset[i / Format::width] : product);
     }
   }
 }

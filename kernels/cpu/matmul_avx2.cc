@@ -66,17 +66,46 @@ struct Avx2 {
   static W merge(const W& a, const W& b) {
     return {{_mm256_or_si256(a.v[0], b.v[0]), _mm256_or_si256(a.v[1], b.v[1])}};
   }
-  static __m256i set_bits(__m256i v, uint32_t bits, uint8_t value) {
+  // Bytes of ones where the bit is set.
+  static __m256i spread_bits(uint32_t bits) {
     const __m256i byte =
         _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
     const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
     const __m256i mine = _mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits)), byte);
-    const __m256i is_set = _mm256_cmpeq_epi8(_mm256_and_si256(mine, bit), bit);
-    return _mm256_or_si256(v, _mm256_and_si256(is_set, _mm256_set1_epi8(static_cast<char>(value))));
+    return _mm256_cmpeq_epi8(_mm256_and_si256(mine, bit), bit);
   }
-  static W set_bits(const W& v, uint64_t bits, uint8_t value) {
-    return {{set_bits(v.v[0], static_cast<uint32_t>(bits), value),
-             set_bits(v.v[1], static_cast<uint32_t>(bits >> 32), value)}};
+  static __m256i add_where(__m256i v, uint32_t bits, uint8_t value) {
+    const __m256i all = _mm256_set1_epi8(static_cast<char>(value));
+    return _mm256_add_epi8(v, _mm256_and_si256(spread_bits(bits), all));
+  }
+  static W add_where(const W& v, uint64_t bits, uint8_t value) {
+    return {{add_where(v.v[0], static_cast<uint32_t>(bits), value),
+             add_where(v.v[1], static_cast<uint32_t>(bits >> 32), value)}};
+  }
+  static __m256i signed_around(__m256i v, uint32_t minus, uint8_t zero) {
+    const __m256i ones = spread_bits(minus);
+    return _mm256_add_epi8(_mm256_sub_epi8(_mm256_xor_si256(v, ones), ones),
+                           _mm256_set1_epi8(static_cast<char>(zero)));
+  }
+  static W signed_around(const W& v, uint64_t minus, uint8_t zero) {
+    return {{signed_around(v.v[0], static_cast<uint32_t>(minus), zero),
+             signed_around(v.v[1], static_cast<uint32_t>(minus >> 32), zero)}};
+  }
+  // 16 bytes of words at(k), at(k + 1) and so on.
+  template <class At>
+  static __m128i gather16(At&& at, uint32_t k) {
+    const auto load8 = [&](uint32_t i) {
+      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at(i)));
+    };
+    const auto load4 = [&](uint32_t i) { return kvasir::load<int>(at(i)); };
+    if constexpr (sizeof(*at(k)) == 8) return _mm_unpacklo_epi64(load8(k), load8(k + 1));
+    else return _mm_setr_epi32(load4(k), load4(k + 1), load4(k + 2), load4(k + 3));
+  }
+  template <class At>
+  static W gather(At&& at) {
+    constexpr uint32_t n = 16 / sizeof(*at(0));
+    return {{_mm256_set_m128i(gather16(at, n), gather16(at, 0)),
+             _mm256_set_m128i(gather16(at, 3 * n), gather16(at, 2 * n))}};
   }
   template <int a>
   static __m256i shift(__m256i v) {
@@ -97,6 +126,12 @@ struct Avx2 {
     return _mm256_and_si256(_mm256_set_m128i(_mm_srli_epi16(v, 4), v), _mm256_set1_epi8(15));
   }
   static W nibbles(const uint8_t* p0, const uint8_t* p1) { return {{nibbles(p0), nibbles(p1)}}; }
+  static __m256i nibbles_by_8(const uint8_t* p) {
+    const __m256i v = _mm256_permute4x64_epi64(_mm256_castsi128_si256(load16(p)), 0x50);
+    return _mm256_and_si256(_mm256_srlv_epi64(v, _mm256_setr_epi64x(0, 4, 0, 4)),
+                            _mm256_set1_epi8(15));
+  }
+  static W nibbles8(const uint8_t* p) { return {{nibbles_by_8(p), nibbles_by_8(p + 16)}}; }
   static W lookup(const W& v, const int8_t (&table)[16]) {
     const __m256i t = _mm256_broadcastsi128_si256(load16(reinterpret_cast<const uint8_t*>(table)));
     return {{_mm256_shuffle_epi8(t, v.v[0]), _mm256_shuffle_epi8(t, v.v[1])}};
@@ -115,6 +150,22 @@ struct Avx2 {
   static Floats<8> from_bytes(uint64_t v) { return {{from_8_bytes(v)}}; }
   static Floats<16> from_bytes(uint64_t low, uint64_t high) {
     return {{from_8_bytes(low), from_8_bytes(high)}};
+  }
+  // 2^(e - 128) of each byte e; 0 for e < 2, where that is subnormal.
+  static Floats<8> from_exponents(uint64_t v) {
+    const __m128i e = _mm_subs_epu8(_mm_cvtsi64_si128(static_cast<long long>(v)), _mm_set1_epi8(1));
+    return {{_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(e), 23))}};
+  }
+  // The floats of four exponent bits and three mantissa bits, as half-precision numbers 2^8 too
+  // small. 0x7f is not a number; files mean zero.
+  static Floats<16> from_ue4m3(uint64_t low, uint64_t high) {
+    const __m128i v = _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low)),
+                  nan = _mm_set1_epi8(0x7f);
+    const __m128i bits = _mm_and_si128(_mm_andnot_si128(_mm_cmpeq_epi8(v, nan), v), nan);
+    const __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 7);
+    return times(Floats<16>{{_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                             _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))}},
+                 256);
   }
   static Floats<16> from_signed_bytes(const uint8_t* p) {
     const __m128i v = load16(p);

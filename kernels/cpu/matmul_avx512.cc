@@ -59,8 +59,29 @@ struct Avx512 {
     return _mm512_and_si512(v, _mm512_set1_epi8(static_cast<char>(m)));
   }
   static W merge(W a, W b) { return _mm512_or_si512(a, b); }
-  static W set_bits(W v, uint64_t bits, uint8_t value) {
+  static W add_where(W v, uint64_t bits, uint8_t value) {
     return _mm512_mask_add_epi8(v, bits, v, _mm512_set1_epi8(static_cast<char>(value)));
+  }
+  static W signed_around(W v, uint64_t minus, uint8_t zero) {
+    const W zeros = _mm512_set1_epi8(static_cast<char>(zero));
+    return _mm512_mask_sub_epi8(_mm512_add_epi8(zeros, v), minus, zeros, v);
+  }
+  // 16 bytes of words at(k), at(k + 1) and so on.
+  template <class At>
+  static __m128i gather16(At&& at, uint32_t k) {
+    const auto load8 = [&](uint32_t i) {
+      return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at(i)));
+    };
+    const auto load4 = [&](uint32_t i) { return kvasir::load<int>(at(i)); };
+    if constexpr (sizeof(*at(k)) == 8) return _mm_unpacklo_epi64(load8(k), load8(k + 1));
+    else return _mm_setr_epi32(load4(k), load4(k + 1), load4(k + 2), load4(k + 3));
+  }
+  template <class At>
+  static W gather(At&& at) {
+    constexpr uint32_t n = 16 / sizeof(*at(0));
+    const __m256i low = _mm256_set_m128i(gather16(at, n), gather16(at, 0)),
+                  high = _mm256_set_m128i(gather16(at, 3 * n), gather16(at, 2 * n));
+    return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   }
   template <int a>
   static W shift_right(W v) {
@@ -84,6 +105,11 @@ struct Avx512 {
                                       0x0004000400040004, 0x0004000400040004, 0, 0);
     return mask(_mm512_srlv_epi16(v, shifts), 15);
   }
+  static W nibbles8(const uint8_t* p) {
+    const W v = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3),
+                                         _mm512_castsi256_si512(load32(p)));
+    return mask(_mm512_srlv_epi64(v, _mm512_setr_epi64(0, 4, 0, 4, 0, 4, 0, 4)), 15);
+  }
   static W lookup(W v, const int8_t (&table)[16]) {
     return _mm512_shuffle_epi8(
         _mm512_broadcast_i32x4(load16(reinterpret_cast<const uint8_t*>(table))), v);
@@ -102,11 +128,25 @@ struct Avx512 {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
         _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low))));
   }
+  // 2^(e - 128) of each byte e; 0 for e < 2, where that is subnormal.
+  static __m256 from_exponents(uint64_t v) {
+    const __m128i e = _mm_subs_epu8(_mm_cvtsi64_si128(static_cast<long long>(v)), _mm_set1_epi8(1));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(e), 23));
+  }
+  // The floats of four exponent bits and three mantissa bits, as half-precision numbers 2^8 too
+  // small. 0x7f is not a number; files mean zero.
+  static __m512 from_ue4m3(uint64_t low, uint64_t high) {
+    const __m128i v = _mm_set_epi64x(static_cast<long long>(high), static_cast<long long>(low)),
+                  nan = _mm_set1_epi8(0x7f);
+    const __m128i bits = _mm_and_si128(_mm_andnot_si128(_mm_cmpeq_epi8(v, nan), v), nan);
+    return times(_mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bits), 7)), 256);
+  }
   static __m512 from_signed_bytes(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load16(p)));
   }
   static __m256 times(__m256 v, float f) { return _mm256_mul_ps(v, _mm256_set1_ps(f)); }
   static __m512 times(__m512 v, float f) { return _mm512_mul_ps(v, _mm512_set1_ps(f)); }
+  static __m256 plus(__m256 v, float f) { return _mm256_add_ps(v, _mm256_set1_ps(f)); }
   static __m512 plus(__m512 v, float f) { return _mm512_add_ps(v, _mm512_set1_ps(f)); }
   static void store(float* p, __m256 v) { _mm256_storeu_ps(p, v); }
 

@@ -59,7 +59,7 @@ void float_row_product(const uint8_t* row, const Activations& x, uint32_t first,
   }
   for (std::size_t t = 0; t < tokens; ++t) {
     const F all = Isa::add(Isa::add(sum[t][0], sum[t][1]), Isa::add(sum[t][2], sum[t][3]));
-    out.y[(first + t) * out.stride] = Isa::sum(all);
+    out.y[(first + t) * out.stride] = Isa::sum(all) * out.scale;
   }
 }
 
@@ -68,7 +68,7 @@ void few_float_products(const WeightView& w, const Activations& x, Output out, u
                         uint32_t row_end) {
   for (uint32_t r = row_begin; r < row_end; ++r) {
     const auto* row = reinterpret_cast<const uint8_t*>(w.data) + r * w.row_bytes;
-    const Output y = {out.y + r, out.stride};
+    const Output y = {out.y + r, out.stride, out.scale};
     for (uint32_t i = 0; i < x.n;) {
       const uint32_t left = x.n - i;
       if (left >= 4) float_row_product<Isa, Format, 4>(row, x, i, y), i += 4;
@@ -133,7 +133,8 @@ void many_float_products(const WeightView& w, const Activations& x, Output out, 
       unpack_floats<Isa, Format>(w, row, col, cols, panel);
       for_tiles<Isa::template tile_tokens<32>>(x.n, [&]<std::size_t tokens>(std::size_t i) {
         float_tile<Isa, tokens>(panel, cols, x.f32 + i * x.cols + col, x.cols,
-                                {out.y + i * out.stride + row, out.stride}, rows, col == 0);
+                                {out.y + i * out.stride + row, out.stride, out.scale}, rows,
+                                col == 0);
       });
     }
   }
@@ -153,11 +154,12 @@ void float_products(const WeightView& w, const Activations& x, Output out, uint3
 }
 
 template <class Isa, class Format>
-void widen(const uint8_t* row, uint32_t cols, float* out) {
+void widen(const uint8_t* row, const WeightView& view, float* out) {
+  const auto scale = Isa::broadcast(&view.scale);
   float values[Isa::lanes];
-  for (uint32_t c = 0; c < cols; c += Isa::lanes) {
-    const uint32_t count = cols - c < Isa::lanes ? cols - c : Isa::lanes;
-    Isa::store(values, load_part<Isa, Format>(row + c * Format::bytes, count));
+  for (uint32_t c = 0; c < view.cols; c += Isa::lanes) {
+    const uint32_t count = view.cols - c < Isa::lanes ? view.cols - c : Isa::lanes;
+    Isa::store(values, Isa::mul(load_part<Isa, Format>(row + c * Format::bytes, count), scale));
     std::memcpy(out + c, values, count * sizeof(float));
   }
 }
@@ -167,7 +169,7 @@ void widen(const uint8_t* row, uint32_t cols, float* out) {
 template <class Isa>
 void matmul(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
             uint32_t row_begin, uint32_t row_end, std::byte* scratch) {
-  const Output out = {y, y_stride};
+  const Output out = {y, y_stride, w.scale};
   switch (w.type) {
     case TensorType::f32:
       return float_products<Isa, F32<Isa>>(w, x, out, row_begin, row_end, scratch);
@@ -197,6 +199,30 @@ void matmul(const WeightView& w, const Activations& x, float* y, std::size_t y_s
       return products<Isa, Q6_K>(w, x, out, row_begin, row_end, scratch);
     case TensorType::iq4_nl:
       return products<Isa, IQ4_NL>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq4_xs:
+      return products<Isa, IQ4_XS>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::mxfp4:
+      return products<Isa, MXFP4>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::nvfp4:
+      return products<Isa, NVFP4>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq3_s:
+      return products<Isa, IQ3_S>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq3_xxs:
+      return products<Isa, IQ3_XXS>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq2_s:
+      return products<Isa, IQ2_S>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq2_xs:
+      return products<Isa, IQ2_XS>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq2_xxs:
+      return products<Isa, IQ2_XXS>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq1_s:
+      return products<Isa, IQ1_S>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::iq1_m:
+      return products<Isa, IQ1_M>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::tq1_0:
+      return products<Isa, TQ1_0>(w, x, out, row_begin, row_end, scratch);
+    case TensorType::tq2_0:
+      return products<Isa, TQ2_0>(w, x, out, row_begin, row_end, scratch);
   }
 }
 
@@ -205,33 +231,57 @@ void dequantize_row(const WeightView& w, uint32_t row, float* out) {
   const auto* p = reinterpret_cast<const uint8_t*>(w.data) + row * w.row_bytes;
   switch (w.type) {
     case TensorType::f32:
-      return widen<Isa, F32<Isa>>(p, w.cols, out);
+      return widen<Isa, F32<Isa>>(p, w, out);
     case TensorType::f16:
-      return widen<Isa, F16<Isa>>(p, w.cols, out);
+      return widen<Isa, F16<Isa>>(p, w, out);
     case TensorType::bf16:
-      return widen<Isa, BF16<Isa>>(p, w.cols, out);
+      return widen<Isa, BF16<Isa>>(p, w, out);
     case TensorType::q8_0:
-      return dequantize<Isa, Q8_0>(p, w.cols, out);
+      return dequantize<Isa, Q8_0>(p, w, out);
     case TensorType::q4_0:
-      return dequantize<Isa, Q4_0>(p, w.cols, out);
+      return dequantize<Isa, Q4_0>(p, w, out);
     case TensorType::q4_1:
-      return dequantize<Isa, Q4_1>(p, w.cols, out);
+      return dequantize<Isa, Q4_1>(p, w, out);
     case TensorType::q5_0:
-      return dequantize<Isa, Q5_0>(p, w.cols, out);
+      return dequantize<Isa, Q5_0>(p, w, out);
     case TensorType::q5_1:
-      return dequantize<Isa, Q5_1>(p, w.cols, out);
+      return dequantize<Isa, Q5_1>(p, w, out);
     case TensorType::q2_k:
-      return dequantize<Isa, Q2_K>(p, w.cols, out);
+      return dequantize<Isa, Q2_K>(p, w, out);
     case TensorType::q3_k:
-      return dequantize<Isa, Q3_K>(p, w.cols, out);
+      return dequantize<Isa, Q3_K>(p, w, out);
     case TensorType::q4_k:
-      return dequantize<Isa, Q4_K>(p, w.cols, out);
+      return dequantize<Isa, Q4_K>(p, w, out);
     case TensorType::q5_k:
-      return dequantize<Isa, Q5_K>(p, w.cols, out);
+      return dequantize<Isa, Q5_K>(p, w, out);
     case TensorType::q6_k:
-      return dequantize<Isa, Q6_K>(p, w.cols, out);
+      return dequantize<Isa, Q6_K>(p, w, out);
     case TensorType::iq4_nl:
-      return dequantize<Isa, IQ4_NL>(p, w.cols, out);
+      return dequantize<Isa, IQ4_NL>(p, w, out);
+    case TensorType::iq4_xs:
+      return dequantize<Isa, IQ4_XS>(p, w, out);
+    case TensorType::mxfp4:
+      return dequantize<Isa, MXFP4>(p, w, out);
+    case TensorType::nvfp4:
+      return dequantize<Isa, NVFP4>(p, w, out);
+    case TensorType::iq3_s:
+      return dequantize<Isa, IQ3_S>(p, w, out);
+    case TensorType::iq3_xxs:
+      return dequantize<Isa, IQ3_XXS>(p, w, out);
+    case TensorType::iq2_s:
+      return dequantize<Isa, IQ2_S>(p, w, out);
+    case TensorType::iq2_xs:
+      return dequantize<Isa, IQ2_XS>(p, w, out);
+    case TensorType::iq2_xxs:
+      return dequantize<Isa, IQ2_XXS>(p, w, out);
+    case TensorType::iq1_s:
+      return dequantize<Isa, IQ1_S>(p, w, out);
+    case TensorType::iq1_m:
+      return dequantize<Isa, IQ1_M>(p, w, out);
+    case TensorType::tq1_0:
+      return dequantize<Isa, TQ1_0>(p, w, out);
+    case TensorType::tq2_0:
+      return dequantize<Isa, TQ2_0>(p, w, out);
   }
 }
 

@@ -59,16 +59,40 @@ struct Neon {
     for (std::size_t i = 0; i < 4; ++i) a.v[i] = vorrq_u8(a.v[i], b.v[i]);
     return a;
   }
-  static W set_bits(W v, uint64_t bits, uint8_t value) {
+  // Bytes of ones where bit 16 i, 16 i + 1, ... is set.
+  static uint8x16_t spread_bits(uint64_t bits, std::size_t i) {
     const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201));
-    for (uint32_t i = 0; i < 4; ++i) {
-      const auto byte = [&](uint32_t k) {
-        return vdup_n_u8(static_cast<uint8_t>(bits >> (16 * i + 8 * k)));
-      };
-      const uint8x16_t is_set = vtstq_u8(vcombine_u8(byte(0), byte(1)), bit);
-      v.v[i] = vorrq_u8(v.v[i], vandq_u8(is_set, vdupq_n_u8(value)));
+    const auto byte = [&](std::size_t k) {
+      return vdup_n_u8(static_cast<uint8_t>(bits >> (16 * i + 8 * k)));
+    };
+    return vtstq_u8(vcombine_u8(byte(0), byte(1)), bit);
+  }
+  static W add_where(W v, uint64_t bits, uint8_t value) {
+    for (std::size_t i = 0; i < 4; ++i)
+      v.v[i] = vaddq_u8(v.v[i], vandq_u8(spread_bits(bits, i), vdupq_n_u8(value)));
+    return v;
+  }
+  static W signed_around(W v, uint64_t minus, uint8_t zero) {
+    for (std::size_t i = 0; i < 4; ++i) {
+      const uint8x16_t ones = spread_bits(minus, i);
+      v.v[i] = vaddq_u8(vsubq_u8(veorq_u8(v.v[i], ones), ones), vdupq_n_u8(zero));
     }
     return v;
+  }
+  template <class At>
+  static W gather(At&& at) {
+    constexpr uint32_t n = 16 / sizeof(*at(0));
+    const auto part = [&](uint32_t k) {
+      if constexpr (n == 2) {
+        return vreinterpretq_u8_u64(vcombine_u64(vld1_u64(at(k)), vld1_u64(at(k + 1))));
+      } else {
+        uint32x4_t v = vld1q_dup_u32(at(k));
+        v = vld1q_lane_u32(at(k + 1), v, 1);
+        v = vld1q_lane_u32(at(k + 2), v, 2);
+        return vreinterpretq_u8_u32(vld1q_lane_u32(at(k + 3), v, 3));
+      }
+    };
+    return {{part(0), part(n), part(2 * n), part(3 * n)}};
   }
   template <int a>
   static uint8x16_t shift(uint8x16_t v) {
@@ -89,6 +113,17 @@ struct Neon {
   static W nibbles(const uint8_t* p0, const uint8_t* p1) {
     const uint8x16_t a = vld1q_u8(p0), b = vld1q_u8(p1), low = vdupq_n_u8(15);
     return {{vandq_u8(a, low), vshrq_n_u8(a, 4), vandq_u8(b, low), vshrq_n_u8(b, 4)}};
+  }
+  static W nibbles8(const uint8_t* p) {
+    W out;
+    for (std::size_t i = 0; i < 2; ++i) {
+      const uint8x16_t v = vld1q_u8(p + 16 * i);
+      const uint64x2_t low = vreinterpretq_u64_u8(vandq_u8(v, vdupq_n_u8(15))),
+                       high = vreinterpretq_u64_u8(vshrq_n_u8(v, 4));
+      out.v[2 * i] = vreinterpretq_u8_u64(vzip1q_u64(low, high));
+      out.v[2 * i + 1] = vreinterpretq_u8_u64(vzip2q_u64(low, high));
+    }
+    return out;
   }
   static W lookup(W v, const int8_t (&table)[16]) {
     const uint8x16_t t = vreinterpretq_u8_s8(vld1q_s8(table));
@@ -111,6 +146,23 @@ struct Neon {
   static Floats<16> from_bytes(uint64_t low, uint64_t high) {
     const Floats<8> a = from_bytes(low), b = from_bytes(high);
     return {{a.v[0], a.v[1], b.v[0], b.v[1]}};
+  }
+  // 2^(e - 128) of each byte e; 0 for e < 2, where that is subnormal.
+  static Floats<8> from_exponents(uint64_t v) {
+    const uint16x8_t e = vmovl_u8(vqsub_u8(vcreate_u8(v), vdup_n_u8(1)));
+    return {{vreinterpretq_f32_u32(vshlq_n_u32(vmovl_u16(vget_low_u16(e)), 23)),
+             vreinterpretq_f32_u32(vshlq_n_u32(vmovl_high_u16(e), 23))}};
+  }
+  // The floats of four exponent bits and three mantissa bits, as half-precision numbers 2^8 too
+  // small. 0x7f is not a number; files mean zero.
+  static Floats<16> from_ue4m3(uint64_t low, uint64_t high) {
+    const uint8x16_t v = vcombine_u8(vcreate_u8(low), vcreate_u8(high)), nan = vdupq_n_u8(0x7f);
+    const uint8x16_t bits = vandq_u8(vbicq_u8(v, vceqq_u8(v, nan)), nan);
+    const uint16x8_t a = vshll_n_u8(vget_low_u8(bits), 7), b = vshll_high_n_u8(bits, 7);
+    const auto widen = [](uint16x4_t halves) { return vcvt_f32_f16(vreinterpret_f16_u16(halves)); };
+    return times(Floats<16>{{widen(vget_low_u16(a)), widen(vget_high_u16(a)),
+                             widen(vget_low_u16(b)), widen(vget_high_u16(b))}},
+                 256);
   }
   static Floats<16> from_signed_bytes(const uint8_t* p) {
     const int8x16_t v = vreinterpretq_s8_u8(vld1q_u8(p));

@@ -81,10 +81,22 @@ struct Scalar {
     for (uint32_t i = 0; i < 64; ++i) a.v[i] |= b.v[i];
     return a;
   }
-  static W set_bits(W v, uint64_t bits, uint8_t value) {
+  static W add_where(W v, uint64_t bits, uint8_t value) {
     for (uint32_t i = 0; i < 64; ++i)
-      v.v[i] = static_cast<uint8_t>(v.v[i] | (bits >> i & 1) * value);
+      v.v[i] = static_cast<uint8_t>(v.v[i] + (bits >> i & 1) * value);
     return v;
+  }
+  static W signed_around(W v, uint64_t minus, uint8_t zero) {
+    for (uint32_t i = 0; i < 64; ++i)
+      v.v[i] = static_cast<uint8_t>(minus >> i & 1 ? zero - v.v[i] : zero + v.v[i]);
+    return v;
+  }
+  template <class At>
+  static W gather(At&& at) {
+    constexpr uint32_t size = sizeof(*at(0));
+    W out;
+    for (uint32_t k = 0; k < 64 / size; ++k) std::memcpy(out.v + size * k, at(k), size);
+    return out;
   }
   template <int a>
   static uint8_t shift(uint8_t v) {
@@ -115,6 +127,14 @@ struct Scalar {
     }
     return out;
   }
+  static W nibbles8(const uint8_t* p) {
+    W out;
+    for (uint32_t i = 0; i < 32; ++i) {
+      out.v[i / 8 * 16 + i % 8] = p[i] & 15;
+      out.v[i / 8 * 16 + i % 8 + 8] = p[i] >> 4;
+    }
+    return out;
+  }
   static W lookup(W v, const int8_t (&table)[16]) {
     for (uint8_t& b : v.v) b = static_cast<uint8_t>(table[b]);
     return v;
@@ -135,6 +155,26 @@ struct Scalar {
     Floats<16> out;
     for (uint32_t i = 0; i < 16; ++i)
       out.v[i] = static_cast<float>((i < 8 ? low : high) >> (8 * (i % 8)) & 255);
+    return out;
+  }
+  // 2^(e - 128) of each byte e; 0 for e < 2, where that is subnormal.
+  static Floats<8> from_exponents(uint64_t bytes) {
+    Floats<8> out;
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t e = bytes >> (8 * i) & 255;
+      out.v[i] = from_bits(e < 2 ? 0 : (e - 1) << 23);
+    }
+    return out;
+  }
+  // The floats of four exponent bits and three mantissa bits, as half-precision numbers 2^8 too
+  // small. 0x7f is not a number; files mean zero.
+  static Floats<16> from_ue4m3(uint64_t low, uint64_t high) {
+    Floats<16> out;
+    for (uint32_t i = 0; i < 16; ++i) {
+      const uint32_t byte = (i < 8 ? low : high) >> (8 * (i % 8)) & 255;
+      const auto bits = static_cast<uint16_t>(byte == 0x7f ? 0 : (byte & 0x7f) << 7);
+      out.v[i] = half(reinterpret_cast<const uint8_t*>(&bits)) * 256;
+    }
     return out;
   }
   static Floats<16> from_signed_bytes(const uint8_t* p) {

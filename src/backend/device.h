@@ -47,9 +47,10 @@ struct DeviceMatrix {
   TensorType type = TensorType::f32;
   uint32_t rows = 0, cols = 0;
   const std::byte* data = nullptr;  // device; matrix_bytes()
+  float scale = 1;
 };
 
-// y[i * w.rows + r] = sum_c w[r][c] * x[i][c] + bias[r]; bias null: none.
+// y[i * w.rows + r] = w.scale * sum_c w[r][c] * x[i][c] + bias[r]; bias null: none.
 struct DeviceProduct {
   DeviceMatrix w;
   const float* bias;  // device

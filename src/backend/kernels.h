@@ -30,6 +30,7 @@ struct WeightView {
   uint32_t rows = 0;  // outputs
   uint32_t cols = 0;  // inputs; a multiple of the type's block
   std::size_t row_bytes = 0;
+  float scale = 1;  // of all weights
 };
 
 // Which code computes a matrix product. The two round differently. Within each, an output depends
@@ -117,7 +118,7 @@ struct Kernels {
   void (*quantize)(const float* x, uint32_t n, uint32_t cols, int8_t* q, float* scale,
                    int16_t* sums);
 
-  // y[i * y_stride + r] = sum_c w[r][c] * x[i][c]  for i in [0, x.n), r in [row_begin, row_end).
+  // y[i * y_stride + r] = w.scale * sum_c w[r][c] * x[i][c]  for i in [0, x.n), r in [row_begin, row_end).
   // row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised weights use
   // x.q/scale/sums and integer dot products; F32, F16 and BF16 weights use x.f32 and float
   // accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
@@ -126,7 +127,7 @@ struct Kernels {
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);
   uint32_t matmul_rows;  // rows per pass; tasks begin at multiples of it
 
-  // out[c] = w[row][c], dequantised exactly: embedding rows. row < w.rows.
+  // out[c] = w.scale * w[row][c], dequantised exactly, then scaled: embedding rows. row < w.rows.
   void (*dequantize_row)(const WeightView& w, uint32_t row, float* out);
 
   // ---- elementwise

@@ -55,7 +55,7 @@ const T* find_duplicate(const std::vector<T>& items, const std::vector<uint32_t>
 }
 
 Status refuse_tensor_type(std::string_view tensor, uint32_t type, uint64_t at) {
-  char known[160] = "";
+  char known[256] = "";
   std::size_t length = 0;
   for (uint32_t id = 0; tensor_type_name(id); ++id) {
     const TensorTypeInfo* info = tensor_type_info(static_cast<TensorType>(id));

@@ -74,7 +74,7 @@ class DeviceWeights::Loader {
 
   Status matrix(const Linear& from, std::byte* at, Matrix* to) {
     const WeightView& w = from.w;
-    to->w = {w.type, w.rows, w.cols, at};
+    to->w = {w.type, w.rows, w.cols, at, w.scale};
     const auto rows = static_cast<uint32_t>(std::min<std::size_t>(w.rows, piece_ / w.row_bytes));
     for (uint32_t row = 0, n; row < w.rows; row += n) {
       if (is_cancelled(cancel_))

@@ -68,8 +68,8 @@ int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const Devic
       Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
       Aligned<float> made(std::size_t{x.n} * w.rows);
       const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};
-      cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols)}, in, made.get(),
-                   w.rows, 0, w.rows, scratch.get());
+      cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols), w.scale}, in,
+                   made.get(), w.rows, 0, w.rows, scratch.get());
       for (std::size_t i = 0; i < std::size_t{x.n} * w.rows; ++i)
         y[i] = (add ? y[i] : 0.0f) + (made[i] + (bias ? bias[i % w.rows] : 0.0f));
     }

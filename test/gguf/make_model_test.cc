@@ -43,7 +43,9 @@ Bytes take_file() {
 }
 
 TEST_CASE("a made model of every type parses with the shape asked for") {
-  for (const char* type : {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"}) {
+  for (const char* type :
+       {"F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4", "NVFP4", "IQ4_XS", "IQ3_S",
+        "IQ3_XXS", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_S", "IQ1_M", "TQ1_0", "TQ2_0"}) {
     CAPTURE(type);
     REQUIRE(make(std::string("--shape tiny --layers 3 --kv-heads 1 --vocab 700 --untied --type ") +
                  type));

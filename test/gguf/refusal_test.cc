@@ -269,9 +269,11 @@ TEST_CASE("a tensor of a type that cannot be computed with is refused by name") 
   const auto file = [](uint32_t type) {
     return GgufBuilder().raw_tensor("blk.0.attn_q.weight", 1, {256}, type, 0).data(1024).build();
   };
-  check_refused(file(17), Code::unsupported,
-                "tensor 'blk.0.attn_q.weight' is IQ2_XS, which Kvasir cannot compute with: "
-                "use one of F32 F16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL BF16");
+  check_refused(file(41), Code::unsupported,
+                "tensor 'blk.0.attn_q.weight' is Q1_0, which Kvasir cannot compute with: "
+                "use one of F32 F16 Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ2_XXS "
+                "IQ2_XS IQ3_XXS IQ1_S IQ4_NL IQ3_S IQ2_S IQ4_XS IQ1_M BF16 TQ1_0 TQ2_0 MXFP4 "
+                "NVFP4");
   check_refused(file(99), Code::unsupported, "is type 99");
   check_refused(file(UINT32_MAX), Code::unsupported, "is type 4294967295");
 }

@@ -81,7 +81,7 @@ struct OneProduct {
       : type(t), w(t, rows, cols, random), laid_out(ops().matrix_bytes(t.type, rows, cols)),
         bias(rows), device_bias(rows), before(std::size_t{n} * rows), y(before.size()) {
     Memory<std::byte> file(w.view.data, w.bytes.size());
-    const DeviceMatrix matrix{t.type, rows, cols, laid_out.data()};
+    const DeviceMatrix matrix{t.type, rows, cols, laid_out.data(), w.view.scale};
     const uint32_t half = rows / 2;  // in two pieces
     if (half) OK(ops().lay_out(stream(), matrix, file.data(), 0, half));
     OK(ops().lay_out(stream(), matrix, file.data() + half * w.view.row_bytes, half, rows - half));

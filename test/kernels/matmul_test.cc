@@ -136,13 +136,9 @@ TEST_CASE("extreme quants do not overflow the integer sums") {
       for (int pattern : {0x00, 0x7f, 0x80, 0xff}) {
         for (uint32_t n : {1u, 16u}) {
           Weights w(t, 35, 512, random);
-          for (std::size_t b = 0; b < w.bytes.size(); b += t.bytes) {
-            for (uint32_t i = 0; i < t.bytes; ++i) {
-              bool in_half = false;
-              for (uint32_t at : t.halves) in_half |= i == at || i == at + 1;
-              if (!in_half) w.bytes[b + i] = static_cast<uint8_t>(pattern);
-            }
-          }
+          std::fill(w.bytes.begin(), w.bytes.end(), static_cast<uint8_t>(pattern));
+          for (std::size_t b = 0; b < w.bytes.size(); b += t.bytes)
+            Weights::put_numbers(t, w.bytes.data() + b, random);
           Inputs x(*k, n, 512, random);
           for (std::size_t i = 0; i < x.x.size(); ++i) x.x[i] = random.below(8) ? 1.0f : -1.0f;
           k->quantize(x.x.data(), n, 512, x.q.data(), x.scale.data(), x.sums.data());
@@ -177,6 +173,52 @@ TEST_CASE("dequantised rows are the exact value, rounded once") {
       }
     }
   }
+}
+
+// Sums of weights of fixed bytes, each times 1 + its index modulo 31: gguf-py 0.19.0, dequantize().
+TEST_CASE("the reference decodes blocks to the numbers of an independent decoder") {
+  constexpr struct {
+    const char* name;
+    double sum;
+  } decoded[] = {{"Q8_0", 1264.091309},    {"Q4_0", -220.9460449},   {"Q4_1", 7001.290283},
+                 {"Q5_0", 168.5588379},    {"Q5_1", 13420.62268},    {"Q2_K", 2503.788574},
+                 {"Q3_K", 678.0344238},    {"Q4_K", 162267.5742},    {"Q5_K", 343804.1429},
+                 {"Q6_K", -38441.8125},    {"IQ4_NL", -1962.220825}, {"IQ4_XS", 12913.64648},
+                 {"MXFP4", -79.25},        {"NVFP4", -52170.9375},   {"IQ3_S", -8788.453857},
+                 {"IQ3_XXS", 2489.84198},  {"IQ2_S", 2504.688354},   {"IQ2_XS", -2589.805069},
+                 {"IQ2_XXS", 1372.514832}, {"IQ1_S", -1.899536133},  {"IQ1_M", -359.7871399},
+                 {"TQ1_0", 2.69934082},    {"TQ2_0", 447.6906738}};
+  constexpr uint32_t cols = 512;
+  uint32_t checked = 0;
+  for (const Type& t : types) {
+    for (const auto& [name, sum] : decoded) {
+      if (std::string(name) != t.name) continue;
+      CAPTURE(std::string(name));
+      std::vector<uint8_t> bytes(cols / t.block * t.bytes);
+      for (std::size_t i = 0; i < bytes.size(); ++i)
+        bytes[i] = static_cast<uint8_t>(i * i * 31 + i * 7 + i / 8 * 5 + 13);
+      for (std::size_t b = 0; b < bytes.size(); b += t.bytes) {
+        for (uint32_t at : t.halves) bytes[b + at] = 0x66, bytes[b + at + 1] = 0x2e;  // 0.1
+        if (t.type == TensorType::mxfp4) bytes[b] = 125;
+        for (std::size_t i = 0; t.type == TensorType::iq1_m && i < 4; ++i) {
+          uint8_t& top = bytes[b + 49 + 2 * i];
+          top = static_cast<uint8_t>((top & 15) | (0x2e66 >> 4 * i & 15) << 4);
+        }
+      }
+      std::vector<double> weights(cols);
+      reference::dequantize_row(
+          {reinterpret_cast<const std::byte*>(bytes.data()), t.type, 1, cols, bytes.size()}, 0,
+          weights.data());
+      double total = 0, magnitude = 0;
+      for (uint32_t i = 0; i < cols; ++i) {
+        total += weights[i] * (1 + i % 31);
+        magnitude += std::fabs(weights[i] * (1 + i % 31));
+      }
+      CHECK(std::fabs(total - sum) < 1e-6 * magnitude);
+      ++checked;
+    }
+  }
+  CHECK(checked == std::size(decoded));
 }
 
 TEST_CASE("quantised inputs are the nearest steps of the block's largest magnitude") {

@@ -1,6 +1,7 @@
 // Random weights of every format.
 #pragma once
 
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -31,30 +32,65 @@ inline const Type types[] = {
     {TensorType::q5_k, "Q5_K", 256, 176, {0, 2}},
     {TensorType::q6_k, "Q6_K", 256, 210, {208}},
     {TensorType::iq4_nl, "IQ4_NL", 32, 18, {0}},
+    {TensorType::iq4_xs, "IQ4_XS", 256, 136, {0}},
+    {TensorType::mxfp4, "MXFP4", 32, 17, {}},
+    {TensorType::nvfp4, "NVFP4", 64, 36, {}},
+    {TensorType::iq3_s, "IQ3_S", 256, 110, {0}},
+    {TensorType::iq3_xxs, "IQ3_XXS", 256, 98, {0}},
+    {TensorType::iq2_s, "IQ2_S", 256, 82, {0}},
+    {TensorType::iq2_xs, "IQ2_XS", 256, 74, {0}},
+    {TensorType::iq2_xxs, "IQ2_XXS", 256, 66, {0}},
+    {TensorType::iq1_s, "IQ1_S", 256, 50, {0}},
+    {TensorType::iq1_m, "IQ1_M", 256, 56, {}},
+    {TensorType::tq1_0, "TQ1_0", 256, 54, {52}},
+    {TensorType::tq2_0, "TQ2_0", 256, 66, {64}},
 };
 
-// Random bits, but numbers where the format has numbers. The last byte of the matrix is the last of
-// the array, so that a sanitizer sees a read beyond it; `shift` unaligns the beginning.
+// Random bits, but numbers where the format has numbers, and a random scale of the matrix, which
+// rounds nothing. The last byte of the matrix is the last of the array, so that a sanitizer sees a
+// read beyond it; `shift` unaligns the beginning.
 struct Weights {
   Weights(const Type& t, uint32_t rows, uint32_t cols, Random& random, std::size_t shift = 0) {
     const std::size_t row_bytes = std::size_t{cols / t.block} * t.bytes;
     bytes.resize(shift + rows * row_bytes);
     for (uint8_t& b : bytes) b = static_cast<uint8_t>(random.next() >> 56);
-    for (std::size_t b = shift; b < bytes.size(); b += t.bytes) {
-      uint8_t* p = bytes.data() + b;
-      if (t.type == TensorType::f32) {
+    for (std::size_t b = shift; b < bytes.size(); b += t.bytes)
+      put_numbers(t, bytes.data() + b, random);
+    view = {reinterpret_cast<const std::byte*>(bytes.data()) + shift, t.type, rows, cols, row_bytes,
+            std::ldexp(1.0f, static_cast<int>(random.below(4)) - 2)};
+  }
+
+  static void put_numbers(const Type& t, uint8_t* p, Random& random) {
+    for (uint32_t at : t.halves) put_half(p + at, random, 5);
+    switch (t.type) {
+      case TensorType::f32: {
         const float v = random.normal();
         std::memcpy(p, &v, 4);
+        break;
       }
-      if (t.type == TensorType::bf16) {
+      case TensorType::bf16: {
         const float v = random.normal();
         std::memcpy(p, reinterpret_cast<const uint8_t*>(&v) + 2, 2);
+        break;
       }
-      if (t.type == TensorType::f16) put_half(p, random, 15);
-      for (uint32_t at : t.halves) put_half(p + at, random, 5);
+      case TensorType::f16:
+        put_half(p, random, 15);
+        break;
+      case TensorType::mxfp4:  // an exponent; now and then one that counts as zero
+        *p = static_cast<uint8_t>(random.below(16) == 0 ? random.below(2) : 120 + random.below(4));
+        break;
+      case TensorType::iq1_m: {  // a half in the top nibbles of four words
+        uint8_t d[2];
+        put_half(d, random, 5);
+        for (uint32_t i = 0; i < 4; ++i) {
+          uint8_t& top = p[49 + 2 * i];
+          top = static_cast<uint8_t>((top & 15) | (d[i / 2] >> (i % 2 * 4) & 15) << 4);
+        }
+        break;
+      }
+      default:
+        break;
     }
-    view = {reinterpret_cast<const std::byte*>(bytes.data()) + shift, t.type, rows, cols,
-            row_bytes};
   }
 
   // A random half of magnitude 2^(top - 15) or up to eight times less; now and then subnormal or

@@ -39,10 +39,6 @@ namespace {
 
 constexpr uint32_t rows = 14336, cols = 4096, matrices = Bench::times, max_inputs = 2048,
                    question = 22;
-constexpr TensorType types[] = {
-    TensorType::f32,  TensorType::f16,  TensorType::bf16, TensorType::q8_0,  TensorType::q4_0,
-    TensorType::q4_1, TensorType::q5_0, TensorType::q5_1, TensorType::q2_k,  TensorType::q3_k,
-    TensorType::q4_k, TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl};
 
 struct Inputs {
   DeviceBuffer<float> x, scale, y;
@@ -439,8 +435,9 @@ int main(int argc, char** argv) {
         &bench,
         argc > 2 ? static_cast<uint32_t>(std::clamp(std::atol(argv[2]), 4096l, 1l << 22)) : 131072,
         copy);
-  for (TensorType type : types)
-    if (bench.good && (only.empty() || only == tensor_type_info(type)->name))
+  for (uint32_t id = 0; const char* name = tensor_type_name(id); ++id)
+    if (const auto type = static_cast<TensorType>(id);
+        bench.good && tensor_type_info(type) && (only.empty() || only == name))
       measure(&bench, inputs, type, copy);
   bench.check(bench.ops().close_stream(bench.stream));
   return bench.good ? 0 : 1;

@@ -204,24 +204,15 @@ void add_vocabulary(uint32_t size, Header* header) {
               "%}{{'<|im_start|>assistant\n'}}{% endif %}");
 }
 
-uint32_t file_type(TensorType type) {  // general.file_type: the type of most weights
-  switch (type) {
-    case TensorType::f32:
-      return 0;
-    case TensorType::f16:
-      return 1;
-    case TensorType::q4_0:
-      return 2;
-    case TensorType::q8_0:
-      return 7;
-    case TensorType::q4_k:
-      return 14;
-    case TensorType::q6_k:
-      return 18;
-    default:
-      return 32;  // BF16
-  }
-}
+// general.file_type: the type of most weights.
+const std::map<TensorType, uint32_t> kFileTypes = {
+    {TensorType::f32, 0},      {TensorType::f16, 1},     {TensorType::q4_0, 2},
+    {TensorType::q8_0, 7},     {TensorType::q4_k, 14},   {TensorType::q6_k, 18},
+    {TensorType::iq2_xxs, 19}, {TensorType::iq2_xs, 20}, {TensorType::iq3_xxs, 23},
+    {TensorType::iq1_s, 24},   {TensorType::iq3_s, 26},  {TensorType::iq2_s, 28},
+    {TensorType::iq4_xs, 30},  {TensorType::iq1_m, 31},  {TensorType::bf16, 32},
+    {TensorType::tq1_0, 36},   {TensorType::tq2_0, 37},  {TensorType::mxfp4, 38},
+    {TensorType::nvfp4, 39}};
 
 // Lists the tensors of a model.
 class Tensors {
@@ -316,7 +307,7 @@ std::string build_header(const Options& o, const std::vector<Tensor>& tensors) {
   Header header;
   header.key("general.architecture", o.shape.family->architecture);
   header.key("general.name", "random weights");
-  header.key("general.file_type", file_type(o.shape.experts > 0 ? o.expert_type : o.type));
+  header.key("general.file_type", kFileTypes.at(o.shape.experts > 0 ? o.expert_type : o.type));
   add_shape(o.shape, &header);
   add_vocabulary(o.shape.vocab, &header);
   for (const Tensor& tensor : tensors) header.tensor(tensor);

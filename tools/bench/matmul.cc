@@ -23,10 +23,6 @@ struct Shape {
   uint32_t rows, cols;
 };
 
-constexpr TensorType types[] = {
-    TensorType::f32,  TensorType::f16,  TensorType::bf16, TensorType::q8_0,  TensorType::q4_0,
-    TensorType::q4_1, TensorType::q5_0, TensorType::q5_1, TensorType::q2_k,  TensorType::q3_k,
-    TensorType::q4_k, TensorType::q5_k, TensorType::q6_k, TensorType::iq4_nl};
 constexpr Shape prefill_shapes[] = {{2048, 2048}, {8192, 2048}, {2048, 8192},
                                     {384, 384},   {1024, 384},  {384, 1024}};
 constexpr std::size_t decode_bytes = std::size_t{192} << 20;
@@ -125,9 +121,9 @@ int main(int argc, char** argv) {
   for (const char* table : {"avx512vnni", "avx2", "neon-dotprod", "scalar"}) {
     const Kernels* k = cpu_kernels_by_name(table);
     if (!k || (argc > 1 && std::strcmp(argv[1], table) != 0)) continue;
-    for (TensorType type : types) {
-      const char* name = tensor_type_info(type)->name;
-      if (argc > 2 && std::strcmp(argv[2], name) != 0) continue;
+    for (uint32_t id = 0; const char* name = tensor_type_name(id); ++id) {
+      const auto type = static_cast<TensorType>(id);
+      if (!tensor_type_info(type) || (argc > 2 && std::strcmp(argv[2], name) != 0)) continue;
       bench_prefill(*k, type, name);
       bench_decode(*k, type, name);
     }
