@@ -103,7 +103,8 @@ void row_product(const uint8_t* row, const uint8_t* tail, const Activations& x, 
 template <class F>
 void for_passes(const Activations& x, Output out, F&& f) {
   for (uint32_t i = 0; i < x.n; i += few)
-    f(rows_of(x, i, x.n - i < few ? x.n - i : few), Output{out.y + i * out.stride, out.stride});
+    f(rows_of(x, i, x.n - i < few ? x.n - i : few),
+      Output{out.y + i * out.stride, out.stride, out.scale});
 }
 
 template <class Isa, class Format>

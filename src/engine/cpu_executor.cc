@@ -522,8 +522,11 @@ void CpuExecutor::resize(uint32_t n) {
   const ModelConfig& c = model_.config();
   const std::size_t q_width = c.max_q_width(), kv_width = c.max_kv_width();
   const std::size_t widest = std::max({std::size_t{c.width}, q_width, std::size_t{c.feed_forward}});
-  const bool parallel = std::any_of(c.layer_configs.begin(), c.layer_configs.end(),
-                                    [](const LayerConfig& layer) { return layer.is_parallel(); });
+  bool parallel = false, beside = false;
+  for (const LayerConfig& layer : c.layer_configs) {
+    parallel = parallel || layer.is_parallel();
+    beside = beside || layer.experts.beside_dense;
+  }
   const auto grow = [](auto& array, std::size_t size) {
     array = {};  // never old and new together
     array = make_buffer<std::remove_reference_t<decltype(array[0])>>(size);

@@ -115,7 +115,8 @@ Status GpuPrefillAttention::make_extent_room(const KvStore& store, uint32_t n) {
       s = blocks_.back().allocate(device_, (more = needed) * size, what);
     if (!s.ok()) {
       blocks_.pop_back();
-      return needed == 0 && s.code() == Code::no_memory ? Status() : s;
+      if (needed == 0 && s.code() == Code::no_memory) return {};
+      return s;
     }
     stamps_.resize(has + more, 0);  // the addresses last: they say how much there is
     addresses_.reserve(has + more);

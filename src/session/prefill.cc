@@ -81,7 +81,7 @@ bool Session::is_within_opening() const {
 // Refuses text after a part of the instructions, which a rewind or the load of a prefix may leave.
 Status Session::check_instructions() const {
   if (!sequence_.has_marks() || instructions().empty()) return {};
-  const ChatMarks& marks = chat_marks(sequence_.chat);
+  const ChatMarks& marks = sequence_.chat.marks();
   const bool has_document =
       sequence_.turn == Turn::document || sequence_.document_turn == Turn::document;
   const std::string_view close =

@@ -39,7 +39,7 @@ void add_add(Grammar& grammar) {
 
 // Options of `library ask` and `library chat`.
 template <class Arguments>
-void add_answering(CLI::App* command, Arguments* arguments) {
+void add_library_answering(CLI::App* command, Arguments* arguments) {
   add_document_options(command, &arguments->add, new_folder);
   add_strategy(command, &arguments->add.session);
   add_sampling(command, &arguments->sampling);
@@ -48,7 +48,7 @@ void add_answering(CLI::App* command, Arguments* arguments) {
 void add_library_ask(Grammar& grammar) {
   const auto [command, arguments] =
       grammar.add("ask", "Answer questions about a document of the library", run_library_ask);
-  add_answering(command, arguments.get());
+  add_library_answering(command, arguments.get());
   add_passages(command, &arguments->passages);
   add_questions(command, &arguments->words,
                 "Without -f, the document's name first; then questions [one per line of standard "
@@ -64,7 +64,7 @@ void add_library_ask(Grammar& grammar) {
 void add_library_chat(Grammar& grammar) {
   const auto [command, arguments] =
       grammar.add("chat", "Hold a conversation about a document of the library", run_library_chat);
-  add_answering(command, arguments.get());
+  add_library_answering(command, arguments.get());
   text(command, "name", &arguments->document_name, "NAME", "Name of the document, without -f");
 }
 
