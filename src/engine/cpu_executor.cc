@@ -55,8 +55,8 @@ class CpuExecutor final : public LayerExecutor {
   };
   Status attention(uint32_t layer);
   void dense(uint32_t layer, const float* h, uint32_t n);
-  Status experts(uint32_t layer, const float* h, uint32_t n);
-  Status experts_beside(uint32_t layer, const float* x, uint32_t n);
+  Status experts(uint32_t layer, const CpuExperts::Input& input, float* out);
+  Status add_experts(uint32_t layer, const float* x, uint32_t n);
   void resize(uint32_t n);
   void quantize(const float* x, uint32_t n, uint32_t cols);
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
@@ -88,9 +88,8 @@ class CpuExecutor final : public LayerExecutor {
 
   uint32_t capacity_ = 0;  // tokens that the workspace holds
   Buffer<float> h_;        // [n][width] a normalised input, or an output
-  // [n][width] the input of a parallel layer's mixer and network, or of experts beside a network
+  // [n][width] the input of a parallel layer's mixer and network; twice, of experts and their router
   Buffer<float> y_;
-  Buffer<float> routed_;                 // [n][width] the router's input, where it is another one
   Buffer<float> q_, k_, v_, a_;          // [n][heads or kv_heads][head_dim]; a: attention's output
   Buffer<float> gate_, up_;              // [n][feed_forward]
   Buffer<float> layer_inputs_;           // [n][depth][layer_input]
@@ -198,8 +197,8 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   const float* h =
       c.is_parallel() ? y_.get() + std::size_t{first} * width : norm(x, w.ffn_norm, n, h_.get());
   if (c.has_dense()) dense(layer, h, n);
-  if (c.has_experts())
-    RETURN_IF_ERROR(c.has_dense() ? experts_beside(layer, x, n) : experts(layer, h, n));
+  if (c.has_experts() && c.has_dense()) RETURN_IF_ERROR(add_experts(layer, x, n));
+  else if (c.has_experts()) RETURN_IF_ERROR(experts(layer, {n, h, h, too_large}, h_.get()));
   add(x, w.ffn_post_norm, n);
   finish_layer(layer, first);
   return cancel_->fired() ? Status() : check_layer(layer, first);
@@ -216,29 +215,29 @@ void CpuExecutor::dense(uint32_t layer, const float* h, uint32_t n) {
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
 }
 
-// h_ = the experts of h
-// h_ = norm(h_) + norm(experts(norm(x))), where h_ is the dense network's output. The router has a
-// norm of its own.
-Status CpuExecutor::experts_beside(uint32_t layer, const float* x, uint32_t n) {
-  const ExpertWeights& w = model_.weights().layers[layer].experts;
-  const std::size_t cols = model_.config().width;
-  norm(x, w.router_norm, n, routed_.get());
-  norm(x, w.input_norm, n, y_.get());
-  const bool good =
-      experts_->run(layer, {n, y_.get(), routed_.get(), too_large}, *cancel_, y_.get());
-  if (!good && !cancel_->fired()) return not_a_number("layer " + std::to_string(layer));
-  by_rows(n, [&](std::size_t first, uint32_t count) {
-    float *h = h_.get() + first * cols, *y = y_.get() + first * cols;
-    normalise(h, w.dense_norm, count, h);
-    normalise(y, w.output_norm, count, y);
-    kernels_.add(h, y, count * cols);
-  });
-  return {};
+Status CpuExecutor::experts(uint32_t layer, const CpuExperts::Input& input, float* out) {
+  const bool good = experts_->run(layer, input, *cancel_, out);
+  return good || cancel_->fired() ? Status() : not_a_number("layer " + std::to_string(layer));
 }
 
-Status CpuExecutor::experts(uint32_t layer, const float* h, uint32_t n) {
-  const bool good = experts_->run(layer, {n, h, h, too_large}, *cancel_, h_.get());
-  return good || cancel_->fired() ? Status() : not_a_number("layer " + std::to_string(layer));
+// h_ = norm(h_) + norm(experts(norm(x))); h_ holds the output of the dense network.
+Status CpuExecutor::add_experts(uint32_t layer, const float* x, uint32_t n) {
+  const ExpertWeights& w = model_.weights().layers[layer].experts;
+  const std::size_t cols = model_.config().width;
+  float *const y = y_.get(), *const routed = y + n * cols;
+  by_rows(n, [&](std::size_t first, uint32_t count) {
+    const std::size_t at = first * cols;
+    normalise(h_.get() + at, w.dense_norm, count, h_.get() + at);
+    normalise(x + at, w.router_norm, count, routed + at);
+    normalise(x + at, w.input_norm, count, y + at);
+  });
+  RETURN_IF_ERROR(experts(layer, {n, y, routed, too_large}, y));
+  by_rows(n, [&](std::size_t first, uint32_t count) {
+    const std::size_t at = first * cols;
+    normalise(y + at, w.output_norm, count, y + at);
+    kernels_.add(h_.get() + at, y + at, count * cols);
+  });
+  return {};
 }
 
 Status CpuExecutor::logits(uint32_t first, float* out) {
@@ -522,10 +521,10 @@ void CpuExecutor::resize(uint32_t n) {
   const ModelConfig& c = model_.config();
   const std::size_t q_width = c.max_q_width(), kv_width = c.max_kv_width();
   const std::size_t widest = std::max({std::size_t{c.width}, q_width, std::size_t{c.feed_forward}});
-  bool parallel = false, beside = false;
+  std::size_t inputs = 0;  // rows of y_ for a token
   for (const LayerConfig& layer : c.layer_configs) {
-    parallel = parallel || layer.is_parallel();
-    beside = beside || layer.experts.beside_dense;
+    if (layer.is_parallel()) inputs = 1;
+    if (layer.experts.beside_dense) inputs = 2;
   }
   const auto grow = [](auto& array, std::size_t size) {
     array = {};  // never old and new together
@@ -533,8 +532,7 @@ void CpuExecutor::resize(uint32_t n) {
   };
   capacity_ = 0;
   grow(h_, std::size_t{n} * c.width);
-  if (parallel || beside) grow(y_, std::size_t{n} * c.width);
-  if (beside) grow(routed_, std::size_t{n} * c.width);
+  grow(y_, n * inputs * c.width);
   grow(q_, n * q_width);
   grow(k_, n * kv_width);
   grow(v_, n * kv_width);

@@ -13,14 +13,25 @@ constexpr uint32_t max_chunk = 4096, max_window = 1 << 20, max_threads = 256;
 // maximum bytes of full-precision rows of a default chunk
 constexpr uint64_t window_budget = 64 << 20;
 
+// Whether a chunk of so many tokens leaves the experts of a layer few tokens each: unpacking their
+// weights takes the time of a dozen.
+static bool has_idle_experts(const ModelConfig& config, uint32_t chunk) {
+  constexpr uint64_t enough = 64;
+  return std::any_of(config.layer_configs.begin(), config.layer_configs.end(),
+                     [&](const LayerConfig& c) {
+                       return uint64_t{chunk} * c.experts.used < enough * c.experts.count;
+                     });
+}
+
 static uint32_t choose_chunk(const Model& model) {
   const StoreShape shape = model.store_shape(), windows = model.windows_shape();
   const uint64_t row = (uint64_t{shape.heads_total()} * shape.page.dim +
                         uint64_t{windows.heads_total()} * windows.page.dim) *
                        2 * sizeof(float);
-  const bool on_device = !model.device_weights().empty();
-  uint32_t chunk = on_device ? 1024 : 512;  // smaller chunks leave a large GPU idle
-  while (chunk > 128 && chunk * row > window_budget * (on_device ? 4 : 1)) chunk /= 2;
+  // Smaller chunks leave a large GPU idle.
+  const bool large = !model.device_weights().empty() || has_idle_experts(model.config(), 512);
+  uint32_t chunk = large ? 1024 : 512;
+  while (chunk > 128 && chunk * row > window_budget * (large ? 4 : 1)) chunk /= 2;
   return chunk;
 }
 
