@@ -133,18 +133,18 @@ TEST_CASE("a rewind to the end of the document needs no prefill, also of a loade
 
 TEST_CASE("a rewind that a window cannot follow is prefilled again, bit for bit") {
   for (const SessionOptions& options : {SessionOptions(), in_full_precision()}) {
-    const auto session = answered(options), control = fresh(1100, options);
-    REQUIRE(session->rewind(1100).ok());
-    CHECK(session->tokens().size() == 1100);
+    const auto session = answered(options), control = fresh(900, options);
+    REQUIRE(session->rewind(900).ok());
+    CHECK(session->tokens().size() == 900);
     CHECK(again(*session) == 0);  // the next step does it
     std::unique_ptr<Session> fork;
     REQUIRE(session->fork(&fork).ok());
     check_same(session.get(), control.get());
-    CHECK(again(*session) == 1100);
+    CHECK(again(*session) == 900);
     TempFolder folder;
     save(fork.get(), folder.file("a.kv"));
-    CHECK(again(*fork) == 1100);
-    const auto other = loaded(folder.file("a.kv"), options), second = fresh(1100, options);
+    CHECK(again(*fork) == 900);
+    const auto other = loaded(folder.file("a.kv"), options), second = fresh(900, options);
     check_same(other.get(), second.get());
   }
 }
@@ -163,23 +163,23 @@ TEST_CASE("a rewind between document and answer goes on from the document") {
 TEST_CASE("prefilling again reports its progress and can be cancelled and taken up") {
   SessionOptions options;
   options.prefill_chunk = 128;
-  const auto session = answered(options), control = fresh(1100, options);
-  REQUIRE(session->rewind(1100).ok());
+  const auto session = answered(options), control = fresh(900, options);
+  REQUIRE(session->rewind(900).ok());
   uint64_t reported = 0, done = 0;
   const Token token = 100;
   const auto stop = [&](uint64_t at, uint64_t total) {
-    CHECK(total == 1100);
+    CHECK(total == 900);
     reported = at;
     return 1;
   };
   const Status s = session->prefill_tokens({&token, 1}, nullptr, nullptr, stop, &done);
   CHECK(s.code() == Code::cancelled);
   CHECK(reported > 0);
-  CHECK(reported < 1100);
+  CHECK(reported < 900);
   CHECK(done == 0);
-  CHECK(session->tokens().size() == 1100);
+  CHECK(session->tokens().size() == 900);
   check_same(session.get(), control.get());
-  CHECK(again(*session) == 1100);
+  CHECK(again(*session) == 900);
 }
 
 TEST_CASE("a prefix is bit for bit a fresh prefill, and one at the end is read again in part") {
