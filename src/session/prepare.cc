@@ -226,7 +226,8 @@ Status Session::asked_passages(uint32_t count, std::vector<Array<Token>>* out) c
   const ChatMarks& marks = sequence_.chat.marks();
   Array<Token> open, close;
   const Tokenizer::Part opens[] = {{marks.document_close, true}, {marks.question_open, true}},
-                        closes[] = {{marks.question_close, true}};
+                        closes[] = {{marks.question_close, true},
+                                    {model_->thinking(sequence_.chat).skip, true}};
   RETURN_IF_ERROR(tokenizer.encode(opens, false, &open));
   RETURN_IF_ERROR(tokenizer.encode(closes, false, &close));
   const auto size = static_cast<uint32_t>(open.size() + close.size()) + asked_tokens,
