@@ -87,8 +87,7 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
   const ThinkingMarks& marks = turn->marks;
   if (o.thinking && !marks.exist())
     return Status::error(Code::unsupported,
-                         "the model does not think in the chat format '%s'; "
-                         "nothing was appended",
+                         "the model does not think in the chat format '%s'; nothing was appended",
                          sequence_.chat.name());
   RETURN_IF_ERROR(
       question_tokens(question, o, o.thinking ? marks.open : marks.skip, &turn->tokens));
@@ -158,8 +157,8 @@ Status Session::sample(const GenerateOptions& o, AnswerState* state, Token* toke
   return {};
 }
 
-// The special token with which the mark after an answer begins; -1: it begins
-// with text. It ends an answer as the vocabulary's own tokens do.
+// The special token with which the mark after an answer begins; -1: it begins with text. It ends an
+// answer as the vocabulary's own tokens do.
 Token Session::answer_end() const {
   const Tokenizer& tokenizer = model_->tokenizer();
   Array<Token> tokens;
