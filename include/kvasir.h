@@ -163,11 +163,14 @@ KV_API kv_status kv_prefill(kv_session* session, const char* text, size_t size,
  * With that flag a stopped or failed call keeps the tokens decoded so far. The last token may be
  * missing even if on_text received it. `answer` may be NULL. The call fills it on KV_OK and
  * KV_CANCELLED.
+ * A thought is no part of the answer. A kept turn has none either, unless flags has
+ * KV_KEEP_THINKING: the call then appends the turn again, as if the model had not thought. If it
+ * fails, or the cancel token is fired, in a turn with a thought, the sequence is as before.
  * Progress: KV_PHASE_PREPARE, then KV_PHASE_PREFILL of the question.
  * KV_CANCELLED, KV_CONTEXT_FULL (the question does not fit), KV_BAD_STATE (sequence and question
- * are both empty), KV_NO_MEMORY, KV_BUSY; KV_LIMIT (the memory_limit has no room for the question
- * or for the strategy's index; the sequence is as before); KV_CORRUPT (a damaged page of a mapped
- * file). */
+ * are both empty), KV_UNSUPPORTED (thinking), KV_NO_MEMORY, KV_BUSY; KV_LIMIT (the memory_limit
+ * has no room for the question or for the strategy's index; the sequence is as before); KV_CORRUPT
+ * (a damaged page of a mapped file). */
 KV_API kv_status kv_generate(kv_session* session, const char* question, size_t size,
                              const kv_generate_options* options, const kv_control* control,
                              kv_text_fn on_text, void* user, kv_answer* answer, kv_error* error);
@@ -258,6 +261,7 @@ KV_API void kv_init(void* s, size_t size);
 /* kv_generate: record the passages of kv_session_passages. The answer is the same but slower: the
  * call scores attended tokens a second time, and the CPU attends all layers. */
 #define KV_TRACE_PASSAGES 0x200u
+#define KV_KEEP_THINKING 0x400u /* kv_generate: with KV_KEEP_TURN, the thought stays too */
 
 /* -- Cancel and progress -- */
 
@@ -328,7 +332,9 @@ typedef void (*kv_log_fn)(int32_t level, const char* message, void* user);
  * {document}, {question} and {answer} stand in this order. The text from {user} to the end repeats
  * for each question, and begins a sequence without a document. Without {user}, the document begins
  * the first user turn: later turns repeat all but the document and the text between it and the
- * question. Text of special tokens becomes these tokens. A cache file keeps a custom format. */
+ * question. Text of special tokens becomes these tokens. A cache file keeps a custom format.
+ * {thought} may stand between {question} and {answer}, as in "...<think>{thought}</think>{answer}".
+ */
 struct kv_model_options {
   uint32_t struct_size;
   uint32_t flags;          /* KV_VOCABULARY_ONLY */
@@ -391,10 +397,17 @@ struct kv_session_options {
   void* log_user; /* passed to log */
 };
 
+/* Whether a model thinks before it answers. */
+typedef enum kv_thinking {
+  KV_THINKING_OFF = 0, /* marks before the answer skip the thought */
+  KV_THINKING_ON = 1   /* marks before the answer begin one */
+} kv_thinking;
+
 /* Options of kv_generate and kv_session_next. */
 struct kv_generate_options {
   uint32_t struct_size;
-  uint32_t flags;           /* KV_TOKENIZE_SPECIAL (question), KV_KEEP_TURN, KV_TRACE_PASSAGES */
+  uint32_t flags;           /* KV_TOKENIZE_SPECIAL (question), KV_KEEP_TURN, KV_KEEP_THINKING,
+                             * KV_TRACE_PASSAGES */
   uint64_t seed;            /* section 7 says when the same seed gives the same answer on a GPU */
   uint32_t max_tokens;      /* of the answer; 0: 512 */
   float temperature;        /* 0: greedy */
@@ -403,9 +416,13 @@ struct kv_generate_options {
   float min_p;              /* 0: off */
   float repetition_penalty; /* over the last 256 tokens; 0 or 1: off */
   uint32_t stop_count;      /* strings in stop */
-  uint32_t reserved;        /* 0 */
+  uint32_t thinking;        /* kv_thinking. On: KV_UNSUPPORTED unless kv_model_info.thinks */
   const char* const* stop;  /* non-empty NUL-terminated strings. Each ends the answer and is not
                              * part of it. Used during the call only */
+  kv_text_fn on_thinking;   /* receives the thought, with the call's `user`; NULL: none */
+  uint32_t
+      thinking_tokens; /* of a thought; then the call ends it, and the model answers. 0: 2048 */
+  uint32_t reserved;   /* 0 */
 };
 
 /* Why an answer ended. */
@@ -427,6 +444,7 @@ struct kv_answer {
   uint64_t total_ns;        /* from the call to its return */
   uint64_t tokens_read;     /* tokens whose K and V were read: sum over steps, layers, KV heads */
   uint64_t tokens_present;  /* the same sum for full attention */
+  uint64_t thinking_tokens; /* of the thought, without its marks */
 };
 
 /* -- Status texts and version -- */
@@ -478,6 +496,8 @@ typedef struct kv_model_info {
                                 * hexadecimal digits: cache files belong to it */
   char hash[40];               /* of the whole file, 32 hexadecimal digits; empty while unknown. A
                                 * model with another hash refuses files saved while it was known */
+  uint32_t thinks;             /* 1: it can think in its chat format */
+  uint32_t reserved;           /* 0 */
 } kv_model_info;
 
 /* Describes an open model. Any thread. */

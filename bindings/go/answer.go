@@ -19,7 +19,14 @@ type GenerateOptions struct {
 	Special   bool     // text of the question that spells a control token becomes that token
 	// TracePassages records Session.Passages. The answer is the same, but slower.
 	TracePassages bool
-	Progress      ProgressFunc // PhasePrepare, then PhasePrefill of the question
+	// Thinking lets the model think before it answers; ErrUnsupported unless ModelInfo.Thinks. Off:
+	// marks before the answer skip the thought.
+	Thinking       bool
+	ThinkingTokens int  // of the thought, after which the model answers; 0: 2048
+	KeepThinking   bool // with KeepTurn, the thought stays too
+	// OnThinking receives whole characters of the thought. An error stops the call, as onText's.
+	OnThinking func(text string) error
+	Progress   ProgressFunc // PhasePrepare, then PhasePrefill of the question
 }
 
 // StopReason is why an answer ended.
@@ -48,6 +55,7 @@ func (r StopReason) String() string { return name(r, "StopReason", stopNames) }
 type Answer struct {
 	StopReason     StopReason
 	QuestionTokens int           // with the marks of the turn
+	ThinkingTokens int           // of the thought, without its marks
 	AnswerTokens   int           // without the end-of-turn token
 	FirstToken     time.Duration // from the call to the first token
 	Total          time.Duration // from the call to its return
@@ -60,8 +68,9 @@ type Answer struct {
 // With KeepTurn a stopped or failed call keeps the tokens decoded so far. An error of onText stops
 // the answer: ErrCancelled with that error. options and onText may be nil.
 // ErrCancelled, ErrContextFull (the question does not fit), ErrBadState (sequence and question are
-// both empty), ErrNoMemory, ErrBusy; ErrLimit (the MemoryLimit has no room for the question or for
-// the strategy's index); ErrCorrupt (a damaged page of a mapped file).
+// both empty), ErrUnsupported (the model does not think), ErrNoMemory, ErrBusy; ErrLimit (the
+// MemoryLimit has no room for the question or for the strategy's index); ErrCorrupt (a damaged page
+// of a mapped file).
 func (s *Session) Generate(ctx context.Context, question string, options *GenerateOptions,
 	onText func(text string) error) (answer Answer, err error) {
 	defer raise(&err)
@@ -82,16 +91,22 @@ func (s *Session) generate(ctx context.Context, question string, options *Genera
 	defer a.free()
 	o := options.Sampling.options(&a)
 	o.max_tokens = a.u32("MaxTokens", options.MaxTokens)
+	o.thinking = flag(options.Thinking, C.KV_THINKING_ON)
+	o.thinking_tokens = a.u32("ThinkingTokens", options.ThinkingTokens)
 	o.stop, o.stop_count = a.array("Stop", options.Stop)
 	o.flags = flag(options.KeepTurn, C.KV_KEEP_TURN) |
 		flag(options.TracePassages, C.KV_TRACE_PASSAGES) |
+		flag(options.KeepThinking, C.KV_KEEP_THINKING) |
 		flag(options.Special, C.KV_TOKENIZE_SPECIAL)
 	if a.err != nil {
 		return Answer{}, a.err
 	}
-	c, err := begin(ctx, onText, options.Progress)
+	c, err := beginAnswer(ctx, onText, options.OnThinking, options.Progress)
 	if err != nil {
 		return Answer{}, err
+	}
+	if options.OnThinking != nil {
+		o.on_thinking = C.kv_text_fn(C.kvasir_go_thinking)
 	}
 	var texts C.kv_text_fn
 	if onText != nil {
@@ -104,6 +119,7 @@ func (s *Session) generate(ctx context.Context, question string, options *Genera
 	return Answer{
 		StopReason:     StopReason(answer.stop_reason),
 		QuestionTokens: int(answer.question_tokens),
+		ThinkingTokens: int(answer.thinking_tokens),
 		AnswerTokens:   int(answer.answer_tokens),
 		FirstToken:     time.Duration(answer.first_token_ns),
 		Total:          time.Duration(answer.total_ns),

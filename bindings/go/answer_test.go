@@ -257,6 +257,53 @@ func TestScoresAndLogitsAgree(t *testing.T) {
 	expect(t, token == best, "the next token is %d, not %d", token, best)
 }
 
+// The model was not trained to think: every thought ends at its limit.
+func TestAThoughtIsNoPartOfTheAnswer(t *testing.T) {
+	turns := "<|im_start|>system\n{document}<|im_end|>\n{user}<|im_start|>user\n{question}" +
+		"<|im_end|>\n<|im_start|>assistant\n<T>{thought}</T>\n{answer}<|im_end|>\n"
+	model, err := kvasir.Open(modelPath, &kvasir.ModelOptions{ChatFormat: turns})
+	check(t, err)
+	defer model.Close()
+	info, err := model.Info()
+	check(t, err)
+	expect(t, info.Thinks && info.ChatFormat == "custom", "%+v", info)
+	session, err := model.NewSession(nil)
+	check(t, err)
+	defer session.Close()
+	ctx := context.Background()
+	_, err = session.Prefill(ctx, "The gate's code is 4711.", nil)
+	check(t, err)
+	var thought, text strings.Builder
+	options := kvasir.GenerateOptions{MaxTokens: 4, Thinking: true, ThinkingTokens: 5,
+		OnThinking: func(piece string) error { thought.WriteString(piece); return nil }}
+	answer, err := session.Generate(ctx, "Which code?", &options, func(piece string) error {
+		text.WriteString(piece)
+		return nil
+	})
+	check(t, err)
+	expect(t, answer.ThinkingTokens == 5 && thought.Len() > 0 &&
+		!strings.Contains(text.String(), thought.String()), "%+v %q %q", answer, &thought, &text)
+	enough := errors.New("enough")
+	options.OnThinking = func(string) error { return enough }
+	_, err = session.Generate(ctx, "Which code?", &options, nil)
+	expect(t, errors.Is(err, enough) && errors.Is(err, kvasir.ErrCancelled), "%v", err)
+	_, err = load(t, nil).Ask(ctx, "Which code?", &options)
+	expect(t, errors.Is(err, kvasir.ErrUnsupported), "%v", err)
+}
+
+func TestAVocabularyTokenizesWithoutWeights(t *testing.T) {
+	vocabulary, err := kvasir.Open(modelPath, &kvasir.ModelOptions{VocabularyOnly: true})
+	check(t, err)
+	defer vocabulary.Close()
+	tokens, err := vocabulary.Tokenize("Which code?", 0)
+	check(t, err)
+	same, err := open(t).Tokenize("Which code?", 0)
+	check(t, err)
+	expect(t, slices.Equal(tokens, same), "%v is not %v", tokens, same)
+	_, err = vocabulary.NewSession(nil)
+	expect(t, errors.Is(err, kvasir.ErrBadState), "%v", err)
+}
+
 func TestVersionsAndModels(t *testing.T) {
 	expect(t, kvasir.Version() == kvasir.HeaderVersion, "%d, %d", kvasir.Version(),
 		kvasir.HeaderVersion)

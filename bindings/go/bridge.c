@@ -16,6 +16,10 @@ int32_t kvasir_go_text(const char* text, size_t size, void* user) {
   return kvasirGoText((char*)text, size, *(uintptr_t*)user, kvasir_go_thread());
 }
 
+int32_t kvasir_go_thinking(const char* text, size_t size, void* user) {
+  return kvasirGoThinking((char*)text, size, *(uintptr_t*)user, kvasir_go_thread());
+}
+
 int32_t kvasir_go_progress(int32_t phase, uint64_t done, uint64_t total, void* user) {
   return kvasirGoProgress(phase, done, total, *(uintptr_t*)user, kvasir_go_thread());
 }

@@ -9,6 +9,7 @@
 
 /* kv_text_fn, kv_progress_fn and kv_log_fn. `user` comes from kvasir_go_user. */
 int32_t kvasir_go_text(const char* text, size_t size, void* user);
+int32_t kvasir_go_thinking(const char* text, size_t size, void* user);
 int32_t kvasir_go_progress(int32_t phase, uint64_t done, uint64_t total, void* user);
 void kvasir_go_log(int32_t level, const char* message, void* user);
 

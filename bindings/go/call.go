@@ -52,6 +52,7 @@ type ProgressFunc func(phase Phase, done, total int64) error
 type call struct {
 	ctx      context.Context
 	onText   func(string) error
+	thinking func(string) error
 	progress ProgressFunc
 
 	cancel *C.kv_cancel
@@ -68,10 +69,16 @@ type call struct {
 
 // begin prepares a call. end must follow.
 func begin(ctx context.Context, onText func(string) error, progress ProgressFunc) (*call, error) {
+	return beginAnswer(ctx, onText, nil, progress)
+}
+
+// beginAnswer is begin with a function that receives thoughts.
+func beginAnswer(ctx context.Context, onText, thinking func(string) error, progress ProgressFunc) (
+	*call, error) {
 	if ended := endings(ctx); ended != nil {
 		return nil, failure(ErrCancelled, "cancelled before the call began", ended...)
 	}
-	c := &call{ctx: ctx, onText: onText, progress: progress}
+	c := &call{ctx: ctx, onText: onText, thinking: thinking, progress: progress}
 	if ctx.Done() != nil {
 		if err := newError(C.kv_cancel_create(&c.cancel, &c.e), &c.e); err != nil {
 			return nil, err
@@ -83,7 +90,7 @@ func begin(ctx context.Context, onText func(string) error, progress ProgressFunc
 			close(fired)
 		})
 	}
-	if onText != nil || progress != nil {
+	if onText != nil || thinking != nil || progress != nil {
 		c.handle = cgo.NewHandle(c)
 		if c.user = C.kvasir_go_user(C.uintptr_t(c.handle)); c.user == nil {
 			c.tidy()
@@ -154,6 +161,13 @@ func kvasirGoText(text *C.char, size C.size_t, user, thread C.uintptr_t) C.int32
 	c := cgo.Handle(user).Value().(*call)
 	bytes := unsafe.Slice((*byte)(unsafe.Pointer(text)), size)
 	return c.run(thread, func() error { return c.onText(string(bytes)) })
+}
+
+//export kvasirGoThinking
+func kvasirGoThinking(text *C.char, size C.size_t, user, thread C.uintptr_t) C.int32_t {
+	c := cgo.Handle(user).Value().(*call)
+	bytes := unsafe.Slice((*byte)(unsafe.Pointer(text)), size)
+	return c.run(thread, func() error { return c.thinking(string(bytes)) })
 }
 
 //export kvasirGoProgress

@@ -59,6 +59,7 @@ type ModelInfo struct {
 	ChatFormat      string
 	Fingerprint     string // of the weights, 64 hexadecimal digits: cache files belong to it
 	Hash            string // of the whole file, 32 hexadecimal digits; "": unknown (Model.Hash)
+	Thinks          bool   // GenerateOptions.Thinking can be set
 }
 
 // Open maps a GGUF file and checks its metadata and tensor shapes. Pages of weights are read when
@@ -152,6 +153,7 @@ func newModelInfo(info *C.kv_model_info) ModelInfo {
 		ChatFormat:      text(info.chat_format[:]),
 		Fingerprint:     text(info.fingerprint[:]),
 		Hash:            text(info.hash[:]),
+		Thinks:          info.thinks != 0,
 	}
 }
 

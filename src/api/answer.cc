@@ -24,17 +24,31 @@ kv_answer to_public(const Answer& a) {
   out.total_ns = a.total_ns;
   out.tokens_read = a.read.tokens_read;
   out.tokens_present = a.read.tokens_present;
+  out.thinking_tokens = a.thinking_tokens;
   return out;
 }
 
-constexpr uint32_t generate_flags = KV_TOKENIZE_SPECIAL | KV_KEEP_TURN | KV_TRACE_PASSAGES;
+constexpr uint32_t generate_flags =
+    KV_TOKENIZE_SPECIAL | KV_KEEP_TURN | KV_KEEP_THINKING | KV_TRACE_PASSAGES;
+
+Status check_thinking(const kv_generate_options& o) {
+  if (o.thinking > KV_THINKING_ON)
+    return Status::error(Code::bad_argument, "thinking is %u: use a kv_thinking", o.thinking);
+  if (o.thinking == KV_THINKING_OFF && o.thinking_tokens)
+    return Status::error(Code::bad_argument, "thinking_tokens is %u, and thinking is off",
+                         o.thinking_tokens);
+  if ((o.flags & KV_KEEP_THINKING) && (o.thinking == KV_THINKING_OFF || !(o.flags & KV_KEEP_TURN)))
+    return Status::error(Code::bad_argument,
+                         "KV_KEEP_THINKING needs KV_KEEP_TURN and KV_THINKING_ON");
+  return {};
+}
 
 Status generate_options(const kv_generate_options* in, kv_generate_options* out) {
   RETURN_IF_ERROR(api::read_options(in, out));
   RETURN_IF_ERROR(api::check_flags(out->flags, generate_flags));
   if (out->reserved != 0)
     return Status::error(Code::bad_argument, "options->reserved is %u: write 0", out->reserved);
-  return {};
+  return check_thinking(*out);
 }
 
 Status stop_strings(const kv_generate_options& o, std::vector<std::string>* out) {
@@ -46,6 +60,13 @@ Status stop_strings(const kv_generate_options& o, std::vector<std::string>* out)
     out->emplace_back(o.stop[i]);
   }
   return {};
+}
+
+TextFn text_function(const char* name, kv_text_fn fn, void* user) {
+  if (!fn) return {};
+  return [=](std::string_view t) {
+    return api::Call::run_callback(name, [&] { return fn(t.data(), t.size(), user); });
+  };
 }
 
 }  // namespace
@@ -72,14 +93,13 @@ kv_status kv_generate(kv_session* session, const char* question, size_t size,
     g.cancel = c.cancel;
     g.progress = c.report(KV_PHASE_PREFILL);
     g.prepare_progress = c.report(KV_PHASE_PREPARE);
-    TextFn text;
-    if (on_text)
-      text = [=](std::string_view t) {
-        return api::Call::run_callback("the text callback",
-                                       [&] { return on_text(t.data(), t.size(), user); });
-      };
+    g.thinking = o.thinking == KV_THINKING_ON;
+    if (o.thinking_tokens) g.thinking_tokens = o.thinking_tokens;
+    g.keep_thinking = o.flags & KV_KEEP_THINKING;
+    g.on_thought = text_function("the thinking callback", o.on_thinking, user);
     Answer made;
-    Status status = s.generate({question, size}, g, text, &made);
+    Status status =
+        s.generate({question, size}, g, text_function("the text callback", on_text, user), &made);
     if (answer && (status.ok() || status.code() == Code::cancelled))
       RETURN_IF_ERROR(api::write_result(to_public(made), answer, "answer"));
     return status;

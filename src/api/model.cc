@@ -25,6 +25,7 @@ kv_model_info describe(const Model& model) {
   if (model.use() != ModelUse::vocabulary)
     i.kv_bytes_per_token =
         model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
+  i.thinks = model.thinking(model.chat()).exist();
   HashBytes hash;
   if (model.full_hash() && model.full_hash()->get(&hash))
     api::copy_text(i.hash, api::hexadecimal(hash));

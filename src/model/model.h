@@ -151,6 +151,8 @@ class Model {
   uint64_t long_context() const { return long_context_; }  // tokens up to which it is a short one
   const Tokenizer& tokenizer() const { return *tokenizer_; }
   const Chat& chat() const { return chat_; }
+  // How it thinks in a format. Valid as long as `chat`.
+  ThinkingMarks thinking(const Chat& chat) const { return recognise_thinking(gguf_, chat); }
   bool chat_is_chosen() const { return chat_is_chosen_; }  // by the caller, not recognised
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }

@@ -26,8 +26,9 @@ struct Session::Tracing {
   Session* session;
 };
 
-Status Session::question_tokens(std::string_view question, bool parse_special, const Cancel* cancel,
-                                Array<Token>* out) const {
+// lead: marks before the answer.
+Status Session::question_tokens(std::string_view question, const GenerateOptions& o,
+                                std::string_view lead, Array<Token>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
   const ChatMarks& marks = sequence_.chat.marks();
   const std::string_view close = sequence_.turn == Turn::document ? marks.document_close
@@ -44,9 +45,10 @@ Status Session::question_tokens(std::string_view question, bool parse_special, c
                                    {instructed ? instructions() : std::string_view(), false},
                                    {instructed ? marks.instructions_question() : "", true},
                                    {open, true},
-                                   {question, parse_special},
-                                   {marks.question_close, true}};
-  return tokenizer.encode(parts, sequence_.turn == Turn::empty, out, {nullptr, cancel});
+                                   {question, o.parse_special},
+                                   {marks.question_close, true},
+                                   {lead, true}};
+  return tokenizer.encode(parts, sequence_.turn == Turn::empty, out, {nullptr, o.cancel});
 }
 
 // Spills in advance the pages that question and answer would spill. During the answer the saved
@@ -59,67 +61,106 @@ Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* canc
       sequence_.store.check_budget(longest).ok() ? longest : now, 0, 0, cancel);
 }
 
+Status Session::answer_stopped() {
+  return Status::error(Code::cancelled, "the answer was stopped");
+}
+
 Status Session::generate(std::string_view question, const GenerateOptions& o, const TextFn& on_text,
                          Answer* answer) {
   *answer = {};
   RETURN_IF_ERROR(check_sampling_options(o.sampling));
-  const uint64_t begin = os::now_ns();
+  AnswerState state{Sampler(o.sampling, model_->tokenizer().suppressed()), on_text, os::now_ns(),
+                    answer};
   if (question.empty() && sequence_.tokens.empty())
     return Status::error(Code::bad_state,
                          "there is nothing to answer: the sequence and the question are empty");
-  RETURN_IF_ERROR(check_instructions());
-  Array<Token> tokens;
-  if (Status s = question_tokens(question, o.parse_special, o.cancel, &tokens); !s.ok()) {
-    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
-    return s;
-  }
-  RETURN_IF_ERROR(check_room(tokens.size()));
+  AskedTurn turn;
+  Status s = ask(question, o, &turn);
+  if (s.ok()) s = answer_turn(&turn, o, &state);
+  if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
+  return s;
+}
 
-  if (Status s = prefill_missing(o.cancel, o.progress); !s.ok()) {
-    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
-    return s;
-  }
-  if (Status s = prepare(o.cancel, o.prepare_progress); !s.ok()) {
-    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
-    return s;
-  }
-  if (Status s = make_room(tokens.size(), o.max_tokens, o.cancel); !s.ok()) {
-    if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
-    return s;
-  }
+// Makes the tokens of the question's turn and the room for it, and prepares the strategy.
+Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTurn* turn) {
+  RETURN_IF_ERROR(check_instructions());
+  turn->marks = model_->thinking(sequence_.chat);
+  const ThinkingMarks& marks = turn->marks;
+  if (o.thinking && !marks.exist())
+    return Status::error(Code::unsupported,
+                         "the model does not think in the chat format '%s'; nothing was appended",
+                         sequence_.chat.name());
+  RETURN_IF_ERROR(
+      question_tokens(question, o, o.thinking ? marks.open : marks.skip, &turn->tokens));
+  if (o.thinking && o.keep && !o.keep_thinking)
+    RETURN_IF_ERROR(question_tokens(question, o, marks.skip, &turn->kept));
+  RETURN_IF_ERROR(check_room(turn->tokens.size()));
+  RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
+  RETURN_IF_ERROR(prepare(o.cancel, o.prepare_progress));
+  const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
+  return make_room(turn->tokens.size(), thought + o.max_tokens, o.cancel);
+}
+
+Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerState* state) {
+  Answer& answer = *state->answer;
   Restore restore(this);
   forward_->attention().reset_counts();
   const Tracing tracing(this, o.trace);
   Status s;
-  if (tokens.empty()) {
+  if (turn->tokens.empty()) {
     s = refresh_logits(o.cancel);
   } else {
     Progress progress(o.progress);
     uint64_t done = 0;
-    s = append(
-        {.tokens = tokens, .kind = TextKind::question, .cancel = o.cancel, .progress = &progress},
-        &done);
+    s = append({.tokens = turn->tokens,
+                .kind = TextKind::question,
+                .cancel = o.cancel,
+                .progress = &progress},
+               &done);
     // the question was prefilled exactly: its reads are not those of decode
     if (chooses_once()) forward_->attention().reset_counts();
   }
-  answer->question_tokens = tokens.size();
+  answer.question_tokens = turn->tokens.size();
+  std::size_t first = 0;  // token of the answer
   if (s.ok()) {
-    if (sequence_.turn != Turn::answer)
-      sequence_.document_tokens = restore.tokens, sequence_.document_turn = sequence_.turn;
-    sequence_.turn = Turn::answer;
-    if (o.keep) restore.release();  // complete tokens stay, also after an error
-    s = answer_loop(o, on_text, begin, answer);
+    begin_conversation(restore.tokens);
+    if (o.keep && turn->kept.empty()) restore.release();  // complete tokens stay, also on an error
+    if (o.thinking) s = think(o, turn->marks, state);
+    first = sequence_.tokens.size();
+    if (s.ok() && answer.reason == StopReason::none) s = answer_loop(o, state);
   }
-  if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
-  answer->total_ns = os::now_ns() - begin;
-  answer->read = forward_->attention().counts();
-  last_ = {answer->read, answer->answer_tokens,
-           answer->total_ns - std::min(answer->total_ns, answer->first_token_ns)};
+  answer.read = forward_->attention().counts();
+  const bool has_answer = first > 0 && sequence_.tokens.size() > first;
+  if (!turn->kept.empty() && (s.ok() || (has_answer && !is_cancelled(o.cancel)))) {
+    turn->kept.insert(turn->kept.end(),
+                      sequence_.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                      sequence_.tokens.end());
+    if (Status kept = replace_turn(&restore, turn->kept, o.cancel); s.ok()) s = std::move(kept);
+  }
+  answer.total_ns = os::now_ns() - state->begin_ns;
+  last_ = {answer.read, answer.answer_tokens + answer.thinking_tokens,
+           answer.total_ns - std::min(answer.total_ns, answer.first_token_ns)};
   return s;
 }
 
-// The special token with which the mark after an answer begins; -1: it begins
-// with text. It ends an answer as the vocabulary's own tokens do.
+void Session::begin_conversation(uint64_t tokens_before) {
+  if (sequence_.turn != Turn::answer)
+    sequence_.document_tokens = tokens_before, sequence_.document_turn = sequence_.turn;
+  sequence_.turn = Turn::answer;
+}
+
+Status Session::sample(const GenerateOptions& o, AnswerState* state, Token* token) {
+  if (is_cancelled(o.cancel)) return answer_stopped();
+  sequence_.logits_at = 0;  // sampling overwrites the logits
+  RETURN_IF_ERROR(state->sampler.sample(sequence_.logits, sequence_.tokens, token));
+  Answer& answer = *state->answer;
+  if (answer.thinking_tokens + answer.answer_tokens == 0)
+    answer.first_token_ns = os::now_ns() - state->begin_ns;
+  return {};
+}
+
+// The special token with which the mark after an answer begins; -1: it begins with text. It ends an
+// answer as the vocabulary's own tokens do.
 Token Session::answer_end() const {
   const Tokenizer& tokenizer = model_->tokenizer();
   Array<Token> tokens;
@@ -131,38 +172,33 @@ Token Session::answer_end() const {
   return text.find_first_not_of(" \t\r\n") == text.npos ? -1 : tokens[0];
 }
 
-Status Session::answer_loop(const GenerateOptions& o, const TextFn& on_text, uint64_t begin_ns,
-                            Answer* answer) {
+Status Session::answer_loop(const GenerateOptions& o, AnswerState* state) {
   const Tokenizer& tokenizer = model_->tokenizer();
-  Sampler sampler(o.sampling, tokenizer.suppressed());
-  AnswerStream stream(o.stop, on_text);
   const Token end = answer_end();
-  const auto stopped = [] { return Status::error(Code::cancelled, "the answer was stopped"); };
-  while (answer->reason == StopReason::none) {
-    if (is_cancelled(o.cancel)) return stopped();
+  AnswerStream stream(o.stop, state->on_text);
+  Answer& answer = *state->answer;
+  while (answer.reason == StopReason::none) {
     Token token = 0;
-    sequence_.logits_at = 0;  // sampling overwrites the logits
-    RETURN_IF_ERROR(sampler.sample(sequence_.logits, sequence_.tokens, &token));
-    if (answer->answer_tokens == 0) answer->first_token_ns = os::now_ns() - begin_ns;
+    RETURN_IF_ERROR(sample(o, state, &token));
     if (token == end || tokenizer.ends_turn(token)) {
-      answer->reason = StopReason::end_of_turn;
+      answer.reason = StopReason::end_of_turn;
       break;
     }
-    ++answer->answer_tokens;
+    ++answer.answer_tokens;
     bool complete = false;
     const bool go_on = stream.push(tokenizer.piece(token, false), &complete);
-    if (complete) answer->reason = StopReason::string;
-    else if (answer->answer_tokens >= o.max_tokens) answer->reason = StopReason::max_tokens;
+    if (complete) answer.reason = StopReason::string;
+    else if (answer.answer_tokens >= o.max_tokens) answer.reason = StopReason::max_tokens;
     else if (sequence_.tokens.size() + 1 >= options_.context)
-      answer->reason = StopReason::context_full;
-    const bool last = answer->reason != StopReason::none || !go_on;
+      answer.reason = StopReason::context_full;
+    const bool last = answer.reason != StopReason::none || !go_on;
     if (!last || (o.keep && sequence_.tokens.size() < options_.context)) {
       RETURN_IF_ERROR(append_token(token, o.cancel));
     }
-    if (!go_on) return stopped();
+    if (!go_on) return answer_stopped();
   }
-  const bool held_text_counts = answer->reason != StopReason::string;
-  return held_text_counts && !stream.finish() ? stopped() : Status();
+  const bool held_text_counts = answer.reason != StopReason::string;
+  return held_text_counts && !stream.finish() ? answer_stopped() : Status();
 }
 
 Status Session::passages(std::vector<Passage>* out) const {

@@ -231,7 +231,8 @@ Status Session::question_passages(uint32_t count, std::vector<Array<Token>>* out
   const ChatMarks& marks = sequence_.chat.marks();
   Array<Token> open, close;
   const Tokenizer::Part opens[] = {{marks.document_close, true}, {marks.question_open, true}},
-                        closes[] = {{marks.question_close, true}};
+                        closes[] = {{marks.question_close, true},
+                                    {model_->thinking(sequence_.chat).skip, true}};
   RETURN_IF_ERROR(tokenizer.encode(opens, false, &open));
   RETURN_IF_ERROR(tokenizer.encode(closes, false, &close));
   const auto size = static_cast<uint32_t>(open.size() + close.size()) + asked_tokens,

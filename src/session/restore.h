@@ -1,4 +1,4 @@
-// Restores a session's sequence. Included by answer.cc and score.cc.
+// Restores a session's sequence. Included by answer.cc, thought.cc and score.cc.
 #pragma once
 
 #include <utility>
@@ -7,15 +7,16 @@
 
 namespace kvasir {
 
-// Copies the sequence; the destructor restores it unless released. The copy shares pages that are
-// never written again, so the restored sequence is exact.
+// Copies the sequence; the destructor restores it unless applied or released. The copy shares pages
+// that are never written again, so the restored sequence is exact.
 struct Session::Restore {
   explicit Restore(Session* s)
       : session(s), store(s->sequence_.store), windows(s->sequence_.windows),
         queries(s->sequence_.queries), observed(s->sequence_.observed),
         tokens(s->sequence_.tokens.size()), prefilled_tokens(s->sequence_.prefilled_tokens),
         turn(s->sequence_.turn), logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
-  ~Restore() {
+  ~Restore() { apply(); }
+  void apply() {
     if (!session) return;
     SequenceState& sequence = session->sequence_;
     sequence.store = std::move(store);
@@ -28,6 +29,7 @@ struct Session::Restore {
     sequence.turn = turn;
     sequence.logits = std::move(logits);
     sequence.logits_at = logits_at;
+    session = nullptr;
   }
   void release() { session = nullptr; }
 

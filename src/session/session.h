@@ -4,7 +4,8 @@
 // thread-safe; src/api serialises calls.
 //
 //   session.cc   open, fork, options             answer.cc   questions and answers
-//   steps.cc     chunks of tokens, their plans   score.cc    log-probabilities of given tokens
+//   steps.cc     chunks of tokens, their plans   thought.cc  thoughts before answers
+//                                                score.cc    log-probabilities of given tokens
 //   prefill.cc   documents, rewind               save.cc, load.cc
 //   prepare.cc   sketch, index, selections       stats.cc
 #pragma once
@@ -62,6 +63,10 @@ struct GenerateOptions {
   uint32_t max_tokens = 512;
   SamplingOptions sampling;
   bool keep = false;
+  bool thinking = false;
+  uint32_t thinking_tokens = 2048;  // of a thought at most
+  bool keep_thinking = false;       // a kept turn has its thought
+  TextFn on_thought;
   bool trace = false;  // for passages()
   bool parse_special = false;
   std::vector<std::string> stop;
@@ -81,7 +86,7 @@ enum class StopReason : uint32_t {
 
 struct Answer {
   StopReason reason = StopReason::none;
-  uint64_t question_tokens = 0, answer_tokens = 0;
+  uint64_t question_tokens = 0, thinking_tokens = 0, answer_tokens = 0;
   uint64_t first_token_ns = 0, total_ns = 0;
   ReadCounts read;
 };
@@ -259,12 +264,34 @@ class Session {
                          IndexQueries* out);
 
   // ---- answers (answer.cc) ---------------------------------------------------------------------
-  Status question_tokens(std::string_view question, bool parse_special, const Cancel* cancel,
-                         Array<Token>* out) const;
-  Status answer_loop(const GenerateOptions& options, const TextFn& on_text, uint64_t begin_ns,
-                     Answer* answer);
+  // A question with the marks of its turn, up to the answer.
+  struct AskedTurn {
+    ThinkingMarks marks;
+    Array<Token> tokens;
+    Array<Token> kept;  // in place of `tokens` and a thought once the answer is complete, if any
+  };
+  // The answer that is being decoded.
+  struct AnswerState {
+    Sampler sampler;
+    const TextFn& on_text;
+    uint64_t begin_ns;
+    Answer* answer;
+  };
+  Status question_tokens(std::string_view question, const GenerateOptions& options,
+                         std::string_view lead, Array<Token>* out) const;
+  Status ask(std::string_view question, const GenerateOptions& options, AskedTurn* turn);
+  Status answer_turn(AskedTurn* turn, const GenerateOptions& options, AnswerState* state);
+  Status answer_loop(const GenerateOptions& options, AnswerState* state);
+  Status sample(const GenerateOptions& options, AnswerState* state, Token* token);
   Token answer_end() const;
+  void begin_conversation(uint64_t tokens_before);
   Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);
+  static Status answer_stopped();
+
+  // ---- thoughts (thought.cc) -------------------------------------------------------------------
+  Status think(const GenerateOptions& options, const ThinkingMarks& marks, AnswerState* state);
+  Status append_marks(std::string_view marks, const Cancel* cancel, Answer* answer);
+  Status replace_turn(Restore* before, std::span<const Token> tokens, const Cancel* cancel);
 
   // ---- saved sequences (save.cc, load.cc) ------------------------------------------------------
   Status prepare_save(const std::string& path, const Cancel* cancel, Progress* progress);

@@ -107,10 +107,12 @@ bool wants_bos(const Tokenizer& tokenizer, std::string_view first_mark) {
 struct Chat::Custom {
   std::string text, answer_close;
   ChatMarks marks;
+  ThinkingMarks thinking;
 };
 
 std::string_view Chat::text() const { return custom_ ? std::string_view(custom_->text) : ""; }
 const ChatMarks& Chat::marks() const { return custom_ ? custom_->marks : chat_marks(format_); }
+const ThinkingMarks* Chat::own_thinking() const { return custom_ ? &custom_->thinking : nullptr; }
 
 namespace {
 
@@ -123,8 +125,23 @@ std::optional<std::string_view> take_before(std::string_view placeholder, std::s
   return before;
 }
 
+// Of a custom format, whose mark before a thought always stands behind a question. `mark` stands
+// between thought and answer.
+ThinkingMarks thinking_before(std::string_view mark) {
+  constexpr std::string_view blanks = " \t\r\n";
+  const std::size_t begin = mark.find_first_not_of(blanks);
+  if (begin == mark.npos) return {};
+  const std::size_t end = mark.find_last_not_of(blanks) + 1;
+  return {.open = "",
+          .close = mark.substr(begin, end - begin),
+          .after = mark.substr(end),
+          .cut = mark,
+          .skip = mark};
+}
+
 bool has_placeholder(std::string_view text) {
-  for (const std::string_view name : {"{document}", "{user}", "{question}", "{answer}"}) {
+  for (const std::string_view name :
+       {"{document}", "{user}", "{question}", "{thought}", "{answer}"}) {
     if (text.find(name) != text.npos) return true;
   }
   return false;
@@ -150,20 +167,26 @@ Status Chat::parse_custom(std::string_view given, Chat* out) {
   custom->text = given;
   std::string_view rest = custom->text;
   const auto open = take_before("{document}", &rest), user = take_before("{user}", &rest),
-             question = take_before("{question}", &rest), answer = take_before("{answer}", &rest);
+             question = take_before("{question}", &rest), thought = take_before("{thought}", &rest),
+             answer = take_before("{answer}", &rest);
   bool again = has_placeholder(rest);
-  for (const auto& mark : {open, user, question, answer}) again |= mark && has_placeholder(*mark);
+  for (const auto& mark : {open, user, question, thought, answer})
+    again |= mark && has_placeholder(*mark);
   if (!open || !question || !answer || again)
     return Status::error(Code::bad_argument,
                          "chat format '%s': it needs {document}, {question} and {answer}, once and "
-                         "in this order; {user} may stand before {question}",
+                         "in this order; {user} may stand before {question}, {thought} after it",
+                         Quoted(given).text());
+  if (thought) custom->thinking = thinking_before(*answer);
+  if (thought && !custom->thinking.exist())
+    return Status::error(Code::bad_argument, "chat format '%s': no mark follows {thought}",
                          Quoted(given).text());
   ChatMarks& marks = custom->marks;
   marks.document_open = *open;
   marks.document_close = user ? *user : *question;
   marks.question_open = user ? *question : "";
   marks.first_question_open = user ? *question : *open;
-  marks.question_close = *answer;
+  marks.question_close = thought ? *thought : *answer;
   custom->answer_close.append(rest).append(user ? "" : *open);
   marks.answer_close = custom->answer_close;
   out->format_ = ChatFormat::custom;

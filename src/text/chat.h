@@ -85,6 +85,19 @@ struct ChatMarks {
   }
 };
 
+// The text around a thought, which a model writes before its answer:
+//   question_close open THOUGHT close after ANSWER
+// and without one:
+//   question_close skip ANSWER
+struct ThinkingMarks {
+  std::string_view open;   // makes the model think
+  std::string_view close;  // the model ends its thought with it; "": the model does not think
+  std::string_view after;
+  std::string_view cut;   // close and after, for a thought that the model did not end
+  std::string_view skip;  // makes the model answer at once
+  bool exist() const { return !close.empty(); }
+};
+
 const char* chat_format_name(ChatFormat format);                       // at most 15 characters
 std::optional<ChatFormat> chat_format_by_name(std::string_view name);  // never `custom`
 const ChatMarks& chat_marks(ChatFormat format);                        // of `custom` none
@@ -100,14 +113,16 @@ class Chat {
   // A name; or a custom format, which is one conversation with placeholders:
   //   DOCUMENT_OPEN{document}DOCUMENT_CLOSE{user}QUESTION_OPEN{question}QUESTION_CLOSE{answer}CLOSE
   // What follows {user} repeats for each question. Without {user}, the first user turn begins with
-  // the document, and later turns leave out the document and the mark after it.
+  // the document, and later turns leave out the document and the mark after it. {thought} may stand
+  // before {answer}; the mark between them without blanks at its ends is what the model writes.
   // Code::bad_argument: an unknown name, or placeholders that are missing or in another order.
   static Status parse(std::string_view given, Chat* out);
 
   ChatFormat format() const { return format_; }
   const char* name() const { return chat_format_name(format_); }
-  std::string_view text() const;   // of a custom format; "" of others
-  const ChatMarks& marks() const;  // valid as long as this or a copy
+  std::string_view text() const;              // of a custom format; "" of others
+  const ChatMarks& marks() const;             // valid as long as this or a copy
+  const ThinkingMarks* own_thinking() const;  // of a custom format, valid as marks; else null
   bool operator==(const Chat& other) const {
     return format_ == other.format_ && text() == other.text();
   }
@@ -125,5 +140,8 @@ class Chat {
 bool wants_bos(const Tokenizer& tokenizer, std::string_view first_mark);
 // Reads at most gguf_limits::chat_template_bytes of a template.
 ChatFormat recognise_chat_format(const Gguf& gguf, const Tokenizer& tokenizer);
+// How a model thinks in a format: by the format, or by marks in its template. Views of literals or
+// of `chat`. Reads as much of a template.
+ThinkingMarks recognise_thinking(const Gguf& gguf, const Chat& chat);
 
 }  // namespace kvasir

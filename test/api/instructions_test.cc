@@ -131,6 +131,22 @@ constexpr Spelled formats[] = {
     {"hunyuan-dense",
      "Be brief.\n\nThe code is 17.<｜hy_place▁holder▁no▁3｜><｜hy_User｜>Q?<｜hy_Assistant｜>",
      "Be brief.<｜hy_place▁holder▁no▁3｜><｜hy_User｜>Q?<｜hy_Assistant｜>"},
+    {"gemma4",
+     "<|turn>system\nBe brief.\n\nThe code is 17.<turn|>\n<|turn>user\nQ?<turn|>\n<|turn>model\n"
+     "<|channel>thought\n<channel|>",
+     "<|turn>system\nBe brief.<turn|>\n<|turn>user\nQ?<turn|>\n<|turn>model\n"
+     "<|channel>thought\n<channel|>"},
+    {"gpt-oss",
+     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+     "Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, "
+     "final. Channel must be included for every message.<|end|><|start|>developer<|message|>"
+     "# Instructions\n\nBe brief.\n\nThe code is 17.<|end|><|start|>user<|message|>Q?<|end|>"
+     "<|start|>assistant<|channel|>final<|message|>",
+     "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\n"
+     "Knowledge cutoff: 2024-06\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, "
+     "final. Channel must be included for every message.<|end|><|start|>developer<|message|>"
+     "# Instructions\n\nBe brief.<|end|><|start|>user<|message|>Q?<|end|>"
+     "<|start|>assistant<|channel|>final<|message|>"},
     {"minicpm", "<用户>Be brief.\n\nThe code is 17.\n\nQ?<AI>", "<用户>Be brief.\n\nQ?<AI>"},
     {"<S>{document}</S>{user}<U>{question}</U><A>{answer}</A>",
      "<S>Be brief.\n\nThe code is 17.</S><U>Q?</U><A>", "<S>Be brief.</S><U>Q?</U><A>"},

@@ -107,6 +107,12 @@ void Misuses::add_generate() {
   static const char* const with_null[] = {"a", nullptr};
   static const char* const with_empty[] = {"a", ""};
   add_generate_option("reserved", [](auto* o) { o->reserved = 1; });
+  add_generate_option("thinking", [](auto* o) { o->thinking = 2; });
+  add_generate_option("thinking_tokens without thinking", [](auto* o) { o->thinking_tokens = 5; });
+  for (const uint32_t flags : {KV_KEEP_THINKING, KV_KEEP_THINKING | KV_KEEP_TURN})
+    add_generate_option("KV_KEEP_THINKING", [flags](auto* o) { o->flags = flags; });
+  add_generate_option("KV_KEEP_THINKING without KV_KEEP_TURN",
+                      [](auto* o) { o->flags = KV_KEEP_THINKING, o->thinking = KV_THINKING_ON; });
   add_generate_option("stop: no strings", [](auto* o) { o->stop_count = 1; });
   add_generate_option("stop: a NULL string",
                       [](auto* o) { o->stop = with_null, o->stop_count = 2; });

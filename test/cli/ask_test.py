@@ -41,6 +41,28 @@ class Documents(tool.InFolder):
         self.assertEqual(result.stderr, "")
         self.assertEqual(result.stdout, f"The access code of the north gate is {CODE}.\n")
 
+    def test_a_thought_is_shown_only_on_request_and_limited(self):
+        # A custom format makes the model think, which was not trained to: every thought is cut.
+        turns = "<|im_start|>system\n{document}<|im_end|>\n{user}<|im_start|>user\n{question}"
+        turns += "<|im_end|>\n<|im_start|>assistant\n<T>{thought}</T>\n{answer}<|im_end|>\n"
+        chat_format = self.file("format.txt", turns)
+        asked = ["ask", "-m", MODEL, "-f", self.file("short.txt", SHORT), "--chat-format-file"]
+        asked += [chat_format, "-n", "6", "--thinking-tokens", "5"]
+        self.expect_error(run(*asked, QUESTION), 2, "thinking")
+        hidden = self.expect(run(*asked, "--thinking", "on", QUESTION), 0)
+        self.assertNotIn("[thinking]", hidden.stdout)
+        self.assertRegex(hidden.stderr, r"\d tokens? after 5 of thought")
+        shown = self.expect(run(*asked, "-q", "--thinking", "show", QUESTION), 0)
+        self.assertRegex(shown.stdout, r"(?s)^\[thinking\]\n.+\n\[answer\]\n.+\n$")
+        entry = self.expect_json(run(*asked, "--json", "--thinking", "on", QUESTION))["answers"][0]
+        self.assertEqual(entry["thinking_tokens"], 5)
+        self.assertIn(entry["thought"], shown.stdout)
+        self.expect_error(
+            run("ask", "-m", MODEL, "-f", self.file("s.txt", SHORT), "--thinking", "on", QUESTION),
+            3,
+            "does not think",
+        )
+
     def test_the_document_and_the_questions_come_from_pipes(self):
         result = self.expect(run("ask", "-q", "-m", MODEL, "-f", "-", QUESTION, stdin=SHORT), 0)
         self.assertIn(CODE, result.stdout)

@@ -131,6 +131,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   if (given & 128 && Chat::parse(chat_template, &chat).ok() && chat.format() == ChatFormat::custom)
     require(chat.text() == chat_template, "a custom format keeps its text");
   const ChatMarks& marks = chat.marks();
+  if (chat.own_thinking() && chat.own_thinking()->exist())
+    require(chat.own_thinking()->cut.find(chat.own_thinking()->close) != std::string_view::npos,
+            "the mark that ends a thought is what is put after a cut one");
   const bool gives_back = family != spm;
   const Tokenizer::Part first[] = {
       {marks.document_open, true}, {document, false}, {marks.document_close, true},

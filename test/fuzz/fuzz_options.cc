@@ -267,6 +267,7 @@ void generate(Stage* stage, Recipe* recipe, bool next) {
   const char* stops[] = {stage->name(recipe, 0), stage->name(recipe, 1)};
   options.value.stop = pointers / 27 % 2 ? stops : nullptr;
   if (options.value.stop_count > 2 && options.value.stop) options.value.stop_count %= 3;
+  options.value.on_thinking = pointers / 54 % 2 ? take_text : nullptr;
   Struct<kv_control> control(recipe);
   control.value.cancel = stage->cancel(pointers);
   control.value.progress = stage->progress(pointers / 3);
@@ -288,7 +289,8 @@ void generate(Stage* stage, Recipe* recipe, bool next) {
     answer.struct_size = sizeof answer;
     const kv_status status = kv_generate(session, question.data(), question.size(), given,
                                          controlled, take_text, nullptr, &answer, &error);
-    check_status("kv_generate", status, error, {KV_BAD_ARGUMENT, KV_CANCELLED, KV_CONTEXT_FULL});
+    check_status("kv_generate", status, error,
+                 {KV_BAD_ARGUMENT, KV_CANCELLED, KV_CONTEXT_FULL, KV_UNSUPPORTED});
     const bool keeps = options.has(offsetof(kv_generate_options, flags) + 4) &&
                        (options.value.flags & KV_KEEP_TURN);
     require(keeps || count_of(session) == before, "the sequence is back where it was");

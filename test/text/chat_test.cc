@@ -237,6 +237,84 @@ TEST_CASE("a caller's format without its parts, or with them in another order, i
   CHECK(Chat::parse(parts + std::string(1, '\0'), &chat).code() == Code::bad_argument);
 }
 
+namespace {
+
+ThinkingMarks thinking(ChatFormat format, const char* chat_template) {
+  static std::vector<std::byte> file;
+  file = bpe_file(byte_vocabulary()).key("tokenizer.chat_template", chat_template).build();
+  Gguf gguf;
+  REQUIRE(Gguf::parse(file, &gguf).ok());
+  return recognise_thinking(gguf, Chat(format));
+}
+
+}  // namespace
+
+TEST_CASE("a family thinks, or skips its thought, otherwise than its template has it") {
+  struct {
+    ChatFormat format;
+    const char* chat_template;
+    const char* skip;
+    const char* on;   // open, a thought and what follows it when the model closes it
+    const char* cut;  // and when it does not
+  } const families[] = {
+      {ChatFormat::chatml, "{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' }}",
+       "<think>\n\n</think>\n\n", "<think>\nT</think>\n\n", "\n</think>\n\n"},
+      {ChatFormat::chatml, "<|im_start|>assistant\n<think>\n\n</think>\n\n",  // no escapes
+       "<think>\n\n</think>\n\n", "<think>\nT</think>\n\n", "\n</think>\n\n"},
+      {ChatFormat::chatml, "{{ \"<|im_start|>assistant\\n<think>\\n\\n</think>\\n\" }}",
+       "<think>\n\n</think>\n", "<think>\nT</think>\n", "\n</think>\n"},
+      {ChatFormat::deepseek, "{{'<｜Assistant｜><think>\\n'}}", "<think>\n\n</think>\n\n",
+       "<think>\nT</think>\n\n", "\n</think>\n\n"},
+      {ChatFormat::deepseek,
+       "{% if not thinking %}{{'</think>'}}{% else %}{{'<think>'}}{% endif %}", "</think>",
+       "<think>T</think>", "</think>"},
+      {ChatFormat::glm4, "<|assistant|>{{ '\\n<think></think>' }}", "<think></think>\n",
+       "<think>T</think>\n", "</think>\n"},
+      {ChatFormat::granite, "between <think></think> and <response></response>", "",
+       "<think>\nT</think>\n\n", "\n</think>\n\n"},
+      {ChatFormat::gpt_oss_high, "", "<|channel|>final<|message|>",
+       "<|channel|>analysis<|message|>T<|end|><|start|>assistant<|channel|>final<|message|>",
+       "<|end|><|start|>assistant<|channel|>final<|message|>"},
+      {ChatFormat::gemma4, "", "<|channel>thought\n<channel|>", "<|channel>thought\nT<channel|>",
+       "<channel|>"},
+      {ChatFormat::command_r7b, "", "<|START_THINKING|><|END_THINKING|><|START_RESPONSE|>",
+       "<|START_THINKING|>T<|END_THINKING|><|START_RESPONSE|>",
+       "<|END_THINKING|><|START_RESPONSE|>"},
+      {ChatFormat::seed_oss, "", "<seed:think></seed:think>", "<seed:think>T</seed:think>",
+       "</seed:think>"},
+  };
+  for (const auto& f : families) {
+    CAPTURE(std::string(f.chat_template));
+    const ThinkingMarks m = thinking(f.format, f.chat_template);
+    CHECK(m.exist());
+    CHECK(m.skip == f.skip);
+    CHECK(std::string(m.open) + "T" + std::string(m.close) + std::string(m.after) == f.on);
+    CHECK(m.cut == f.cut);
+  }
+  for (const ChatFormat format :
+       {ChatFormat::chatml, ChatFormat::glm4, ChatFormat::command_r, ChatFormat::granite})
+    CHECK(!thinking(format, "{{ '<|im_start|>' }}").exist());
+  CHECK(!thinking(ChatFormat::raw, "<think>\n\n</think>").exist());
+}
+
+TEST_CASE("a caller's format thinks without a mark, or by blanks") {
+  Chat chat;
+  REQUIRE(Chat::parse("{document}{question}<A>\n<t>{thought}\n</t>\n{answer}", &chat).ok());
+  CHECK(chat.marks().question_close == "<A>\n<t>");
+  const ThinkingMarks* m = chat.own_thinking();
+  CHECK(m->open == "");
+  CHECK(m->close == "</t>");
+  CHECK(m->after == "\n");
+  CHECK(m->cut == "\n</t>\n");
+  CHECK(m->skip == "\n</t>\n");
+  REQUIRE(Chat::parse("{document}{question}{answer}", &chat).ok());
+  CHECK(!chat.own_thinking()->exist());
+  for (const char* text :
+       {"{document}{question}{thought}\n{answer}", "{document}{thought}x{question}{answer}",
+        "{document}{question}{answer}{thought}x"})
+    CHECK(Chat::parse(text, &chat).code() == Code::bad_argument);
+}
+
 TEST_CASE("the mini model is asked in another form than it was trained") {
   const std::string bytes = read_text(FIXTURES "/../../examples/mini-reader-q8_0.gguf");
   Gguf gguf;

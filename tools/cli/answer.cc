@@ -15,15 +15,29 @@ namespace {
 
 struct Stream {
   Console& console;
-  std::string text;
+  bool shows_thought;
+  std::string text, thought;
   std::exception_ptr failure;  // rethrown after the call, with its type
+
+  void print(const std::string& part) const {
+    if (!console.json) console.terminal.print(part);
+  }
+  void take_thought(const std::string& part) {
+    if (shows_thought) print(thought.empty() ? "[thinking]\n" + part : part);
+    thought += part;
+  }
+  void take_text(const std::string& part) {
+    const bool first = text.empty() && !thought.empty() && shows_thought;
+    print(first ? (thought.ends_with('\n') ? "[answer]\n" : "\n[answer]\n") + part : part);
+    text += part;
+  }
 };
 
-int32_t on_text(const char* text, size_t size, void* user) {
+template <void (Stream::*take)(const std::string&)>
+int32_t pass(const char* text, size_t size, void* user) {
   Stream& stream = *static_cast<Stream*>(user);
   try {
-    stream.text.append(text, size);
-    if (!stream.console.json) stream.console.terminal.print({text, size});
+    (stream.*take)({text, size});
     return 0;
   } catch (...) {
     stream.failure = std::current_exception();
@@ -43,6 +57,9 @@ kv_generate_options generate_options(const SamplingFlags& flags, Keep keep, bool
   options.seed = flags.seed;
   options.stop = stop.data();
   options.stop_count = static_cast<uint32_t>(stop.size());
+  options.thinking = flags.thinks ? KV_THINKING_ON : KV_THINKING_OFF;
+  options.thinking_tokens = flags.thinking_tokens;
+  options.on_thinking = pass<&Stream::take_thought>;
   options.flags = (keep == Keep::yes ? KV_KEEP_TURN : 0) | (trace ? KV_TRACE_PASSAGES : 0);
   return options;
 }
@@ -69,8 +86,8 @@ double seconds(uint64_t nanoseconds) { return static_cast<double>(nanoseconds) *
 // Tokens per second after the first one, which waits for the prefill of the question.
 double decode_rate(const kv_answer& facts) {
   const double time = seconds(facts.total_ns - facts.first_token_ns);
-  return facts.answer_tokens > 1 && time > 0 ? static_cast<double>(facts.answer_tokens - 1) / time
-                                             : 0;
+  const uint64_t tokens = facts.thinking_tokens + facts.answer_tokens;
+  return tokens > 1 && time > 0 ? static_cast<double>(tokens - 1) / time : 0;
 }
 
 // "; quest read 2.0% of the tokens, 3.1% of the pages": relative to full attention.
@@ -102,18 +119,21 @@ Answer answer(Console& console, kv_session* session, const std::string& question
   const kv_generate_options options = generate_options(flags, keep, trace, stop);
   const kv_control control = control_of(console);
   Answer result;
-  Stream stream{console, {}, nullptr};
+  Stream stream{console, flags.shows_thought, {}, {}, nullptr};
   kv_error error{};
-  const kv_status status = kv_generate(session, question.data(), question.size(), &options,
-                                       &control, on_text, &stream, &result.facts, &error);
+  const kv_status status =
+      kv_generate(session, question.data(), question.size(), &options, &control,
+                  pass<&Stream::take_text>, &stream, &result.facts, &error);
   if (stream.failure) std::rethrow_exception(stream.failure);
-  if (!stream.text.empty() && !console.json) console.terminal.print("\n");
+  const bool printed = !stream.text.empty() || (stream.shows_thought && !stream.thought.empty());
+  if (printed) stream.print("\n");
   if (status == KV_CANCELLED) {
     result.facts.stop_reason = KV_STOP_CANCELLED;
   } else {
     check(status, error);
   }
   result.text = std::move(stream.text);
+  result.thought = std::move(stream.thought);
   result.stats = stats_of(session);
   result.stats_json = stats_json(session);
   return result;
@@ -147,6 +167,7 @@ void answer_each(Console& console, const kv_model* model, kv_session* session,
     print_passages(console, attended);
     console.terminal.note("  " + facts_line(given));
     Json entry = {{"question", question}, {"answer", given.text}};
+    if (flags.thinks) entry["thought"] = given.thought;
     if (passages > 0) entry["passages"] = passages_json(attended);
     entry.update(facts_json(given));
     answers.push_back(std::move(entry));
@@ -158,6 +179,7 @@ std::string facts_line(const Answer& answer) {
   const kv_answer& facts = answer.facts;
   std::string line =
       grouped(facts.answer_tokens) + (facts.answer_tokens == 1 ? " token" : " tokens");
+  if (facts.thinking_tokens > 0) line += " after " + grouped(facts.thinking_tokens) + " of thought";
   if (facts.stop_reason == KV_STOP_CANCELLED) line += " (stopped)";
   if (facts.stop_reason == KV_STOP_MAX_TOKENS) line += " (ended by --max-tokens)";
   if (facts.stop_reason == KV_STOP_CONTEXT_FULL) line += " (ended: the context is full)";
@@ -172,6 +194,7 @@ Json facts_json(const Answer& answer) {
   json["stop"] = stop_name(facts.stop_reason);
   json["question_tokens"] = facts.question_tokens;
   json["answer_tokens"] = facts.answer_tokens;
+  json["thinking_tokens"] = facts.thinking_tokens;
   json["first_token_ms"] = seconds(facts.first_token_ns) * 1e3;
   json["total_ms"] = seconds(facts.total_ns) * 1e3;
   json["tokens_per_second"] = decode_rate(facts);

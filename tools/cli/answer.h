@@ -9,7 +9,7 @@
 namespace tool {
 
 struct Answer {
-  std::string text;
+  std::string text, thought;
   kv_answer facts = initialised<kv_answer>();
   kv_session_stats stats = initialised<kv_session_stats>();
   Json stats_json;
@@ -20,8 +20,9 @@ int32_t append_text(const char* text, size_t size, void* string);
 
 enum class Keep { no, yes };  // whether the turn stays in the sequence
 
-// Streams the answer to standard output unless --json. `trace` records passages_of(). Throws
-// Failure. After a Ctrl-C the answer has KV_STOP_CANCELLED.
+// Streams the answer to standard output unless --json. With shows_thought, its thought comes first,
+// between lines [thinking] and [answer]. `trace` records passages_of(). Throws Failure. After a
+// Ctrl-C the answer has KV_STOP_CANCELLED.
 Answer answer(Console& console, kv_session* session, const std::string& question,
               const SamplingFlags& flags, Keep keep, bool trace = false);
 

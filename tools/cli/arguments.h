@@ -79,6 +79,9 @@ struct SamplingFlags {
   float repetition_penalty = 1;
   uint64_t seed = 0;
   std::vector<std::string> stop;
+  bool thinks = false;         // before it answers
+  bool shows_thought = false;  // and the thought is printed
+  uint32_t thinking_tokens = 0;
 };
 
 struct AskArguments {

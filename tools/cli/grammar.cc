@@ -247,6 +247,16 @@ void add_sampling(CLI::App* app, SamplingFlags* flags) {
   count<uint64_t>(app, "--seed", &flags->seed, 0, UINT64_MAX,
                   "The same seed gives the same answer [0]")
       ->group(group);
+  choice(app, "--thinking", "NAME",
+         "Whether a model that can think does so before it answers: %s [off]",
+         {"off", "on", "show (its thought)"},
+         [=](const std::string& given) {
+           flags->thinks = given != "off", flags->shows_thought = given == "show";
+         })
+      ->group(group);
+  count<uint32_t>(app, "--thinking-tokens", &flags->thinking_tokens, 1, 1u << 20,
+                  "Most tokens of a thought, with --thinking on or show [2048]")
+      ->group(group);
   app->add_option("--stop", flags->stop, "Text that ends an answer; may be given several times")
       ->type_name("TEXT")
       ->allow_extra_args(false)

@@ -19,7 +19,9 @@ from typing import Any, Dict
 
 from ._core import Cancel, lib
 from .cache import Cache, CacheShape
-from .enums import GpuUse, LogLevel, NumberType, Phase, Precision, Status, StopReason
+from .enums import (
+    GpuUse, LogLevel, NumberType, Phase, Precision, Status, StopReason, Thinking,
+)
 from .errors import (
     BadArgumentError, BadStateError, BusyError, Cancelled, ContextFullError, CorruptError,
     DeviceError, Error, InternalError, IoError, LimitError, ModelMismatchError, NoMemoryError,
@@ -62,7 +64,7 @@ __all__ = [
     "ModelOptions", "NoMemoryError", "NoSpaceError", "NotACacheError", "NotFoundError",
     "NumberType", "PackOptions", "PackedInfo", "Passage", "PermissionDeniedError", "Phase",
     "Precision", "PrefillOptions", "PrefillResult", "SampleOptions", "Session", "SessionOptions",
-    "SessionStats", "Status", "StopReason", "Strategy", "StrategyInfo", "Stream", "Token",
-    "UnsupportedError", "VersionError", "build_info", "inspect", "inspect_model", "inspect_packed",
-    "pack", "status_text", "strategies", "unpack", "verify", "version",
+    "SessionStats", "Status", "StopReason", "Strategy", "StrategyInfo", "Stream", "Thinking",
+    "Token", "UnsupportedError", "VersionError", "build_info", "inspect", "inspect_model",
+    "inspect_packed", "pack", "status_text", "strategies", "unpack", "verify", "version",
 ]

@@ -20,12 +20,13 @@ LOG_FN = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 # KV_ flags. A bit has one meaning in every function.
 TOKENIZE_SPECIAL, TOKENIZE_BOS, TOKENIZE_DOCUMENT = 0x01, 0x02, 0x04
 VOCABULARY_ONLY, VERIFY, CACHE_UNCHECKED, REPLACE = 0x08, 0x10, 0x20, 0x40
-KEEP_TURN, TRACE_PASSAGES = 0x100, 0x200
+KEEP_TURN, TRACE_PASSAGES, KEEP_THINKING = 0x100, 0x200, 0x400
 STRATEGY_PREFILL, STRATEGY_CACHE, STRATEGY_INDEX, STRATEGY_EXPERIMENTAL = 1, 2, 4, 8
 
 _TYPES: Dict[str, Any] = {
     "i32": c_int32, "u32": c_uint32, "u64": c_uint64, "f32": ctypes.c_float, "f64": ctypes.c_double,
     "string": c_char_p, "pointer": c_void_p, "progress": PROGRESS_FN, "log": LOG_FN,
+    "text": TEXT_FN,
 }
 
 
@@ -62,7 +63,8 @@ class kv_model_info(Structure):
         u32 struct_size, u32 layers, u32 width, u32 heads, u32 kv_heads, u32 head_dim,
         u32 feed_forward, u32 vocabulary, u64 context_tokens, u64 parameters, u64 weight_bytes,
         u64 kv_bytes_per_token, char[32] architecture, char[64] name, char[96] weights,
-        char[32] tokenizer, char[16] chat_format, char[72] fingerprint, char[40] hash""")
+        char[32] tokenizer, char[16] chat_format, char[72] fingerprint, char[40] hash,
+        u32 thinks, u32 reserved""")
 
 
 class kv_session_options(Structure):
@@ -76,15 +78,17 @@ class kv_generate_options(Structure):
     _fields_ = [
         *_fields("""
             u32 struct_size, u32 flags, u64 seed, u32 max_tokens, f32 temperature, u32 top_k,
-            f32 top_p, f32 min_p, f32 repetition_penalty, u32 stop_count, u32 reserved"""),
+            f32 top_p, f32 min_p, f32 repetition_penalty, u32 stop_count, u32 thinking"""),
         ("stop", POINTER(c_char_p)),
+        *_fields("text on_thinking, u32 thinking_tokens, u32 reserved"),
     ]
 
 
 class kv_answer(Structure):
     _fields_ = _fields("""
         u32 struct_size, u32 stop_reason, u64 question_tokens, u64 answer_tokens,
-        u64 first_token_ns, u64 total_ns, u64 tokens_read, u64 tokens_present""")
+        u64 first_token_ns, u64 total_ns, u64 tokens_read, u64 tokens_present,
+        u64 thinking_tokens""")
 
 
 class kv_passage(Structure):

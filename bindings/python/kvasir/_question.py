@@ -24,6 +24,7 @@ class Question:
         self.owner, self.question, self.options = owner, as_bytes(question), options
         self.how = fill(_abi.kv_generate_options, GenerateOptions, options)
         self.pieces: List[str] = []
+        self.thoughts: List[str] = []
         control(options)  # a closed token is refused here and not in a thread
 
     def ask(
@@ -41,9 +42,21 @@ class Question:
             self.pieces.append(piece)
             return on_text is not None and on_text(piece)
 
+        on_thinking = self.options.get("on_thinking")
+
+        def think(text: int, size: int) -> object:
+            piece = ctypes.string_at(text, size).decode("utf-8", "replace")
+            self.thoughts.append(piece)
+            return is_stopped() or (on_thinking is not None and on_thinking(piece))
+
         def c_take(text: int, size: int, _user: object) -> int:
             return watch.callback(take, text, size)
 
+        def c_think(text: int, size: int, _user: object) -> int:
+            return watch.callback(think, text, size)
+
+        # Ctrl-C and the end of a stream need a callback, also where nobody reads the thought.
+        self.how.on_thinking = _abi.TEXT_FN(c_think)
         try:
             watch.run(
                 lib.kv_generate, self.owner, self.question, len(self.question), byref(self.how),
@@ -53,11 +66,16 @@ class Question:
         except Error as error:
             error.answer = self._answer(answer)
             raise
+        finally:
+            self.how.on_thinking = _abi.TEXT_FN()  # or it and this frame would keep each other
         return self._answer(answer)
 
     def _answer(self, answer: _abi.kv_answer) -> Answer:
         reason = known(StopReason, answer.stop_reason) if answer.stop_reason else None
-        return result_of(Answer, answer, text="".join(self.pieces), stop_reason=reason)
+        return result_of(
+            Answer, answer, text="".join(self.pieces), thought="".join(self.thoughts),
+            stop_reason=reason,
+        )
 
 
 def detokenize(model: Owner, ids: npt.NDArray[np.int32], flags: int) -> bytes:

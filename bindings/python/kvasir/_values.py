@@ -174,12 +174,14 @@ _FLAGS: Dict[str, int] = {
     "special": _abi.TOKENIZE_SPECIAL,
     "keep_turn": _abi.KEEP_TURN,
     "trace_passages": _abi.TRACE_PASSAGES,
+    "keep_thinking": _abi.KEEP_THINKING,
     "vocabulary_only": _abi.VOCABULARY_ONLY,
 }
 
 _SPECIAL: Dict[str, Callable[[Any, Any], None]] = {
     "log": _set_log,
     "stop": _set_stop,
+    "on_thinking": lambda struct, value: None,  # Question has the callback
     "instructions": _set_instructions,
     "decode": _set_strategy("decode"),
     "prefill": _set_strategy("prefill"),

@@ -75,6 +75,13 @@ class StopReason(enum.IntEnum):
     CANCELLED = 5
 
 
+class Thinking(enum.IntEnum):
+    """Whether a model thinks before it answers. The option thinking takes a bool as well."""
+
+    OFF = 0  # marks before the answer skip the thought
+    ON = 1  # marks before the answer begin one
+
+
 class NumberType(enum.IntEnum):
     """Element type of the arrays of a Cache."""
 

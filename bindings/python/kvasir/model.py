@@ -44,16 +44,17 @@ class ModelInfo:
     name: str  # the model's own, truncated
     weights: str  # formats, most used first: "Q4_K Q6_K F32"
     tokenizer: str  # of the GGUF: "gpt2", "llama"
-    chat_format: str  # a value of the option chat_format
+    chat_format: str  # a name for the option chat_format, or "custom"
     fingerprint: str  # of the weights; cache files belong to it
     hash: str  # of the whole file; empty while unknown (hash_directory, Model.hash)
+    thinks: bool  # the option thinking of Session.ask can be set
 
 
 def inspect_model(path: Path) -> ModelInfo:
     """Describes a model file. Reads metadata and no weights. Raises the errors of Model."""
     info = sized(_abi.kv_model_info)
     call(lib.kv_model_inspect, as_string("path", path), byref(info))
-    return result_of(ModelInfo, info)
+    return result_of(ModelInfo, info, thinks=bool(info.thinks))
 
 
 class Model(Handle):
@@ -101,7 +102,7 @@ class Model(Handle):
         """Description of the model."""
         info = sized(_abi.kv_model_info)
         call(lib.kv_model_get_info, self._live(), byref(info))
-        return result_of(ModelInfo, info)
+        return result_of(ModelInfo, info, thinks=bool(info.thinks))
 
     @takes(ControlOptions)
     def hash(self, **options: Unpack[ControlOptions]) -> str:

@@ -152,6 +152,12 @@ class GenerateOptions(SampleOptions, total=False):
     stop: non-empty strings. Each ends the answer and is not part of it
     special: True: a question that spells a control token has that token
     trace_passages: True: record what Session.passages lists. The answer is the same, but slower
+    thinking: True: the model thinks before it answers; UnsupportedError unless ModelInfo.thinks.
+        False (default): marks before the answer skip the thought
+    thinking_tokens: limit of the thought, after which the model answers; 0 (default): 2048
+    keep_thinking: True: with keep_turn, the thought stays too
+    on_thinking: function that receives whole characters of the thought, in the thread that
+        computes the answer; something true or an exception stops the call
     progress: function of phase, done and total, while the question is prefilled
     """
 
@@ -160,6 +166,10 @@ class GenerateOptions(SampleOptions, total=False):
     stop: Sequence[str]
     special: bool
     trace_passages: bool
+    thinking: bool
+    thinking_tokens: int
+    keep_thinking: bool
+    on_thinking: Optional[OnText]
     progress: Optional[Progress]
 
 

@@ -20,8 +20,10 @@ class Answer:
     """Result of Session.ask. An Error of it has what was decoded before as `answer`."""
 
     text: str
+    thought: str  # what the model wrote before it; empty unless the option thinking is set
     stop_reason: Union[StopReason, int, None]  # None: the decode never began
     question_tokens: int  # with the marks of the turn
+    thinking_tokens: int  # of the thought, without its marks
     answer_tokens: int  # without the end-of-turn token
     first_token_seconds: float  # from the call to the first token
     total_seconds: float  # from the call to its return

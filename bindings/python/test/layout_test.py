@@ -31,6 +31,7 @@ ENUMS = {
     enums.Phase: "KV_PHASE_",
     enums.Precision: "KV_PRECISION_",
     enums.StopReason: "KV_STOP_",
+    enums.Thinking: "KV_THINKING_",
     enums.NumberType: "KV_",
     enums.Param: "KV_PARAM_",
     experimental.Param: "KV_PARAM_",
@@ -47,6 +48,7 @@ CONSTANTS = [
     "REPLACE",
     "KEEP_TURN",
     "TRACE_PASSAGES",
+    "KEEP_THINKING",
     "CACHE_UNCHECKED",
     "STRATEGY_PREFILL",
     "STRATEGY_CACHE",
@@ -131,7 +133,7 @@ class Layout(unittest.TestCase):
             (
                 _abi.kv_generate_options,
                 options.GenerateOptions,
-                {"special", "keep_turn", "trace_passages", "cancel", "progress"},
+                {"special", "keep_turn", "keep_thinking", "trace_passages", "cancel", "progress"},
             ),
             (_abi.kv_library_options, options.LibraryOptions, set()),
             (_abi.kv_cache_options, options.CacheOptions, set()),
@@ -142,7 +144,7 @@ class Layout(unittest.TestCase):
             self.assertEqual(
                 (set(fields) | others) - HIDDEN, set(known.__annotations__) | {"user"} & others
             )
-            pointers = {"log", "progress", "cancel", "stop", "decode", "prefill"}
+            pointers = {"log", "progress", "cancel", "stop", "decode", "prefill", "on_thinking"}
             for name in set(known.__annotations__) - pointers - others:
                 self.check_field(struct, known, name, fields[name])
 
@@ -153,7 +155,7 @@ class Layout(unittest.TestCase):
         untouched = _values.fill(struct, known, {})
         found = getattr(filled, name)
         self.assertEqual(found.decode() if isinstance(found, bytes) else found, value, name)
-        for other in {field[0] for field in struct._fields_} - {name, "log", "stop"}:
+        for other in {field[0] for field in struct._fields_} - {name, "log", "stop", "on_thinking"}:
             self.assertEqual(getattr(filled, other), getattr(untouched, other), other)
 
     def test_options_that_are_no_numbers_reach_their_fields(self):
@@ -161,6 +163,9 @@ class Layout(unittest.TestCase):
         filled = _values.fill(_abi.kv_generate_options, options.GenerateOptions, asked)
         self.assertEqual([filled.stop[i].decode() for i in range(filled.stop_count)], ["a", "ö"])
         self.assertEqual(filled.flags, 0x301)
+        asked = {"thinking": True, "keep_thinking": True}
+        filled = _values.fill(_abi.kv_generate_options, options.GenerateOptions, asked)
+        self.assertEqual((filled.thinking, filled.flags), (1, 0x400))
         asked = {"vocabulary_only": True}
         self.assertEqual(_values.fill(_abi.kv_model_options, options.ModelOptions, asked).flags, 8)
         with kvasir.Cancel() as token:

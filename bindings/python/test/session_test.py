@@ -27,6 +27,32 @@ class Sessions(Case):
             self.assertEqual(loaded.ask(QUESTION).text, answer.text)
             self.assertGreater(loaded.stats().load_seconds, 0)
 
+    def test_a_thought_is_no_part_of_the_answer(self):
+        # The model was not trained to think: every thought ends at its limit.
+        turns = "<|im_start|>system\n{document}<|im_end|>\n{user}<|im_start|>user\n{question}"
+        turns += "<|im_end|>\n<|im_start|>assistant\n<T>{thought}</T>\n{answer}<|im_end|>\n"
+        asked = {"thinking": True, "thinking_tokens": 5, "max_tokens": 4}
+        with kvasir.Model(MODEL, chat_format=turns) as model, model.session() as session:
+            self.assertTrue(model.info.thinks)
+            session.prefill(document())
+            pieces = []
+            answer = session.ask(QUESTION, on_thinking=pieces.append, **asked)
+            self.assertEqual((answer.thought, answer.thinking_tokens), ("".join(pieces), 5))
+            self.assertTrue(answer.thought and answer.thought not in answer.text)
+            self.assert_status(Status.CANCELLED, session.ask, QUESTION, on_thinking=bool, **asked)
+            with self.assertRaises(ZeroDivisionError):
+                session.ask(QUESTION, on_thinking=lambda _: 1 / 0, **asked)
+            with session.stream(QUESTION, **asked) as stream:
+                self.assertEqual("".join(stream), answer.text)
+            self.assertEqual(stream.answer.thought, answer.thought)
+        self.assert_status(Status.UNSUPPORTED, self.prefilled().ask, QUESTION, thinking=True)
+
+    def test_a_vocabulary_tokenizes_without_weights(self):
+        with kvasir.Model(MODEL, vocabulary_only=True) as vocabulary:
+            tokens = vocabulary.tokenize(QUESTION)
+            np.testing.assert_array_equal(tokens, self.model.tokenize(QUESTION))
+            self.assert_status(Status.BAD_STATE, vocabulary.session)
+
     def test_the_command_line_has_the_same_answer(self):
         session, path = self.prefilled(), self.folder / "saved.kv"
         session.save(path)

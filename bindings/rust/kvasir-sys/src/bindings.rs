@@ -10,6 +10,7 @@ pub const KV_VERIFY: u32 = 16;
 pub const KV_REPLACE: u32 = 64;
 pub const KV_KEEP_TURN: u32 = 256;
 pub const KV_TRACE_PASSAGES: u32 = 512;
+pub const KV_KEEP_THINKING: u32 = 1024;
 pub const KV_VERSION_NUMBER: u32 = 200;
 pub const KV_GPU_OUTPUT: u32 = 1;
 pub const KV_GPU_ATTENDS: u32 = 2;
@@ -143,6 +144,9 @@ pub struct kv_session_options {
     pub log: kv_log_fn,
     pub log_user: *mut ::std::os::raw::c_void,
 }
+pub const KV_THINKING_OFF: kv_thinking = 0;
+pub const KV_THINKING_ON: kv_thinking = 1;
+pub type kv_thinking = ::std::os::raw::c_uint;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct kv_generate_options {
@@ -156,8 +160,11 @@ pub struct kv_generate_options {
     pub min_p: f32,
     pub repetition_penalty: f32,
     pub stop_count: u32,
-    pub reserved: u32,
+    pub thinking: u32,
     pub stop: *const *const ::std::os::raw::c_char,
+    pub on_thinking: kv_text_fn,
+    pub thinking_tokens: u32,
+    pub reserved: u32,
 }
 pub const KV_STOP_END_OF_TURN: kv_stop_reason = 1;
 pub const KV_STOP_STRING: kv_stop_reason = 2;
@@ -176,6 +183,7 @@ pub struct kv_answer {
     pub total_ns: u64,
     pub tokens_read: u64,
     pub tokens_present: u64,
+    pub thinking_tokens: u64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -199,6 +207,8 @@ pub struct kv_model_info {
     pub chat_format: [::std::os::raw::c_char; 16usize],
     pub fingerprint: [::std::os::raw::c_char; 72usize],
     pub hash: [::std::os::raw::c_char; 40usize],
+    pub thinks: u32,
+    pub reserved: u32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -68,12 +68,12 @@ fn layouts_are_those_of_the_header() {
         kv_session_options { struct_size threads context_tokens window_tokens prefill_chunk
             precision flags decode prefill memory_limit spill_directory instructions log log_user }
         kv_generate_options { struct_size flags seed max_tokens temperature top_k top_p min_p
-            repetition_penalty stop_count reserved stop }
+            repetition_penalty stop_count thinking stop on_thinking thinking_tokens reserved }
         kv_answer { struct_size stop_reason question_tokens answer_tokens first_token_ns total_ns
-            tokens_read tokens_present }
+            tokens_read tokens_present thinking_tokens }
         kv_model_info { struct_size layers width heads kv_heads head_dim feed_forward vocabulary
             context_tokens parameters weight_bytes kv_bytes_per_token architecture name weights
-            tokenizer chat_format fingerprint hash }
+            tokenizer chat_format fingerprint hash thinks reserved }
         kv_passage { first_token tokens first_byte bytes share reserved }
         kv_session_stats { struct_size threads tokens context_tokens sealed_tokens page_tokens
             sink_tokens window_tokens prefill_chunk kv_bytes_per_token private_bytes mapped_bytes
@@ -106,6 +106,9 @@ fn layouts_are_those_of_the_header() {
         ("KV_VERIFY", KV_VERIFY),
         ("KV_REPLACE", KV_REPLACE),
         ("KV_TRACE_PASSAGES", KV_TRACE_PASSAGES),
+        ("KV_VOCABULARY_ONLY", KV_VOCABULARY_ONLY),
+        ("KV_KEEP_THINKING", KV_KEEP_THINKING),
+        ("KV_THINKING_ON", KV_THINKING_ON),
         ("KV_PARAM_EXACT_TOKENS", KV_PARAM_EXACT_TOKENS),
     ] {
         c += &format!("_Static_assert({name} == {value}, \"{name}\");\n");

@@ -39,10 +39,15 @@ pub enum StopReason {
 pub struct Answer {
     /// The whole text.
     pub text: String,
+    /// What the model wrote before it. Empty unless
+    /// [`GenerateOptions::thinking`](crate::GenerateOptions::thinking) is set.
+    pub thought: String,
     /// Why it ended.
     pub stop_reason: StopReason,
     /// Tokens of the question, with the marks of the turn.
     pub question_tokens: u64,
+    /// Tokens of the thought, without its marks.
+    pub thinking_tokens: u64,
     /// Tokens of the answer, without the end-of-turn token.
     pub answer_tokens: u64,
     /// From the call to the first token.
@@ -56,9 +61,10 @@ pub struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn of(raw: &sys::kv_answer, text: String) -> Answer {
+    pub(crate) fn of(raw: &sys::kv_answer, text: String, thought: String) -> Answer {
         Answer {
             text,
+            thought,
             stop_reason: match raw.stop_reason {
                 sys::KV_STOP_END_OF_TURN => StopReason::EndOfTurn,
                 sys::KV_STOP_STRING => StopReason::String,
@@ -68,6 +74,7 @@ impl Answer {
                 other => StopReason::Other(other),
             },
             question_tokens: raw.question_tokens,
+            thinking_tokens: raw.thinking_tokens,
             answer_tokens: raw.answer_tokens,
             first_token: Duration::from_nanos(raw.first_token_ns),
             total: Duration::from_nanos(raw.total_ns),

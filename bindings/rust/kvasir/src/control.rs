@@ -1,4 +1,5 @@
 //! Control of a long call: cancel token, progress and flags.
+use std::borrow::Cow;
 use std::fmt;
 use std::ops::ControlFlow;
 use std::os::raw::{c_char, c_void};
@@ -201,18 +202,42 @@ unsafe extern "C" fn on_progress(phase: i32, done: u64, total: u64, user: *mut c
     callback(|| f(Progress { phase, done, total }))
 }
 
-/// A `kv_text_fn` whose `user` is an `F` that only the call uses.
-pub(crate) unsafe extern "C" fn on_text<F: FnMut(&str) -> ControlFlow<()>>(
+/// Receivers of one answer.
+pub(crate) struct OnTexts<'a> {
+    pub(crate) text: &'a mut dyn FnMut(&str) -> ControlFlow<()>,
+    pub(crate) thinking: &'a mut dyn FnMut(&str) -> ControlFlow<()>,
+}
+
+/// A `kv_text_fn` whose `user` is an `OnTexts` that only the call uses.
+pub(crate) unsafe extern "C" fn on_text(
     text: *const c_char,
     size: usize,
     user: *mut c_void,
 ) -> i32 {
     // SAFETY: as above.
-    let f = unsafe { &mut *(user as *mut F) };
-    let bytes = match size {
-        0 => &[],
-        // SAFETY: the text has `size` bytes.
-        _ => unsafe { slice::from_raw_parts(text as *const u8, size) },
-    };
-    callback(|| f(&String::from_utf8_lossy(bytes)))
+    let texts = unsafe { &mut *(user as *mut OnTexts) };
+    // SAFETY: the text has `size` bytes.
+    let text = unsafe { piece(text, size) };
+    callback(|| (texts.text)(&text))
+}
+
+/// The same for `kv_generate_options::on_thinking`.
+pub(crate) unsafe extern "C" fn on_thinking(
+    text: *const c_char,
+    size: usize,
+    user: *mut c_void,
+) -> i32 {
+    // SAFETY: as above.
+    let texts = unsafe { &mut *(user as *mut OnTexts) };
+    // SAFETY: the text has `size` bytes.
+    let text = unsafe { piece(text, size) };
+    callback(|| (texts.thinking)(&text))
+}
+
+unsafe fn piece<'a>(text: *const c_char, size: usize) -> Cow<'a, str> {
+    match size {
+        0 => Cow::Borrowed(""),
+        // SAFETY: the caller's.
+        _ => String::from_utf8_lossy(unsafe { slice::from_raw_parts(text as *const u8, size) }),
+    }
 }

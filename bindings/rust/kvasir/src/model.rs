@@ -60,6 +60,8 @@ pub struct ModelInfo {
     /// Hash of the whole file, 32 hexadecimal digits; empty while unknown:
     /// [`ModelOptions::hash_directory`], [`Model::hash`].
     pub hash: String,
+    /// Whether [`GenerateOptions::thinking`](crate::GenerateOptions::thinking) can be set.
+    pub thinks: bool,
 }
 
 /// How [`Model::tokenize`] treats text.
@@ -322,6 +324,7 @@ impl ModelInfo {
             chat_format: text(&raw.chat_format),
             fingerprint: text(&raw.fingerprint),
             hash: text(&raw.hash),
+            thinks: raw.thinks != 0,
         }
     }
 }

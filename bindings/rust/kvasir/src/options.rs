@@ -1,8 +1,11 @@
 //! Options. An option that is not set has the library's default.
 use std::ffi::CString;
+use std::fmt;
+use std::ops::ControlFlow;
 use std::os::raw::c_char;
 use std::path::PathBuf;
 use std::ptr::null;
+use std::sync::Arc;
 
 use kvasir_sys as sys;
 
@@ -183,6 +186,33 @@ macro_rules! options {
             self
         }
     };
+    (@setter thinking) => {
+        /// Whether the model thinks before it answers: `Error::Unsupported` unless
+        /// [`ModelInfo::thinks`](crate::ModelInfo::thinks). Default: marks before the answer skip
+        /// the thought.
+        pub fn thinking(mut self, thinking: bool) -> Self {
+            self.extra.thinking = thinking;
+            self
+        }
+
+        /// Sets a function that receives whole characters of the thought, on the thread that
+        /// computes the answer. `ControlFlow::Break(())` stops the call, and so does a panic,
+        /// which continues in the caller.
+        pub fn on_thinking(
+            mut self,
+            f: impl Fn(&str) -> ControlFlow<()> + Send + Sync + 'static,
+        ) -> Self {
+            self.extra.on_thinking = Some(OnThinking(Arc::new(f)));
+            self
+        }
+
+        pub(crate) fn thought(&self, piece: &str) -> ControlFlow<()> {
+            match &self.extra.on_thinking {
+                Some(OnThinking(f)) => f(piece),
+                None => ControlFlow::Continue(()),
+            }
+        }
+    };
     (@fill log $self:ident $raw:ident) => {
         let (f, user) = OnLog::raw(&$self.extra.log);
         $raw.value.log = f;
@@ -210,6 +240,11 @@ macro_rules! options {
         $raw.value.stop = if list.is_empty() { null() } else { list.as_ptr() };
         $raw.lists.push(list);
     };
+    (@fill thinking $self:ident $raw:ident) => {
+        // `Shared::generate` sets the callback
+        $raw.value.thinking =
+            if $self.extra.thinking { sys::KV_THINKING_ON } else { sys::KV_THINKING_OFF };
+    };
     (@fill session $self:ident $raw:ident) => {}; // `Library` sets it and keeps it alive
 }
 
@@ -222,6 +257,19 @@ pub(crate) struct Extra {
     spill_directory: Option<PathBuf>,
     hash_directory: Option<PathBuf>,
     stop: Vec<String>,
+    thinking: bool,
+    on_thinking: Option<OnThinking>,
+}
+
+type ThinkingFn = dyn Fn(&str) -> ControlFlow<()> + Send + Sync;
+
+#[derive(Clone)]
+struct OnThinking(Arc<ThinkingFn>);
+
+impl fmt::Debug for OnThinking {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a thinking callback")
+    }
 }
 
 mod list;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use kvasir_sys as sys;
 
 use crate::answer::{Answer, Passage, Prefilled, Token};
-use crate::control::on_text;
+use crate::control::{on_text, on_thinking, OnTexts};
 use crate::ffi::{self, call, fill, json, sized, zeros, Owned};
 use crate::log::OnLog;
 use crate::stream::{Continuation, Stream};
@@ -152,8 +152,9 @@ impl Session {
     ///
     /// # Errors
     /// `Cancelled`, `ContextFull` (the question does not fit), `BadState` (sequence and question
-    /// are both empty), `BadArgument` (an option), `NoMemory`, `Busy`; `Limit` (the memory limit
-    /// has no room); `Corrupt` (a damaged page of a mapped file).
+    /// are both empty), `BadArgument` (an option), `Unsupported` (the model does not think),
+    /// `NoMemory`, `Busy`; `Limit` (the memory limit has no room); `Corrupt` (a damaged page of a
+    /// mapped file).
     pub fn generate<F>(
         &mut self,
         question: impl AsRef<[u8]>,
@@ -412,34 +413,42 @@ impl Shared {
     where
         F: FnMut(&str) -> ControlFlow<()>,
     {
-        let mut text = String::new();
-        let mut piece = |piece: &str| {
+        let (mut text, mut thought) = (String::new(), String::new());
+        let mut take_text = |piece: &str| {
             text.push_str(piece);
             f(piece)
         };
+        let mut take_thought = |piece: &str| {
+            thought.push_str(piece);
+            options.thought(piece)
+        };
+        let mut texts = OnTexts { text: &mut take_text, thinking: &mut take_thought };
         let (raw, control, mut answer) = (options.raw()?, control.raw(), sized());
-        let result = self.call_generate(question, &raw.value, &control, &mut piece, &mut answer);
+        let result = self.call_generate(question, &raw.value, &control, &mut texts, &mut answer);
+        let answer = Answer::of(&answer, text, thought);
         match result {
-            Ok(()) => Ok(Answer::of(&answer, text)),
-            Err(error @ Error::Cancelled(_)) => Err(error.with_answer(Answer::of(&answer, text))),
+            Ok(()) => Ok(answer),
+            Err(error @ Error::Cancelled(_)) => Err(error.with_answer(answer)),
             Err(error) => Err(error),
         }
     }
 
-    fn call_generate<F: FnMut(&str) -> ControlFlow<()>>(
+    fn call_generate(
         &self,
         question: &[u8],
         options: &sys::kv_generate_options,
         control: &sys::kv_control,
-        f: &mut F,
+        texts: &mut OnTexts,
         answer: &mut sys::kv_answer,
     ) -> Result<()> {
         let (session, text, size) = (self.raw.raw(), question.as_ptr().cast(), question.len());
-        let user = f as *mut F as *mut c_void;
+        let user = texts as *mut OnTexts as *mut c_void;
+        let mut options = *options;
+        options.on_thinking = Some(on_thinking);
         // SAFETY: the session is open; all pointers are valid during the call, and only the call
-        // uses `f`.
+        // uses `texts`.
         call(|error| unsafe {
-            let on_text = Some(on_text::<F> as _);
+            let (on_text, options) = (Some(on_text as _), &options);
             sys::kv_generate(session, text, size, options, control, on_text, user, answer, error)
         })
     }

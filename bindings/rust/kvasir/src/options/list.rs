@@ -82,6 +82,8 @@ options! {
             min_p: f32,
             /// Applies to the last 256 tokens; 0 or 1: off.
             repetition_penalty: f32,
+            /// Maximum tokens of a thought, after which the model answers; 0: 2048.
+            thinking_tokens: u32,
         }
         flags {
             /// Text of the question that spells a control token becomes that token.
@@ -92,8 +94,10 @@ options! {
             /// Records what [`Session::passages`](crate::Session::passages) lists. The answer is
             /// the same, but slower.
             trace_passages = KV_TRACE_PASSAGES,
+            /// With [`keep_turn`](Self::keep_turn), the thought stays too.
+            keep_thinking = KV_KEEP_THINKING,
         }
-        others { stop }
+        others { stop thinking }
     }
 }
 

@@ -2,8 +2,11 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Arc, Mutex};
 
-use kvasir::{Control, Error, GenerateOptions, SessionOptions, StopReason};
+use kvasir::{
+    Control, Error, GenerateOptions, Model, ModelOptions, SessionOptions, StopReason, Tokenize,
+};
 
 use crate::support::*;
 
@@ -42,6 +45,42 @@ fn passages_have_the_text_that_an_answer_attended() {
         let text = &document[passage.bytes.expect("the place of prefilled text")];
         assert!(text.contains(passage.text.trim_start()), "{text:?} {:?}", passage.text);
     }
+}
+
+/// The model was not trained to think: every thought ends at its limit.
+#[test]
+fn a_thought_is_no_part_of_the_answer() {
+    let turns = "<|im_start|>system\n{document}<|im_end|>\n{user}<|im_start|>user\n{question}\
+        <|im_end|>\n<|im_start|>assistant\n<T>{thought}</T>\n{answer}<|im_end|>\n";
+    let options = ModelOptions::new().chat_format(turns);
+    let model = Model::open_with(model_path(), &options, Control::new()).unwrap();
+    assert!(model.info().unwrap().thinks);
+    let mut session = model.session().unwrap();
+    session.prefill(document()).unwrap();
+    let seen = Arc::new(Mutex::new(String::new()));
+    let heard = seen.clone();
+    let options = GenerateOptions::new().thinking(true).thinking_tokens(5).max_tokens(4);
+    let listening = options.clone().on_thinking(move |piece| {
+        heard.lock().unwrap().push_str(piece);
+        ControlFlow::Continue(())
+    });
+    let answer = session.ask_with(QUESTION, &listening, Control::new()).unwrap();
+    assert_eq!((answer.thinking_tokens, &answer.thought), (5, &*seen.lock().unwrap()));
+    assert!(!answer.thought.is_empty() && !answer.text.contains(&answer.thought));
+    let stopping = options.clone().on_thinking(|_| ControlFlow::Break(()));
+    let error = session.ask_with(QUESTION, &stopping, Control::new()).unwrap_err();
+    assert!(!error.answer().unwrap().thought.is_empty());
+    let error = reader().ask_with(QUESTION, &options, Control::new()).unwrap_err();
+    assert!(matches!(error, Error::Unsupported(_)), "{error}");
+}
+
+#[test]
+fn a_vocabulary_tokenizes_without_weights() {
+    let options = ModelOptions::new().vocabulary_only(true);
+    let vocabulary = Model::open_with(model_path(), &options, Control::new()).unwrap();
+    let tokens = vocabulary.tokenize(QUESTION, Tokenize::default()).unwrap();
+    assert_eq!(tokens, model().tokenize(QUESTION, Tokenize::default()).unwrap());
+    assert!(matches!(vocabulary.session().unwrap_err(), Error::BadState(_)));
 }
 
 #[test]
