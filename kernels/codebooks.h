@@ -2,8 +2,8 @@
 // are those of gguf-py 0.19.0, gguf/quants.py: MIT License, Copyright (c) 2023 Georgi Gerganov.
 //
 // A codeword is four hexadecimal digits: two bytes, the first one with the first numbers in its low
-// bits. It has eight numbers of 2 bits, or in IQ3 formats four of 4 bits. Each number is an index of
-// levels.
+// bits. It has eight numbers of 2 bits, or in IQ3 formats four of 4 bits. Each number is an index
+// of levels.
 #pragma once
 
 #include <cstddef>

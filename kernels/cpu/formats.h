@@ -122,8 +122,8 @@ struct IQ4_NL : Block32<18, 0, false> {
   }
 };
 
-// Numbers of two exponent bits and one mantissa bit (E2M1 of the OCP Microscaling Formats), doubled,
-// plus 16.
+// Numbers of two exponent bits and one mantissa bit, doubled, plus 16: E2M1 of the OCP Microscaling
+// Formats.
 alignas(16) constexpr int8_t e2m1_values[16] = {16, 17, 18, 19, 20, 22, 24, 28,
                                                 16, 15, 14, 13, 12, 10, 8,  4};
 
@@ -136,8 +136,8 @@ template <uint32_t stride>
 }
 
 // Exponent of the scale, quants [16] of 4 bits. Scales under 2^-126 count as zero: subnormal floats
-// are slow, and files have them in blocks of zeros. Zero and maximum are those of Q5_0, whose tile it
-// shares.
+// are slow, and files have them in blocks of zeros. Zero and maximum are those of Q5_0, whose tile
+// it shares.
 struct MXFP4 : Block32<17, 16, false> {
   static constexpr uint32_t max = 31;
   template <class Isa>
@@ -151,8 +151,8 @@ struct MXFP4 : Block32<17, 16, false> {
   }
 };
 
-// Blocks of 64: four scales of four exponent bits and three mantissa bits, for twice the scale of 16
-// weights; quants of 4 bits, 8 bytes per 16 weights.
+// Blocks of 64: four scales of four exponent bits and three mantissa bits, each for twice the scale
+// of 16 weights; quants of 4 bits, 8 bytes per 16 weights.
 struct NVFP4 {
   static constexpr uint32_t block = 64, block_bytes = 36, group_bytes = 4 * 36, width = 16;
   static constexpr uint32_t zero = 16, max = 31;

@@ -362,8 +362,8 @@ void products(const WeightView& w, const Activations& x, Output out, uint32_t ro
 
 // ---- dequantisation
 
-// scale * (u - zero) is exact in a float for every format. So the only roundings are the addition of
-// the offset and the scale of the matrix.
+// scale * (u - zero) is exact in a float for every format. So the only roundings are the addition
+// of the offset and the scale of the matrix.
 template <class Isa, class Format>
 void dequantize(const uint8_t* row, const WeightView& view, float* out) {
   const uint32_t cols = view.cols;

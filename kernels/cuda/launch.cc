@@ -20,36 +20,19 @@ const char* suffix_of(TensorType type) {
       return "f16";
     case TensorType::bf16:
       return "bf16";
-    case TensorType::q8_0:
-      return "q8_0";
-    case TensorType::q4_0:
-      return "q4_0";
-    case TensorType::q4_1:
-      return "q4_1";
-    case TensorType::q5_0:
-      return "q5_0";
-    case TensorType::q5_1:
-      return "q5_1";
-    case TensorType::iq4_nl:
-      return "iq4_nl";
-    case TensorType::q2_k:
-      return "q2_k";
-    case TensorType::q3_k:
-      return "q3_k";
-    case TensorType::q4_k:
-      return "q4_k";
-    case TensorType::q5_k:
-      return "q5_k";
-    case TensorType::q6_k:
-      return "q6_k";
+#define KVASIR_SUFFIX(name) \
+  case TensorType::name:    \
+    return #name;
+      KVASIR_QUANTISED_TYPES(KVASIR_SUFFIX)
+#undef KVASIR_SUFFIX
   }
   return "";
 }
 
-constexpr TensorType types[] = {
-    TensorType::f32,  TensorType::f16,  TensorType::bf16, TensorType::q8_0,   TensorType::q4_0,
-    TensorType::q4_1, TensorType::q5_0, TensorType::q5_1, TensorType::iq4_nl, TensorType::q2_k,
-    TensorType::q3_k, TensorType::q4_k, TensorType::q5_k, TensorType::q6_k};
+#define KVASIR_TYPE(name) TensorType::name,
+constexpr TensorType types[] = {TensorType::f32, TensorType::f16, TensorType::bf16,
+                                KVASIR_QUANTISED_TYPES(KVASIR_TYPE)};
+#undef KVASIR_TYPE
 
 bool is_quantised(TensorType type) { return layout_of(type).low_bits != 0; }
 
@@ -167,7 +150,7 @@ int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
     const auto& [w, bias, y] = given[i];
     const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr,
                         nullptr, nullptr};
-    products.list[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y};
+    products.list[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y, w.scale};
     blocks += blocks_for(w.rows, rows);
   }
   products.add = add;

@@ -61,13 +61,14 @@ __device__ void multiply_row(const Products& products, uint32_t units, const int
                              const float* scale, const int16_t* sums) {
   using F = Format<type>;
   uint32_t row;
-  const auto& [w, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
+  const Product& product = product_of_block(products, row_warps, &row);
+  const Planes& w = product.w;
   row += threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
   const std::size_t first = std::size_t{row} * units;
-  if (row < rows && lane < units) prefetch(w.low + (first + lane) * (F::low * 4));
+  if (row < product.rows && lane < units) prefetch(w.low + (first + lane) * (F::low * 4));
   after_previous();
-  if (row >= rows) return;
+  if (row >= product.rows) return;
   float total = 0;
   for (uint32_t i = lane; i < units; i += 32) {
     const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
@@ -76,7 +77,7 @@ __device__ void multiply_row(const Products& products, uint32_t units, const int
     total += unit_product<type>(w, first + i, low, high, sum) * scale[i];
   }
   total = warp_sum(total);
-  if (lane == 0) put(products.add, bias, y, rows, 0, row, total);
+  if (lane == 0) put(products.add, product, 0, row, total);
 }
 
 template <class T>
@@ -95,7 +96,7 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
     float values[vector];
   };
   uint32_t row;
-  const auto& [planes, rows, begin, bias, y] = product_of_block(products, row_warps, &row);
+  const auto& [planes, rows, begin, bias, y, scale] = product_of_block(products, row_warps, &row);
   row += threadIdx.x / 32;
   const T* w = reinterpret_cast<const T*>(planes.low) + std::size_t{row} * cols;
   if (vector > 1 && threadIdx.x % 32 == 0 && row < rows)
@@ -112,7 +113,8 @@ __device__ void multiply_float_row(const Products& products, uint32_t cols, cons
     for (int i = 0; i < vector; ++i) total += to_float(some.values[i]) * inputs.values[i];
   }
   total = warp_sum(total);
-  if (threadIdx.x % 32 == 0) y[row] = before + (total + (bias ? bias[row] : 0.0f));
+  if (threadIdx.x % 32 == 0)
+    y[row] = before + (__fmul_rn(total, scale) + (bias ? bias[row] : 0.0f));
 }
 
 // ---- many inputs
@@ -134,7 +136,9 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
   using F = Format<type>;
   __shared__ Tile tile;
   uint32_t first_row;
-  const auto [w, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
+  const Product product = product_of_block(products, tile_rows, &first_row);
+  const Planes& w = product.w;
+  const uint32_t rows = product.rows;
   after_previous();
   const uint32_t first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32,
@@ -209,7 +213,7 @@ __device__ void multiply_tile(const Products& products, uint32_t units, uint32_t
     for (int i = 0; i < 4; ++i) {
       const uint32_t row = first_row + static_cast<uint32_t>(warp) * 16 + g + i / 2 * 8,
                      input = first_input + j * 8 + 2 * t + i % 2;
-      if (row < rows && input < n) put(products.add, bias, y, rows, input, row, total[j][i]);
+      if (row < rows && input < n) put(products.add, product, input, row, total[j][i]);
     }
   }
 }
@@ -253,7 +257,9 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   extern __shared__ __align__(128) uint8_t wide_memory[];
   auto* const tiles = reinterpret_cast<WideTile*>(wide_memory);
   uint32_t first_row;
-  const auto [w, rows, begin, bias, y] = product_of_block(products, wide_rows, &first_row);
+  const Product product = product_of_block(products, wide_rows, &first_row);
+  const Planes& w = product.w;
+  const uint32_t rows = product.rows;
   after_previous();
   const uint32_t first_input = blockIdx.y * wide_inputs;
   const uint32_t thread = threadIdx.x, lane = thread % 32, g = lane / 4, t = lane % 4;
@@ -370,7 +376,7 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
     for (uint32_t i = thread / wide_rows; row < rows && i < wide_inputs / 2;
          i += wide_threads / wide_rows)
       if (const uint32_t input = first_input + part * (wide_inputs / 2) + i; input < n)
-        put(products.add, bias, y, rows, input, row, staged[i * wide_rows + thread % wide_rows]);
+        put(products.add, product, input, row, staged[i * wide_rows + thread % wide_rows]);
   }
 }
 
@@ -381,8 +387,9 @@ __device__ void multiply_float_tile(const Products& products, uint32_t cols, uin
   constexpr int depth = 16;
   __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
   uint32_t first_row;
-  const auto [planes, rows, begin, bias, y] = product_of_block(products, tile_rows, &first_row);
-  const T* w = reinterpret_cast<const T*>(planes.low);
+  const Product product = product_of_block(products, tile_rows, &first_row);
+  const uint32_t rows = product.rows;
+  const T* w = reinterpret_cast<const T*>(product.w.low);
   after_previous();
   const uint32_t first_input = blockIdx.y * tile_inputs;
   const int thread = static_cast<int>(threadIdx.x), row = thread % 8 * 8, input = thread / 8 * 4;
@@ -410,7 +417,7 @@ __device__ void multiply_float_tile(const Products& products, uint32_t cols, uin
   for (int i = 0; i < 8; ++i) {
     for (int j = 0; j < 4; ++j) {
       const uint32_t r = first_row + row + i, t = first_input + input + j;
-      if (r < rows && t < n) put(products.add, bias, y, rows, t, r, total[i][j]);
+      if (r < rows && t < n) put(products.add, product, t, r, total[i][j]);
     }
   }
 }
@@ -437,13 +444,7 @@ extern "C" {
                   const float* scale, const int16_t* sums) {                                    \
     multiply_tile<TensorType::name>(products, units, n, q, scale, sums);                        \
   }
-// clang-format off
-KERNELS(q8_0)
-KERNELS(q4_0)
-KERNELS(q4_1)
-KERNELS(q5_0)
-KERNELS(q5_1) KERNELS(iq4_nl) KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(q5_k) KERNELS(q6_k)
-// clang-format on
+KVASIR_QUANTISED_TYPES(KERNELS)
 
 #define WIDE_KERNEL(name)                                                         \
   __global__ void __launch_bounds__(wide_threads, 2)                              \
@@ -451,7 +452,7 @@ KERNELS(q5_1) KERNELS(iq4_nl) KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(
                   const float* scale, const int16_t*) {                           \
     multiply_wide<TensorType::name>(products, units, n, q, scale);                \
   }
-    WIDE_KERNEL(q8_0)
+WIDE_KERNEL(q8_0)
 
 #define FLOAT_KERNELS(name, T)                                                    \
   __global__ void __launch_bounds__(row_warps * 32)                               \
@@ -463,7 +464,7 @@ KERNELS(q5_1) KERNELS(iq4_nl) KERNELS(q2_k) KERNELS(q3_k) KERNELS(q4_k) KERNELS(
       tile_##name(Products products, uint32_t cols, uint32_t n, const float* x) { \
     multiply_float_tile<T>(products, cols, n, x);                                 \
   }
-        FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
+FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
 
 }  // extern "C"
 }  // namespace kvasir::cuda

@@ -153,7 +153,7 @@ __device__ inline void load_weights(uint32_t (&a)[4], const uint8_t* low, const 
       a[i] |= (h.x >> 2 * t & 0x03030303) << F::low, a[i + 2] |= (h.y >> 2 * t & 0x03030303)
                                                                  << F::low;
     }
-    if constexpr (type == TensorType::iq4_nl) a[i] = look_up(a[i]), a[i + 2] = look_up(a[i + 2]);
+    if constexpr (is_table(type)) a[i] = F::look_up(a[i]), a[i + 2] = F::look_up(a[i + 2]);
   }
 }
 
@@ -325,8 +325,7 @@ __device__ void multiply_few(const Products& products, uint32_t units, uint32_t 
     const float each[4] = {sum.x, sum.y, sum.z, sum.w};
     for (uint32_t c = 0; c < 4; ++c) {  // row c / 2 * 8, input c % 2
       const uint32_t row = first_row + share.row + g + c / 2 * 8, input = tile * 8 + 2 * t + c % 2;
-      if (row < product.rows && input < n)
-        put(products.add, product.bias, product.y, product.rows, input, row, each[c]);
+      if (row < product.rows && input < n) put(products.add, product, input, row, each[c]);
     }
   }
 }
@@ -342,13 +341,7 @@ extern "C" {
                  const int16_t* sums, uint32_t rows_of_block, uint32_t steps) {                   \
     multiply_few<TensorType::name>(products, units, n, q, scale, sums, rows_of_block, steps);     \
   }
-// clang-format off
-KERNEL(q8_0)
-KERNEL(q4_0)
-KERNEL(q4_1)
-KERNEL(q5_0) KERNEL(q5_1) KERNEL(iq4_nl) KERNEL(q2_k) KERNEL(q3_k) KERNEL(q4_k) KERNEL(q5_k)
-KERNEL(q6_k)
-// clang-format on
+KVASIR_QUANTISED_TYPES(KERNEL)
 
 }  // extern "C"
 }  // namespace kvasir::cuda

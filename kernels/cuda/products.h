@@ -25,10 +25,11 @@ __device__ inline const Product& product_of_block(const Products& products, uint
   return product;
 }
 
-__device__ inline void put(bool add, const float* bias, float* y, uint32_t rows, uint32_t input,
-                           uint32_t row, float x) {
-  float& to = y[std::size_t{input} * rows + row];
-  if (bias) x += bias[row];
+__device__ inline void put(bool add, const Product& product, uint32_t input, uint32_t row,
+                           float x) {
+  float& to = product.y[std::size_t{input} * product.rows + row];
+  x = __fmul_rn(x, product.scale);
+  if (product.bias) x += product.bias[row];
   to = add ? to + x : x;
 }
 

@@ -118,10 +118,10 @@ struct Kernels {
   void (*quantize)(const float* x, uint32_t n, uint32_t cols, int8_t* q, float* scale,
                    int16_t* sums);
 
-  // y[i * y_stride + r] = w.scale * sum_c w[r][c] * x[i][c]  for i in [0, x.n), r in [row_begin, row_end).
-  // row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised weights use
-  // x.q/scale/sums and integer dot products; F32, F16 and BF16 weights use x.f32 and float
-  // accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
+  // y[i * y_stride + r] = w.scale * sum_c w[r][c] * x[i][c]  for i in [0, x.n) and r in [row_begin,
+  // row_end). row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised
+  // weights use x.q/scale/sums and integer dot products; F32, F16 and BF16 weights use x.f32 and
+  // float accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
                  uint32_t row_begin, uint32_t row_end, std::byte* scratch);
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);

@@ -24,7 +24,8 @@ class Binder {
   WeightView matrix(const std::string& name, uint32_t rows, uint32_t cols) {
     const GgufTensor* t = take(name, true);
     if (!t || !check_shape(*t, {cols, rows, 1})) return {};
-    return {file_ + t->offset, t->type, rows, cols, static_cast<std::size_t>(t->bytes / rows)};
+    return {file_ + t->offset, t->type, rows, cols, static_cast<std::size_t>(t->bytes / rows),
+            scale_of(name)};
   }
 
   // A small vector, which read() copies to *out as floats; *out stays empty when it is absent and
@@ -127,6 +128,18 @@ class Binder {
   }
 
  private:
+  // NAME.scale of a matrix NAME.weight: the second scale of NVFP4 files.
+  float scale_of(const std::string& matrix) {
+    const GgufTensor* t = take(matrix.substr(0, matrix.rfind('.')) + ".scale", false);
+    if (!t || !check_shape(*t, {1, 1, 1})) return 1;
+    float scale = 0;
+    cpu_kernels().dequantize_row({file_ + t->offset, t->type, 1, 1, t->bytes}, 0, &scale);
+    if (!std::isfinite(scale))
+      fail(Status::error(Code::corrupt, "tensor '%s' holds a number that is not finite",
+                         Quoted(t->name).text()));
+    return scale;
+  }
+
   struct Copy {
     const GgufTensor* tensor;
     uint32_t size, count;  // [count][size],

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "backend/device.h"
+#include "cuda/layout.h"
 #include "emulated.h"
 
 namespace kvasir::emulated {
@@ -30,8 +31,8 @@ inline int check_matmul(std::span<const DeviceProduct> products, const DeviceAct
     // load_quants(): uint4, of two bits uint2; inputs: uint4; multiply_row(): short2 of sums, where
     // the weights have an offset
     if (type.block_elements > 1) {
-      const bool two_bits = p.w.type == TensorType::q2_k || p.w.type == TensorType::q3_k;
-      const bool has_offset = p.w.type != TensorType::q8_0 && p.w.type != TensorType::iq4_nl;
+      const bool two_bits = cuda::layout_of(p.w.type).low_bits == 2;
+      const bool has_offset = cuda::has_sums(p.w.type);
       if (!error) error = begins(p.w.data, two_bits ? 8 : 16, "matmul: quants of weights");
       if (!error) error = begins(x.q, 16, "matmul: quants of inputs");
       if (!error && x.n == 1 && has_offset) error = begins(x.sums, 4, "matmul: sums of an input");

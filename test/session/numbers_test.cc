@@ -1,6 +1,7 @@
 // Damaged weights make NaN or infinity: the step that makes them fails, and they are never stored
 // in a sequence or a file.
 #include <cmath>
+#include <cstring>
 
 #include "helpers.h"
 #include "temp_folder.h"
@@ -11,9 +12,16 @@ using namespace kvasir::test;
 
 namespace {
 
-std::shared_ptr<const Model> model_with(const std::map<std::string, float>& filled) {
+std::shared_ptr<const Model> model_with(const std::map<std::string, float>& filled,
+                                        const std::map<std::string, float>& scales = {}) {
   const TestVocabulary vocabulary = byte_vocabulary();
-  return model_over(bpe_file(vocabulary), static_cast<uint32_t>(vocabulary.tokens.size()), "raw",
+  GgufBuilder file = bpe_file(vocabulary);
+  for (const auto& [name, value] : scales) {
+    std::vector<std::byte> bytes(sizeof value);
+    std::memcpy(bytes.data(), &value, sizeof value);
+    file.tensor(name, {1}, TensorType::f32, std::move(bytes));
+  }
+  return model_over(std::move(file), static_cast<uint32_t>(vocabulary.tokens.size()), "raw",
                     filled);
 }
 
@@ -52,6 +60,22 @@ TEST_CASE(
     CHECK(session->generate("a", {}, {}, &answer).code() == Code::corrupt);
     CHECK(session->tokens().empty());
   }
+}
+
+TEST_CASE("a second scale of a matrix multiplies its products") {
+  const std::map<std::string, float> weights = {
+      {"token_embd.weight", 1},        {"output_norm.weight", 1},
+      {"output.weight", 0.5f},         {"blk.0.ffn_norm.weight", 1},
+      {"blk.0.ffn_gate.weight", 0.1f}, {"blk.0.ffn_up.weight", 0.1f},
+      {"blk.0.ffn_down.weight", 0.1f}};
+  std::map<std::string, float> products = weights;
+  for (const char* name : {"output.weight", "blk.0.ffn_down.weight"}) products[name] *= 0.25f;
+  const auto session =
+      open_session(model_with(weights, {{"output.scale", 0.25f}, {"blk.0.ffn_down.scale", 0.25f}}));
+  const auto expected = open_session(model_with(products));
+  CHECK(logits_after(session.get(), 'a') == logits_after(expected.get(), 'a'));
+  const auto unscaled = open_session(model_with(weights));
+  CHECK(logits_after(unscaled.get(), 'a') != logits_after(expected.get(), 'a'));
 }
 
 TEST_CASE("a sequence after a step that was refused can be saved and loaded") {
