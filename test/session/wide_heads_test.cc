@@ -24,11 +24,11 @@ std::vector<Token> text() {
   return tokens;
 }
 
-SessionOptions selecting(const char* strategy) {
+SessionOptions selecting(std::string_view strategy) {
   SessionOptions o;
   o.threads = 2;
   o.select.strategy = strategy;
-  o.select.budget_tokens = strategy == std::string("full") ? 0 : 100;
+  o.select.budget_tokens = strategy == "full" ? 0 : 100;
   return o;
 }
 
