@@ -142,6 +142,7 @@ kv_status kv_session_passages(kv_session* session, kv_passage* passages, size_t 
     std::vector<Passage> found;
     RETURN_IF_ERROR(s.passages(&found));
     std::vector<kv_passage> out;  // [passages]
+    out.reserve(found.size());
     for (const Passage& p : found)
       out.push_back({p.first, p.tokens, p.first_byte, p.bytes, static_cast<float>(p.share), 0});
     return api::write_array(out.data(), out.size(), passages, capacity, count);

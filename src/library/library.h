@@ -86,7 +86,7 @@ class Library {
   // Creates a session of the text: maps the longest common beginning, prefills the rest, saves.
   // Code::cancelled: nothing was saved. If the save meets a damaged document, the text is prefilled
   // again without it. If that fails, *out is the first session and save_failure is the damage.
-  Status session(std::shared_ptr<const Model> model, const LibraryRequest& request,
+  Status session(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
                  std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
   Status rename(const std::string& from, const std::string& to) const;
   Status remove(const std::string& name) const;

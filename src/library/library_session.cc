@@ -198,27 +198,29 @@ Status Library::prefill(const std::shared_ptr<const Model>& model, const Library
     if (Status s = load_best(model, request, *fresh, tokens, &unusable, &again, &used, &session);
         !s.ok())
       return s;
-    const bool is_new = session == nullptr;
-    if (is_new) session = std::move(fresh);
-    LibraryOutcome found{used.name, tokens.size(), used.tokens, false, {}};
-    const auto rest = tokens.subspan(used.tokens);
-    Status s = prefill_rest(session.get(), request, rest, lengths.subspan(used.tokens), again);
-    if (s.ok()) {
+    const auto complete = [&](std::unique_ptr<Session> begun) -> Status {
+      LibraryOutcome found{used.name, tokens.size(), used.tokens, false, {}};
+      const auto rest = tokens.subspan(used.tokens);
+      RETURN_IF_ERROR(
+          prefill_rest(begun.get(), request, rest, lengths.subspan(used.tokens), again));
       *outcome = std::move(found);
       // closes the session before, so that its document can be evicted
-      *out = std::move(session);
+      *out = std::move(begun);
       if (!rest.empty()) save_result(out->get(), request, tokens, unusable, outcome);
-    }
+      return {};
+    };
+    if (!session) return complete(std::move(fresh));
+    Status s = complete(std::move(session));
     // Prefill or save met a damaged page or index.
     const Status& damage = s.ok() ? outcome->save_failure : s;
-    if (is_new || damage.code() != Code::corrupt) return s;
+    if (damage.code() != Code::corrupt) return s;
     log_unusable(used.name, damage);
     unusable.push_back(used);
     unusable.back().is_damaged = true;
   }
 }
 
-Status Library::session(std::shared_ptr<const Model> model, const LibraryRequest& request,
+Status Library::session(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
                         std::unique_ptr<Session>* out, LibraryOutcome* outcome) const {
   *outcome = {};
   if (!request.name.empty())
@@ -253,7 +255,8 @@ void Library::save_result(Session* session, const LibraryRequest& request,
     const auto covers = [&](const Found& f) {
       return f.tokens == std::min<uint64_t>(f.all, tokens.size());
     };
-    Wanted wanted{.turns = turns_of(*session)};
+    Wanted wanted;
+    wanted.turns = turns_of(*session);
     wanted.name = request.name;
     wanted.replace = request.replace;
     wanted.model = session->model().fingerprint();

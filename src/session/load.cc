@@ -215,7 +215,7 @@ static Status check_length(const std::string& path, uint64_t saved, uint64_t wan
   return {};
 }
 
-Status Session::load(std::shared_ptr<const Model> model, const std::string& path,
+Status Session::load(const std::shared_ptr<const Model>& model, const std::string& path,
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report report, std::unique_ptr<Session>* out, uint64_t tokens_wanted,
                      Progress::Report prefill_progress) {

@@ -104,7 +104,7 @@ class Session {
                      std::unique_ptr<Session>* out);
   // Loads the first `tokens` tokens of a file; 0: all. verify: verifies the whole file first.
   // prefill_progress: for the tokens that are prefilled again. Codes as kv_load_prefix.
-  static Status load(std::shared_ptr<const Model> model, const std::string& path,
+  static Status load(const std::shared_ptr<const Model>& model, const std::string& path,
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
                      Progress::Report prefill_progress = {});

@@ -424,17 +424,19 @@ int main(int argc, char** argv) {
   if (only.empty() || only == "attention")
     for (const uint32_t tokens : {8192u, 32768u, 131072u})
       for (const uint32_t n : {256u, 512u, 1024u, 2048u})
-        if (bench.good) measure_attention(&bench, tokens, n, argc > 2 ? std::atof(argv[2]) : 0);
+        if (bench.good)
+          measure_attention(&bench, tokens, n, argc > 2 ? std::strtod(argv[2], nullptr) : 0);
   if (only.empty() || only == "nearest")
     for (const uint32_t dim : {64u, 128u})
       if (bench.good) measure_nearest(&bench, dim);
   const double copy = copy_speed(&bench);
   std::printf("%s: copy %.1f GB/s\n", bench.device->info().name, copy * 1e-9);
   if (bench.good && (only.empty() || only == "attend"))
-    measure_attend(
-        &bench,
-        argc > 2 ? static_cast<uint32_t>(std::clamp(std::atol(argv[2]), 4096l, 1l << 22)) : 131072,
-        copy);
+    measure_attend(&bench,
+                   argc > 2 ? static_cast<uint32_t>(
+                                  std::clamp(std::strtol(argv[2], nullptr, 10), 4096l, 1l << 22))
+                            : 131072,
+                   copy);
   for (uint32_t id = 0; const char* name = tensor_type_name(id); ++id)
     if (const auto type = static_cast<TensorType>(id);
         bench.good && tensor_type_info(type) && (only.empty() || only == name))
