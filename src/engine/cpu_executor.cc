@@ -88,7 +88,8 @@ class CpuExecutor final : public LayerExecutor {
 
   uint32_t capacity_ = 0;  // tokens that the workspace holds
   Buffer<float> h_;        // [n][width] a normalised input, or an output
-  // [n][width] the input of a parallel layer's mixer and network; twice, of experts and their router
+  // [n][width] the input of a parallel layer's mixer and network; twice: of experts, and of their
+  // router
   Buffer<float> y_;
   Buffer<float> q_, k_, v_, a_;          // [n][heads or kv_heads][head_dim]; a: attention's output
   Buffer<float> gate_, up_;              // [n][feed_forward]

@@ -56,7 +56,7 @@ struct ExpertMatrices {
 
 struct ExpertWeights {
   Linear router;  // [experts][width]
-  // Where a layer has a dense network beside its experts: the router's norm of x, that of the
+  // Where a layer has a dense network besides experts: the router's norm of x, that of the
   // experts' input and output, and that of the dense network's output.
   Norm router_norm, input_norm, output_norm, dense_norm;
   Array<float> selection_bias;  // [experts], or empty
