@@ -242,7 +242,7 @@ TEST_CASE("a record of a chat format that is cut or changed anywhere is taken fo
 TEST_CASE("a caller's chat format is saved, used by a load without one, and refused by another") {
   const TempFolder folder;
   const char* const custom = "<D>{document}</D>{user}<U>{question}</U><A>{answer}</A>";
-  const Model model = open_with(custom);
+  const Model model = open_tiny_model(custom);
   kv_model_info info;
   kv_init(&info, sizeof info);
   REQUIRE_OK(kv_model_get_info(model.get(), &info, error));
@@ -255,8 +255,8 @@ TEST_CASE("a caller's chat format is saved, used by a load without one, and refu
   const std::string again = folder.file("b.kv");
   save(unasked.get(), again);
   CHECK(load_status(model.get(), again, nullptr) == KV_OK);
-  const Model other = open_with("<D>{document}</D>{user}<U>{question}</U>{answer}</A>"),
-              chatml = open_with("chatml");
+  const Model other = open_tiny_model("<D>{document}</D>{user}<U>{question}</U>{answer}</A>"),
+              chatml = open_tiny_model("chatml");
   kv_error error{};
   CHECK(load_status(other.get(), path, &error) == KV_MODEL_MISMATCH);
   CHECK(std::string(error.message).find("another custom") != std::string::npos);
@@ -305,7 +305,7 @@ TEST_CASE("a library does not take a document for another chat format's that has
     CHECK(result.save_status == KV_OK);
     return result.tokens_found;
   };
-  const Model one = open_with("mistral"), other = open_with("mistral-v3");
+  const Model one = open_tiny_model("mistral"), other = open_tiny_model("mistral-v3");
   const std::pair<const char*, std::string> names[] = {{nullptr, text}, {"book", "A book."}};
   for (const auto& [name, read] : names) {
     CHECK(found(one.get(), read, name) == 0);
@@ -314,8 +314,8 @@ TEST_CASE("a library does not take a document for another chat format's that has
     CHECK(found(other.get(), read, name) > 0);
   }
   // two custom formats that differ after the question
-  const Model first = open_with("<D>{document}{question}<A>{answer}"),
-              second = open_with("<D>{document}{question}<B>{answer}");
+  const Model first = open_tiny_model("<D>{document}{question}<A>{answer}"),
+              second = open_tiny_model("<D>{document}{question}<B>{answer}");
   CHECK(found(first.get(), text, nullptr) == 0);
   CHECK(found(second.get(), text, nullptr) == 0);
   CHECK(found(first.get(), text, nullptr) > 0);

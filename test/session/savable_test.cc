@@ -64,7 +64,7 @@ TEST_CASE("nothing is saved that cannot be loaded, and the file that is there st
   const auto save = [&](const KvStore& store, const SavedSequence& state, SectionKind kind,
                         const std::vector<std::byte>& bytes) {
     const SavedPart part{kind, bytes.data(), bytes.size()};
-    return save_store(path, identity, store, state, {&part, 1}, nullptr, {});
+    return save_store(path, identity, {store}, state, {&part, 1}, nullptr, {});
   };
   const std::vector<std::byte> some_tokens = bytes_of<int32_t>({0, 1, 99});
   REQUIRE(save(good, state_of(), SectionKind::tokens, some_tokens).ok());
@@ -123,5 +123,5 @@ TEST_CASE("scores of keys and queries that are as large as is allowed can be sav
   store.commit(tokens, cpu_kernels(), pool.get());
   CHECK(store.representatives().file_bytes() > 0);
   TempFolder folder;
-  CHECK(save_store(folder.file("a.kv"), {}, store, state_of(), {}, nullptr, {}).ok());
+  CHECK(save_store(folder.file("a.kv"), {}, {store}, state_of(), {}, nullptr, {}).ok());
 }
