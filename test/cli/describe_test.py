@@ -103,7 +103,7 @@ class Describe(tool.InFolder):
             [
                 "bounded",
                 "bounded",
-                "mistral-v3 mistral-tekken",
+                "mistral-v3 mistral-tekken mistral-v7 mistral-v7-spm",
                 "quest,bounded",
                 "single,pass-key single,perplexity",
                 "uniform linear pyramid",
