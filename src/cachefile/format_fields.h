@@ -9,7 +9,7 @@
 namespace kvasir::format {
 
 constexpr uint64_t state_bytes = 48;
-// Of "full precision", beside 0 and 1: computed with longrope's factors for long contexts.
+// Of "full precision", besides 0 and 1: computed with longrope's factors for long contexts.
 constexpr uint32_t long_rope_flag = 2;
 inline constexpr auto state_fields = lay_out({
     {"turn", 4, FieldIs::choice},
