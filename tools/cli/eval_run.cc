@@ -67,6 +67,7 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies,
                                     listed(strategy_choices("all")));
   }
   std::vector<std::string> names;
+  names.reserve(methods.size());
   for (const Method& method : methods) names.push_back(method.strategy);
   expect_parameters_used(flags, names);
   return methods;

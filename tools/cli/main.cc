@@ -73,6 +73,7 @@ bool asks_for_json(const std::vector<std::string>& arguments) {
 int main(int count, char** values) {
   const std::vector<std::string> given = system::begin(count, values);
   std::vector<const char*> arguments;
+  arguments.reserve(given.size());
   for (const std::string& argument : given) arguments.push_back(argument.c_str());
   Invocation invocation;
   try {

@@ -145,6 +145,7 @@ SessionFlags flags_for(SessionFlags flags, const std::string& strategy) {
 
 void expect_parameters_used(const SessionFlags& flags, const std::vector<std::string>& strategies) {
   std::vector<Strategy> created;
+  created.reserve(strategies.size());
   for (const std::string& name : strategies) created.push_back(create(name));
   for (const Parameter& parameter : parameters_of(flags))
     if (std::none_of(created.begin(), created.end(),
