@@ -52,6 +52,7 @@ struct LayerRun {
   Fallback fallback = Fallback::none;  // why the GPU does not attend all of it
   Fallback staging = Fallback::none;   // why the GPU that attends does not read pages itself
   std::string share;                   // co-execution: how the pages are shared, for people
+  bool experts_on_cpu = false;         // a GPU computes all of its layers but their experts
   std::vector<Segment> segments;
 };
 

@@ -9,13 +9,19 @@
 
 namespace kvasir {
 
+static bool have_experts(const ModelConfig& config, const DeviceWeights& layers) {
+  for (uint32_t l = layers.first_layer(); l < layers.end_layer(); ++l)
+    if (config.layer(l).has_experts()) return true;
+  return false;
+}
+
 GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attention)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
-      config_(model.config()), size_(widths_of(config_)), number_(number),
+      model_(model), config_(model.config()), size_(widths_of(config_)), number_(number),
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       device_(weights_.device()), ops_(device_->kernels()), host_(attention),
-      graphs_(ops_, 3 * std::size_t{layers()} + 3),
+      graphs_(ops_, 3 * std::size_t{layers()} + 3), has_experts_(have_experts(config_, weights_)),
       selective_(device_, weights_.sketches(), config_, model.store_shape(), first_layer(),
                  layers()),
       hybrid_(device_, weights_.sketches(), config_, model.store_shape(), first_layer(), layers()),
@@ -53,6 +59,7 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   run->attention = mode_;
   run->fallback = why;
   run->staging = staging();
+  run->experts_on_cpu = has_experts_;
   run->share = hybrid ? hybrid_.share() : std::string();
   SegmentFacts facts{.attention = mode_, .executor = number_, .chosen = !c.attends_everything()};
   facts.has_pages = c.store.pages().pages() > 0;
@@ -97,6 +104,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   error_ = 0;
   replays_ = records_ = has_logits_ = false;
   RETURN_IF_ERROR(resize(n_));
+  if (has_experts_) RETURN_IF_ERROR(resize_experts(n_));
   *bad_layer_.get() = no_layer;
   enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
   const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
@@ -197,6 +205,7 @@ void GpuExecutor::abandon() noexcept {
   }
   wait_for_streams();
   error_ = 0;
+  experts_status_ = Status();
 }
 
 void GpuExecutor::committed(const KvStore& store) {
@@ -268,6 +277,7 @@ Status GpuExecutor::wait(const char* what, DeviceStream* stream) {
   enqueue(ops_.wait(stream));
   if (error_) (void)ops_.wait(stream);  // nothing is on its way to memory that may go now
   RETURN_IF_ERROR(device_->status(std::exchange(error_, 0), what));
+  RETURN_IF_ERROR(std::exchange(experts_status_, Status()));
   if (*bad_layer_.get() == no_layer) return {};
   return not_a_number("layer " + std::to_string(*bad_layer_.get()));
 }
@@ -340,6 +350,10 @@ void GpuExecutor::check_and_feed_forward(uint32_t layer, float* a) {
 void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& a) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
   add_product(a, w.o, w.mixer_post_norm.get(), layer);
+  if (config_.layer(layer).has_experts()) {
+    experts_status_ = run_experts(layer);
+    return;
+  }
   const DeviceActivations h = norm(w.ffn_norm.get(), check(layer), {&w.gate, &w.up});
   const DeviceActivations gated = inputs(work_.gate, size_.feed_forward, {&w.down});
   multiply(h, {{&w.gate, work_.gate}, {&w.up, work_.up}});

@@ -7,12 +7,14 @@
 //   co_execution   gpu_hybrid.cc     CPU and GPU attend a layer together
 //   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next one is computed
 // W_o and the feed-forward network of layer l are enqueued with project(l + 1): a graph holds both.
+// The CPU computes experts: the residual stream comes down and goes up again, without graphs.
 #pragma once
 
 #include <initializer_list>
 #include <memory>
 #include <string>
 
+#include "engine/cpu_experts.h"
 #include "engine/gpu_graphs.h"
 #include "engine/layer_executor.h"
 #include "model/gpu_workspace.h"
@@ -78,18 +80,19 @@ class GpuExecutor final : public LayerExecutor {
   // Enqueues a part of the step, by f() or by its graph; part: an index of graphs_.
   template <class F>
   void as_graph(uint32_t part, F&& f) {
-    if (n_ > 1) return f();
+    if (n_ > 1 || has_experts_) return f();
     if (!graphs_.begin(stream_, part, &error_)) return;
     f();
     if (!graphs_.end(stream_, part, &error_)) f();
   }
-  bool records_step() const { return n_ == 1 && !selective_.needs_staging(); }
+  bool records_step() const { return n_ == 1 && !has_experts_ && !selective_.needs_staging(); }
   void begin_recording(uint32_t part);
   void end_recording();
   void enqueue_projection(uint32_t layer, float* qkv);
   void enqueue_attended(uint32_t layer);  // feed-forward of the layer before, and the projection
   void enqueue_feed_forward(uint32_t layer, const DeviceActivations& a);
   void check_and_feed_forward(uint32_t layer, float* a);
+  Status run_experts(uint32_t layer);
   void complete_before(uint32_t layer);
   void enqueue_results();
   void enqueue_logits(uint32_t first, uint32_t n);
@@ -115,6 +118,7 @@ class GpuExecutor final : public LayerExecutor {
   Status resize(uint32_t n);
   Status try_resize(uint32_t n);
   Status resize_host(uint32_t n);
+  Status resize_experts(uint32_t n);
   Status resize_attended(uint32_t n);
   Status resize_prefill(uint32_t n);
   Status prepare_output();
@@ -137,6 +141,7 @@ class GpuExecutor final : public LayerExecutor {
   }
   float* prefill_output(uint32_t layer) const;
 
+  const Model& model_;
   const ModelConfig& config_;
   const Widths size_;
   const int number_;
@@ -168,6 +173,13 @@ class GpuExecutor final : public LayerExecutor {
   uint32_t host_capacity_ = 0;        // tokens that the next two have room for
   PinnedBuffer<float> host_qkv_, host_a_;
   uint32_t pool_threads_ = 0;
+
+  const bool has_experts_;  // of its layers
+  std::unique_ptr<CpuExperts> experts_;
+  Status experts_status_;          // of the step
+  uint32_t experts_capacity_ = 0;  // tokens that the next two have room for
+  PinnedBuffer<float> experts_x_;  // [n][width] the residual stream
+  Buffer<float> experts_h_;        // [n][width]
 
   GpuSelectiveAttention selective_;
   GpuHybridAttention hybrid_;

@@ -72,6 +72,19 @@ Status GpuExecutor::resize_host(uint32_t n) {
   return {};
 }
 
+// What the experts of the CPU get and make comes down and goes up through.
+Status GpuExecutor::resize_experts(uint32_t n) {
+  if (!experts_)
+    experts_ = std::make_unique<CpuExperts>(config_, model_.weights(), first_layer(), step_->pool);
+  if (n <= experts_capacity_) return {};
+  experts_capacity_ = 0;
+  RETURN_IF_ERROR(experts_x_.allocate(device_, n * size_.width));
+  experts_h_ = {};  // never old and new together
+  experts_h_ = make_buffer<float>(n * size_.width);
+  experts_capacity_ = n;
+  return {};
+}
+
 Status GpuExecutor::resize_attended(uint32_t n) {
   const std::size_t floats = layers() * std::size_t{n} * (size_.q + 2 * size_.kv);
   if (floats * sizeof(float) <= attended_.bytes()) return {};

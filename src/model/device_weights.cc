@@ -102,7 +102,10 @@ class DeviceWeights::Loader {
     const std::pair<const Linear*, Matrix*> its[] = {
         {&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
         {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
-    return matrices(its, &to->memory);
+    std::vector<std::pair<const Linear*, Matrix*>> all;
+    for (const auto& each : its)
+      if (each.first->w.data) all.push_back(each);  // experts are the CPU's
+    return matrices(all, &to->memory);
   }
 
  private:
@@ -137,7 +140,7 @@ struct Sizes {
                                        &w.k_norm, &w.ffn_norm.weight, &w.ffn_post_norm.weight})
         layers.back() += floats(*norm);
       for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
-        add(*linear, &matrices, &layers.back());
+        if (linear->w.data) add(*linear, &matrices, &layers.back());
       layers.back() += Device::allocated_size(matrices);
     }
     std::size_t matrix = 0;
@@ -231,8 +234,10 @@ static Status check_features(const ModelConfig& config) {
     if (c.v_norm || !c.writes_kv) feature = "shared or normalised values";
     if (c.sinks) feature = "attention sinks";
     if (c.head_dim > max_gpu_head_dim) feature = "heads of more than 256 dimensions";
-    if (c.has_experts()) feature = "experts";
-    if (c.activation != Activation::silu || !c.gated) feature = "its activation";
+    // The CPU computes experts, and nothing else of a layer.
+    if (c.has_experts() && (c.has_dense() || c.norms != NormPlacement::before))
+      feature = "its wiring of experts";
+    if (c.has_dense() && (c.activation != Activation::silu || !c.gated)) feature = "its activation";
   }
   if (config.norm != NormKind::rms) feature = "layer norms";
   if (config.attention_softcap != 0) feature = "capped scores";
