@@ -132,7 +132,7 @@ class Binder {
   float scale_of(const std::string& matrix) {
     const std::string name = matrix.substr(0, matrix.rfind('.')) + ".scale";
     const GgufTensor* t = gguf_.find_tensor(name);
-    if (!t || t->n_elements() != 1) return 1;  // a router's has another meaning
+    if (!t || t->n_dims != 1 || t->dims[0] != 1) return 1;  // a router has another kind
     (void)take(name, false);
     float scale = 0;
     cpu_kernels().dequantize_row({file_ + t->offset, t->type, 1, 1, t->bytes}, 0, &scale);
