@@ -166,7 +166,7 @@ TEST_CASE("passages have their bytes after a rewind from within the instructions
   const Session session = open_session(mini_model(), full_options("Answer in a few words."));
   read_text(session.get(), document());
   REQUIRE_OK(kv_session_rewind(session.get(), 3, error));
-  CHECK(kv_prefill(session.get(), "a", 1, nullptr, nullptr, nullptr, error) == KV_BAD_STATE);
+  CHECK(kv_prefill(session.get(), "a", 1, nullptr, nullptr, nullptr, nullptr) == KV_BAD_STATE);
   REQUIRE_OK(kv_session_rewind(session.get(), 0, error));
   read_text(session.get(), document());
   check_bytes(mini_model(), session.get(), document());
