@@ -51,7 +51,7 @@ void check_sizes(const char* name, Use use) {
   }
   for (std::size_t size : {alignof(Options), 2 * alignof(Options), sizeof(Options)})
     CHECK(with_size<Options>(size, 0, use) == KV_OK);
-  for (std::size_t more : {1u, 24u, 128u}) {  // to no size of version 0.1
+  for (std::size_t more : {1u, 40u, 128u}) {  // to no size of version 0.1
     CHECK(with_size<Options>(sizeof(Options) + more, 0, use) == KV_OK);
     CHECK(with_size<Options>(sizeof(Options) + more, 1, use) == KV_BAD_ARGUMENT);
   }
