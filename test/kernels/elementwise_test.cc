@@ -144,8 +144,9 @@ TEST_CASE("layer_norm and rms_norm without weights agree with the reference") {
         reference::layer_norm(x.data(), weight.data(), b, 1e-5f, n, cols, expected.data());
         k->layer_norm(x.data(), weight.data(), b, 1e-5f, n, cols, y.data());
         CHECK(y.guards_intact());
+        // few numbers lie near their mean: the difference has fewer digits
         CHECK(test::relative_error(y.data(), expected.data(), n * cols) <
-              test::elementwise_tolerance);
+              2 * test::elementwise_tolerance);
       }
       reference::rms_norm(x.data(), ones.data(), 1e-5f, n, cols, expected.data());
       k->rms_norm(x.data(), nullptr, 1e-5f, n, cols, y.data());
