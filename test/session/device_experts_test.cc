@@ -1,6 +1,6 @@
-#include <algorithm>
 // Mixtures of experts whose mixers are on a GPU and whose experts are on the CPU, against those of
 // the CPU alone. Without a GPU the cases pass and say so.
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
