@@ -4,7 +4,8 @@
 // The first byte of an input chooses: below 17 a family of pre-tokenizers, then SentencePiece with
 // and without tokens across spaces (the rest is text); above, a vocabulary that the rest spells, a
 // line an entry: "3<s>" a token of kind 3, "ma b" a merge, "i7" the unknown token's id, "xabc" a
-// text to encode. A NUL in a line stands for a line feed.
+// text to encode. A NUL in a line stands for a line feed. A first byte from 224 up chooses a family
+// that was added later, or Gemma 4's BPE.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -28,6 +29,10 @@ constexpr const char* kFamilies[] = {
     "qwen35",  "seed-coder", "bailingmoe",   "minicpm5",       "tekken",     "gpt-4o",
     "bloom",   "viking",     "deepseek-llm", "deepseek-coder", "deepseek-v3"};
 constexpr std::size_t kFamilyCount = std::size(kFamilies);
+constexpr uint8_t kFirstLater = 224;
+constexpr const char* kLaterFamilies[] = {"afmoe", "tiny_aya", "kimi-k2", "exaone-moe",
+                                          "youtu", "superbpe", "jais-2",  "laguna"};
+constexpr std::size_t kLaterCount = std::size(kLaterFamilies);
 
 struct Words : TestVocabulary {
   std::vector<std::string> texts;
@@ -57,6 +62,22 @@ GgufBuilder file_of(const Words& words, const char* pre) {
   builder.key("tokenizer.ggml.tokens", words.tokens).key("tokenizer.ggml.token_type", words.types);
   builder.key("tokenizer.ggml.scores", words.scores);
   return builder;
+}
+
+Words spm_words(bool across);
+
+// The tokens of spm_words(), with merges in place of scores.
+GgufBuilder gemma4_words() {
+  Words words = spm_words(true);
+  words.merges = {"a b",
+                  "b a",
+                  "ab a",
+                  "\xE2\x96\x81 a",
+                  "\xE2\x96\x81 \xE2\x96\x81",
+                  "\xC3\xA9 a",
+                  "a \xE2\x96\x81",
+                  "x y"};
+  return gemma4_file(words);
 }
 
 Words byte_words() {
@@ -141,6 +162,20 @@ void run_text(std::size_t choice, std::string_view text) {
   }
 }
 
+void run_later(std::size_t choice, std::string_view text) {
+  static std::unique_ptr<const Tokenizer> tokenizers[kLaterCount + 1];
+  std::unique_ptr<const Tokenizer>& tokenizer = tokenizers[choice];
+  const bool bpe = choice < kLaterCount;
+  ChatFormat format;
+  if (!tokenizer)
+    tokenizer = load(bpe ? file_of(byte_words(), kLaterFamilies[choice]) : gemma4_words(), &format);
+  require(tokenizer != nullptr, "the target's own vocabularies load");
+  const Array<Token> plain = check_text(*tokenizer, text, false, true, true);
+  // U+2581 comes back as a space
+  const bool comes_back = bpe || text.find('\xE2') == std::string_view::npos;
+  if (comes_back) check_bytes(*tokenizer, text, plain, "");
+}
+
 void run_vocabulary(bool bpe, std::string_view lines) {
   Words words = bpe ? Words() : spm_words(false);
   int64_t unknown = -1;
@@ -179,6 +214,10 @@ void run_vocabulary(bool bpe, std::string_view lines) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const std::string_view rest(reinterpret_cast<const char*>(data) + 1, size - 1);
+  if (data[0] >= kFirstLater) {
+    run_later((data[0] - kFirstLater) % (kLaterCount + 1), rest);
+    return 0;
+  }
   const std::size_t choice = data[0] % (kFamilyCount + 4);
   if (choice < kFamilyCount + 2) run_text(choice, rest);
   else run_vocabulary(choice == kFamilyCount + 2, rest);
