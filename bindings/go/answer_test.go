@@ -257,7 +257,7 @@ func TestScoresAndLogitsAgree(t *testing.T) {
 	expect(t, token == best, "the next token is %d, not %d", token, best)
 }
 
-// The model was not trained to think: every thought ends at its limit.
+// The model was not trained to think: a thought ends at its limit, or where the model ends a turn.
 func TestAThoughtIsNoPartOfTheAnswer(t *testing.T) {
 	turns := "<|im_start|>system\n{document}<|im_end|>\n{user}<|im_start|>user\n{question}" +
 		"<|im_end|>\n<|im_start|>assistant\n<T>{thought}</T>\n{answer}<|im_end|>\n"
@@ -281,7 +281,7 @@ func TestAThoughtIsNoPartOfTheAnswer(t *testing.T) {
 		return nil
 	})
 	check(t, err)
-	expect(t, answer.ThinkingTokens == 5 && thought.Len() > 0 &&
+	expect(t, answer.ThinkingTokens > 0 && answer.ThinkingTokens <= 5 && thought.Len() > 0 &&
 		!strings.Contains(text.String(), thought.String()), "%+v %q %q", answer, &thought, &text)
 	enough := errors.New("enough")
 	options.OnThinking = func(string) error { return enough }
