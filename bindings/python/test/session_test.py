@@ -28,7 +28,7 @@ class Sessions(Case):
             self.assertGreater(loaded.stats().load_seconds, 0)
 
     def test_a_thought_is_no_part_of_the_answer(self):
-        # The model was not trained to think: every thought ends at its limit.
+        # The model was not trained to think: a thought ends at its limit or with the turn.
         turns = "<|im_start|>system\n{document}<|im_end|>\n{user}<|im_start|>user\n{question}"
         turns += "<|im_end|>\n<|im_start|>assistant\n<T>{thought}</T>\n{answer}<|im_end|>\n"
         asked = {"thinking": True, "thinking_tokens": 5, "max_tokens": 4}
@@ -37,7 +37,8 @@ class Sessions(Case):
             session.prefill(document())
             pieces = []
             answer = session.ask(QUESTION, on_thinking=pieces.append, **asked)
-            self.assertEqual((answer.thought, answer.thinking_tokens), ("".join(pieces), 5))
+            self.assertEqual(answer.thought, "".join(pieces))
+            self.assertTrue(0 < answer.thinking_tokens <= 5)
             self.assertTrue(answer.thought and answer.thought not in answer.text)
             self.assert_status(Status.CANCELLED, session.ask, QUESTION, on_thinking=bool, **asked)
             with self.assertRaises(ZeroDivisionError):

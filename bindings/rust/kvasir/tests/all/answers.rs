@@ -65,7 +65,8 @@ fn a_thought_is_no_part_of_the_answer() {
         ControlFlow::Continue(())
     });
     let answer = session.ask_with(QUESTION, &listening, Control::new()).unwrap();
-    assert_eq!((answer.thinking_tokens, &answer.thought), (5, &*seen.lock().unwrap()));
+    assert_eq!(&answer.thought, &*seen.lock().unwrap());
+    assert!(answer.thinking_tokens > 0 && answer.thinking_tokens <= 5);
     assert!(!answer.thought.is_empty() && !answer.text.contains(&answer.thought));
     let stopping = options.clone().on_thinking(|_| ControlFlow::Break(()));
     let error = session.ask_with(QUESTION, &stopping, Control::new()).unwrap_err();
