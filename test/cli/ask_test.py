@@ -42,7 +42,8 @@ class Documents(tool.InFolder):
         self.assertEqual(result.stdout, f"The access code of the north gate is {CODE}.\n")
 
     def test_a_thought_is_shown_only_on_request_and_limited(self):
-        # A custom format makes the model think, which was not trained to: every thought is cut.
+        # A custom format makes the model think, which was not trained to: a thought ends at its
+        # limit or with the turn.
         turns = "<|im_start|>system\n{document}<|im_end|>\n{user}<|im_start|>user\n{question}"
         turns += "<|im_end|>\n<|im_start|>assistant\n<T>{thought}</T>\n{answer}<|im_end|>\n"
         chat_format = self.file("format.txt", turns)
@@ -51,11 +52,11 @@ class Documents(tool.InFolder):
         self.expect_error(run(*asked, QUESTION), 2, "thinking")
         hidden = self.expect(run(*asked, "--thinking", "on", QUESTION), 0)
         self.assertNotIn("[thinking]", hidden.stdout)
-        self.assertRegex(hidden.stderr, r"\d tokens? after 5 of thought")
+        self.assertRegex(hidden.stderr, r"\d tokens? after [1-5] of thought")
         shown = self.expect(run(*asked, "-q", "--thinking", "show", QUESTION), 0)
         self.assertRegex(shown.stdout, r"(?s)^\[thinking\]\n.+\n\[answer\]\n.+\n$")
         entry = self.expect_json(run(*asked, "--json", "--thinking", "on", QUESTION))["answers"][0]
-        self.assertEqual(entry["thinking_tokens"], 5)
+        self.assertIn(entry["thinking_tokens"], range(1, 6))
         self.assertIn(entry["thought"], shown.stdout)
         self.expect_error(
             run("ask", "-m", MODEL, "-f", self.file("s.txt", SHORT), "--thinking", "on", QUESTION),
