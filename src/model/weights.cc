@@ -71,13 +71,19 @@ class Binder {
   }
 
   // The matrices of all experts.
-  void experts(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
-               ExpertMatrices* out) {
+  void expert_matrices(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
+                       ExpertMatrices* out) {
     const GgufTensor* t = take(name + ".weight", true);
     if (t && check_shape(*t, {cols, rows, count})) {
       out->stride = static_cast<std::size_t>(t->bytes / count);
       out->first = {file_ + t->offset, t->type, rows, cols, out->stride / rows};
     }
+  }
+
+  // The same with their biases and factors.
+  void experts(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
+               ExpertMatrices* out) {
+    expert_matrices(name, count, rows, cols, out);
     table(name + ".bias", rows, count, false, &out->biases);
     vector(name + ".scale", count, false, &out->scales);
   }
@@ -313,7 +319,10 @@ class LayerBinder {
     bind_.linear(name("ffn_gate_inp"), e.count, width, true, &w.router);
     bind_.vector(name("exp_probs_b.bias"), e.count, false, &w.selection_bias);
     if (bind_.has(name("ffn_gate_up_exps.weight"))) {
-      bind_.experts(name("ffn_gate_up_exps"), e.count, 2 * e.width, width, &w.gate);
+      const std::string both = name("ffn_gate_up_exps");
+      bind_.expert_matrices(both, e.count, 2 * e.width, width, &w.gate);
+      bind_.vector(both + ".scale", e.count, false, &w.gate.scales);
+      bind_.vector(both + ".scale", e.count, false, &w.up.scales);
       w.up.stride = w.gate.stride;
       w.gate.first.rows = e.width;
       w.up.first = w.gate.first;
