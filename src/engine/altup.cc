@@ -1,6 +1,7 @@
 #include "engine/altup.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 namespace kvasir {
@@ -89,8 +90,9 @@ void AltUp::predict(uint32_t layer, float* x) {
   route(layer, x, n_);
   by_rows(n_, [&](std::size_t t) {
     const float* routed = routed_.get() + t * count_;
-    Array<float> c(std::size_t{count_} * count_), old(count_);
-    for (std::size_t i = 0; i < c.size(); ++i)
+    std::array<float, max_streams * max_streams> c{};
+    std::array<float, max_streams> old;
+    for (std::size_t i = 0; i < std::size_t{count_} * count_; ++i)
       for (uint32_t j = 0; j < count_; ++j) c[i] += weights[i * count_ + j] * routed[j];
     for (uint32_t d = 0; d < width_; ++d) {
       const auto at = [&](uint32_t i) -> float& {
@@ -125,7 +127,8 @@ void AltUp::correct(uint32_t layer, uint32_t first, float* x) {
   by_rows(n, [&](std::size_t t) {
     const float* routed = routed_.get() + t * count_;
     const float* predicted = predicted_.get() + (first + t) * width_;
-    Array<float> c(count_, 1.0f);
+    std::array<float, max_streams> c;
+    c.fill(1);
     for (uint32_t i = 0; i < count_; ++i)
       for (uint32_t j = 0; j < count_; ++j) c[i] += weights[i * count_ + j] * routed[j];
     for (uint32_t d = 0; d < width_; ++d) {

@@ -115,7 +115,8 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
   for (uint32_t l = first_layer; l < end_layer(); ++l) {
     const LayerWeights& w = weights.layers[l];
     for (const Linear* linear :
-         {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate, &w.input_out})
+         {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate, &w.input_out,
+          &w.altup.router, &w.altup.laurel_down, &w.altup.laurel_up})
       if (linear->w.data) consider(*linear);
   }
   consider(weights.output);
@@ -521,7 +522,8 @@ void CpuExecutor::resize(uint32_t n) {
   if (n <= capacity_) return;
   const ModelConfig& c = model_.config();
   const std::size_t q_width = c.max_q_width(), kv_width = c.max_kv_width();
-  const std::size_t widest = std::max({std::size_t{c.width}, q_width, std::size_t{c.feed_forward}});
+  const std::size_t widest = std::max(
+      {std::size_t{c.width}, q_width, std::size_t{c.feed_forward}, std::size_t{c.layer_input}});
   std::size_t inputs = 0;  // rows of y_ for a token
   for (const LayerConfig& layer : c.layer_configs) {
     if (layer.is_parallel()) inputs = 1;

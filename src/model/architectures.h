@@ -61,6 +61,7 @@ struct Architecture {
   bool normalises_experts = true;   // likewise
   bool expert_weighs_input = false, chooses_by_logits = false;
   bool gates_shared_expert = false;
+  bool experts_share_width = false;  // without a width of their own: feed_forward_length / used
 
   // Of a model with windows: every n-th layer attends everything, where the file does not say.
   uint32_t full_every = 0;

@@ -58,9 +58,7 @@ ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c
   e.beside_dense = row.norms_values;  // Gemma 4
   e.used = static_cast<uint32_t>(schema->required("expert_used_count", 1, e.count));
   const uint64_t dense = c.layer_configs[0].feed_forward;
-  const uint64_t width = row.gates_shared_expert || row.qk_norm == QkNorm::head
-                             ? std::max<uint64_t>(1, dense / e.used)
-                             : dense;
+  const uint64_t width = row.experts_share_width ? std::max<uint64_t>(1, dense / e.used) : dense;
   e.width = static_cast<uint32_t>(
       schema->optional("expert_feed_forward_length", width, 1, gguf_limits::feed_forward));
   const uint64_t shared = schema->optional("expert_shared_count", 0, 0, gguf_limits::experts);
@@ -180,7 +178,7 @@ void shape_layers(Schema* schema, bool windowed, uint32_t head_dim, ModelConfig*
 
 // Streams and sparse gates of Gemma 3n. Files may leave out what the published models share.
 void read_altup(const Gguf& gguf, Schema* schema, ModelConfig* c) {
-  constexpr uint32_t sparse_layers = 10, max_streams = 16;
+  constexpr uint32_t sparse_layers = 10;
   constexpr float top_five_percent = 1.6448536f;
   if (!c->architecture->altup) return;
   c->streams = static_cast<uint32_t>(schema->optional("altup.num_inputs", 4, 2, max_streams));

@@ -31,6 +31,8 @@ struct RopeConfig {
   bool rounds_range = true;  // the range of the ramp, to whole dimensions
 };
 
+constexpr uint32_t max_streams = 16;  // of a token
+
 // The shape of attention, the same in every layer of a store.
 struct HeadShape {
   uint32_t layers = 0;

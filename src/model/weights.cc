@@ -70,9 +70,9 @@ class Binder {
     if (bias) copied_numbers_ += rows;
   }
 
-  // The matrices of all experts.
-  void expert_matrices(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
-                       ExpertMatrices* out) {
+  // Several matrices in one tensor, those of all experts for instance.
+  void matrices(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
+                ExpertMatrices* out) {
     const GgufTensor* t = take(name + ".weight", true);
     if (t && check_shape(*t, {cols, rows, count})) {
       out->stride = static_cast<std::size_t>(t->bytes / count);
@@ -83,7 +83,7 @@ class Binder {
   // The same with their biases and factors.
   void experts(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
                ExpertMatrices* out) {
-    expert_matrices(name, count, rows, cols, out);
+    matrices(name, count, rows, cols, out);
     table(name + ".bias", rows, count, false, &out->biases);
     vector(name + ".scale", count, false, &out->scales);
   }
@@ -320,7 +320,7 @@ class LayerBinder {
     bind_.vector(name("exp_probs_b.bias"), e.count, false, &w.selection_bias);
     if (bind_.has(name("ffn_gate_up_exps.weight"))) {
       const std::string both = name("ffn_gate_up_exps");
-      bind_.expert_matrices(both, e.count, 2 * e.width, width, &w.gate);
+      bind_.matrices(both, e.count, 2 * e.width, width, &w.gate);
       bind_.vector(both + ".scale", e.count, false, &w.gate.scales);
       bind_.vector(both + ".scale", e.count, false, &w.up.scales);
       w.up.stride = w.gate.stride;
@@ -353,10 +353,22 @@ class LayerBinder {
 static void bind_divisors(Binder* bind, const ModelConfig& c, RopeDivisors* out) {
   const uint32_t size = c.ropes[0].dim / 2;
   if (c.has_longrope()) {
-    bind->vector("rope_factors_long.weight", size, false, &out->longs);
-    bind->vector("rope_factors_short.weight", size, false, &out->shorts);
+    bind->vector("rope_factors_long.weight", size, true, &out->longs);
+    bind->vector("rope_factors_short.weight", size, true, &out->shorts);
   }
   bind->vector("rope_freqs.weight", size, false, &out->freqs);
+}
+
+// Every set that divides its frequencies has as many as the divisors are.
+static Status check_sets(const ModelConfig& c, bool divides) {
+  for (const RopeConfig& rope : c.ropes)
+    if (rope.dim != c.ropes[0].dim &&
+        (rope.scaling == RopeScaling::longrope || (divides && rope.divisors)))
+      return Status::error(Code::unsupported,
+                           "the model has RoPE divisors for %u dimensions, and layers that rotate "
+                           "%u",
+                           c.ropes[0].dim, rope.dim);
+  return {};
 }
 
 static Status check_divisors(const RopeDivisors& divisors) {
@@ -387,8 +399,8 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
     bind.vector("per_layer_proj_norm.weight", c.layer_input, true, &w.input_norm.weight);
   }
   if (c.streams > 1) {
-    bind.experts("altup_proj", c.streams - 1, c.width, c.width, &w.stream_in);
-    bind.experts("altup_unembd_proj", c.streams - 1, c.width, c.width, &w.stream_out);
+    bind.matrices("altup_proj", c.streams - 1, c.width, c.width, &w.stream_in);
+    bind.matrices("altup_unembd_proj", c.streams - 1, c.width, c.width, &w.stream_out);
   }
   if (bind.has("output.weight")) {
     bind.linear("output", c.vocabulary, c.width, true, &w.output);
@@ -396,6 +408,7 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
     w.output.w = w.embedding;
   }
   bind_divisors(&bind, c, divisors);
+  RETURN_IF_ERROR(check_sets(c, bind.has("rope_freqs.weight")));
   RETURN_IF_ERROR(bind.finish());
   if (use != ModelUse::inspect) RETURN_IF_ERROR(bind.read());
   RETURN_IF_ERROR(check_divisors(*divisors));
