@@ -86,7 +86,16 @@ RopeConfig windowed_set(Schema* schema, const ModelConfig& c, const RopeConfig& 
 void read_ropes(const Gguf& gguf, Schema* schema, ModelConfig* c) {
   c->ropes.push_back(read_set(gguf, schema, *c));
   if (c->windows.layers == 0) return;
-  c->ropes.push_back(windowed_set(schema, *c, c->ropes[0]));
+  const RopeConfig& full = c->ropes[0];
+  const RopeConfig windowed = windowed_set(schema, *c, full);
+  const bool divides = windowed.scaling == RopeScaling::longrope ||
+                       (windowed.divisors && gguf.find_tensor("rope_freqs.weight"));
+  if (divides && windowed.dim != full.dim)
+    schema->fail(
+        Status::error(Code::unsupported,
+                      "the model has RoPE divisors for %u dimensions, and layers that rotate %u",
+                      full.dim, windowed.dim));
+  c->ropes.push_back(windowed);
   for (LayerConfig& layer : c->layer_configs)
     if (layer.is_windowed() && layer.has_rope()) layer.rope = 1;
 }

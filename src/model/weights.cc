@@ -359,18 +359,6 @@ static void bind_divisors(Binder* bind, const ModelConfig& c, RopeDivisors* out)
   bind->vector("rope_freqs.weight", size, false, &out->freqs);
 }
 
-// Every set that divides its frequencies has as many as the divisors are.
-static Status check_sets(const ModelConfig& c, bool divides) {
-  for (const RopeConfig& rope : c.ropes)
-    if (rope.dim != c.ropes[0].dim &&
-        (rope.scaling == RopeScaling::longrope || (divides && rope.divisors)))
-      return Status::error(Code::unsupported,
-                           "the model has RoPE divisors for %u dimensions, and layers that rotate "
-                           "%u",
-                           c.ropes[0].dim, rope.dim);
-  return {};
-}
-
 static Status check_divisors(const RopeDivisors& divisors) {
   for (const Array<float>* all : {&divisors.freqs, &divisors.longs, &divisors.shorts})
     for (const float d : *all)
@@ -408,7 +396,6 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
     w.output.w = w.embedding;
   }
   bind_divisors(&bind, c, divisors);
-  RETURN_IF_ERROR(check_sets(c, bind.has("rope_freqs.weight")));
   RETURN_IF_ERROR(bind.finish());
   if (use != ModelUse::inspect) RETURN_IF_ERROR(bind.read());
   RETURN_IF_ERROR(check_divisors(*divisors));

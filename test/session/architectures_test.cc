@@ -158,6 +158,34 @@ TEST_CASE("RoPE's magnitude follows YaRN, its log multiplier and the file's fact
       doctest::Approx(1.19));
 }
 
+TEST_CASE("divisors of RoPE serve sets of their own size only") {
+  const auto with = [](const char* architecture, uint32_t dimensions) {
+    const std::string name = architecture;
+    GgufBuilder b = model_of(name);
+    b.key(name + ".attention.sliding_window", 64u).key(name + ".rope.dimension_count", 16u);
+    b.key(name + ".rope.dimension_count_swa", dimensions);
+    b.key(name + ".attention.sliding_window_pattern", 2u);
+    b.tensor("rope_freqs.weight", {8}, TensorType::f32, std::vector<std::byte>(32));
+    return b;
+  };
+  CHECK(config_of(with("gemma3", 16)).ropes.size() == 2);
+  check_refused(with("gemma3", 8), "divisors");
+  CHECK(config_of(with("gemma4", 8)).ropes[1].dim == 8);  // its windowed layers have none
+}
+
+TEST_CASE("experts without a width of their own share the network's, where the row says so") {
+  const auto width = [](const std::string& name) {
+    return config_of(
+               model_of(name).key(name + ".expert_count", 8u).key(name + ".expert_used_count", 2u))
+        .layer(0)
+        .experts.width;
+  };
+  CHECK(width("qwen3moe") == 48);
+  CHECK(width("qwen2moe") == 48);
+  CHECK(width("llama") == 96);
+  CHECK(width("dots1") == 96);
+}
+
 TEST_CASE("queries grow with the position beyond the temperature's length") {
   const ModelConfig c = config_of(model_of("mistral3")
                                       .key("mistral3.attention.temperature_scale", 0.1f)
