@@ -27,7 +27,7 @@ Status GpuExecutor::run_experts(uint32_t layer) {
   const Kernels& kernels = cpu_kernels();
   const float* weight = model_.weights().layers[layer].ffn_norm.weight.data();
   by_rows([&](std::size_t at, uint32_t rows) {
-    kernels.rms_norm(x + at, weight, config_.norm_epsilon, rows, size_.width, h + at);
+    kernels.rms_norm(x + at, weight, config_.norm_epsilon, rows, config_.width, h + at);
   });
   std::atomic<bool> good{experts_->run(layer, {n_, h, h, too_large}, step_->cancel, h)};
   by_rows([&](std::size_t at, uint32_t rows) {

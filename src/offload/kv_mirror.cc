@@ -174,10 +174,10 @@ Status KvMirror::update(const UpdateRequest& request, const Wants& wants, bool* 
   note_changes(pages);
   uint32_t shared = pages.extents();
   // Pages that cannot be pinned are staged: always, or until the sequence is longer.
-  const auto or_staged = [&](Status s) {
-    if (s.code() != Code::unsupported && s.code() != Code::no_memory) return s;
+  const auto or_staged = [&](Status pinned) {
+    if (pinned.code() != Code::unsupported && pinned.code() != Code::no_memory) return pinned;
     forget_regions();
-    refused_extents_ = s.code() == Code::no_memory ? pages.extents() : 0;
+    refused_extents_ = pinned.code() == Code::no_memory ? pages.extents() : 0;
     if (refused_extents_) cannot_share_ = Fallback::no_memory_to_pin;
     else if (cannot_share_ == Fallback::none) cannot_share_ = Fallback::cannot_pin;
     return Status();

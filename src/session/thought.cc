@@ -21,7 +21,7 @@ Token token_of(const Tokenizer& tokenizer, std::string_view mark) {
 Status Session::think(const GenerateOptions& o, const ThinkingMarks& marks, AnswerState* state) {
   const Tokenizer& tokenizer = model_->tokenizer();
   const Token close = token_of(tokenizer, marks.close);
-  const std::vector<std::string> ends(close < 0 ? 1 : 0, std::string(marks.close));
+  const std::vector<std::string> ends(close < 0 ? 1u : 0u, std::string(marks.close));
   AnswerStream stream(ends, o.on_thought);
   Answer& answer = *state->answer;
   bool closed = false;

@@ -139,7 +139,7 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const HeadShape& heads : {wide, middle, odd})
     for (const bool full_precision : {false, true})
-      for (const uint64_t window : {24, 200})
+      for (const uint64_t window : {24u, 200u})
         for (const bool chunked : {false, true})
           all.push_back({heads, window, chunked, full_precision, false, 0});
   for (const bool full_precision : {false, true}) {
@@ -159,7 +159,7 @@ TEST_CASE("a query sees exactly the tokens of its window") {
     KvStore store = s.store();
     // Off by one token, 24 tokens are wrong by a fifth, and 200 tokens by a fifteenth.
     const double most = c.full_precision ? 1e-5 : 0.03;
-    for (const uint32_t n : {1, 7, 300, 150, 1, 40, 512, 1, 1, 90}) {
+    for (const uint32_t n : {1u, 7u, 300u, 150u, 1u, 40u, 512u, 1u, 1u, 90u}) {
       const uint64_t first = store.tokens();
       const double error = s.error(s.run(&store, n, 2), first);
       CHECK_MESSAGE(error < most, "tokens from ", first, ": ", error);
@@ -172,7 +172,7 @@ TEST_CASE("a window has the same bits by any number of threads and in any block"
     CAPTURE(c.text());
     const Sequence s(c, 900);
     KvStore one = s.store(), two = s.store();
-    for (const uint32_t n : {300, 280, 77}) {
+    for (const uint32_t n : {300u, 280u, 77u}) {
       KvStore last(one);
       const std::vector<float> out = s.run(&one, n, 1);
       CHECK(s.run(&two, n, 2) == out);
@@ -190,7 +190,7 @@ TEST_CASE("a score without a value takes its share of all tokens") {
       CAPTURE(c.text());
       const Sequence s(c, 1000);
       KvStore store = s.store();
-      for (const uint32_t n : {300, 5, 600, 1}) {
+      for (const uint32_t n : {300u, 5u, 600u, 1u}) {
         const uint64_t first = store.tokens();
         const double error = s.error(s.run(&store, n, 2), first);
         CHECK_MESSAGE(error < (full_precision ? 1e-5 : 0.03), "tokens from ", first, ": ", error);

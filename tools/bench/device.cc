@@ -146,18 +146,18 @@ void measure_layer(Bench* bench, const Inputs& inputs, TensorType type, const st
                      1, its_cols, nullptr, inputs.q.get(), inputs.scale.get(), inputs.sums.get()};
   };
   const double seconds = bench->median_seconds([&](uint32_t i) {
-    const DeviceMatrix* matrices = &w[i % layers * std::size(shapes)];
+    const DeviceMatrix* layer = &w[i % layers * std::size(shapes)];
     const DeviceCheck check = inputs.check();
     DeviceActivations attended = input(a, width);
     attended.f32 = a;
     const DeviceHeads rotated{1,       heads, kv_heads, dim,   qkv,    nullptr,
                               nullptr, 1e-5f, dim,      false, weight, weight};
-    const std::array first{DeviceProduct{matrices[0], nullptr, qkv},
-                           DeviceProduct{matrices[1], nullptr, qkv + width},
-                           DeviceProduct{matrices[2], nullptr, qkv + width + kv}};
-    const std::array second{DeviceProduct{matrices[4], nullptr, gate},
-                            DeviceProduct{matrices[5], nullptr, up}};
-    const DeviceProduct o{matrices[3], nullptr, x}, down{matrices[6], nullptr, x};
+    const std::array first{DeviceProduct{layer[0], nullptr, qkv},
+                           DeviceProduct{layer[1], nullptr, qkv + width},
+                           DeviceProduct{layer[2], nullptr, qkv + width + kv}};
+    const std::array second{DeviceProduct{layer[4], nullptr, gate},
+                            DeviceProduct{layer[5], nullptr, up}};
+    const DeviceProduct o{layer[3], nullptr, x}, down{layer[6], nullptr, x};
     bench->check(ops.rms_norm(bench->stream, x, weight, 1e-5f, check, input(h, width)));
     bench->check(ops.matmul(bench->stream, first, input(h, width), false));
     bench->check(ops.rotate(bench->stream, rotated, check));
