@@ -30,8 +30,8 @@ Linear matrix_of(const ExpertMatrices& all, uint32_t i) {
 
 }  // namespace
 
-AltUp::AltUp(const Model& model, ThreadPool* pool, Multiply multiply)
-    : model_(model), kernels_(cpu_kernels()), pool_(pool), multiply_(std::move(multiply)),
+AltUp::AltUp(const Model& model, ThreadPool* pool, CpuProducts* products)
+    : model_(model), kernels_(cpu_kernels()), pool_(pool), products_(products),
       width_(model.config().width), count_(model.config().streams) {}
 
 void AltUp::resize(uint32_t n) {
@@ -64,7 +64,8 @@ void AltUp::by_rows(uint32_t n, F&& f) {
 void AltUp::begin(const float* x, uint32_t n, const CancelLatch& cancel) {
   cancel_ = &cancel, n_ = n;
   for (uint32_t i = 1; i < count_; ++i) {
-    multiply_(x, n, width_, matrix_of(model_.weights().stream_in, i - 1), stream(i));
+    const Linear in = matrix_of(model_.weights().stream_in, i - 1);
+    products_->multiply(x, n, width_, {{&in, stream(i)}});
     by_rows(n,
             [&](std::size_t t) { match_length(stream(i) + t * width_, x + t * width_, width_); });
   }
@@ -78,7 +79,7 @@ void AltUp::route(uint32_t layer, const float* x, uint32_t n) {
                       width_, h_.get() + t * width_);
     for (uint32_t d = 0; d < width_; ++d) h_[t * width_ + d] /= static_cast<float>(width_);
   });
-  multiply_(h_.get(), n, width_, w.router, routed_.get());
+  products_->multiply(h_.get(), n, width_, {{&w.router, routed_.get()}});
   by_rows(n, [&](std::size_t t) {
     for (uint32_t i = 0; i < count_; ++i)
       routed_[t * count_ + i] = std::tanh(routed_[t * count_ + i]);
@@ -109,8 +110,8 @@ void AltUp::predict(uint32_t layer, float* x) {
 const float* AltUp::laurel(uint32_t layer, const float* y) {
   const AltUpWeights& w = model_.weights().layers[layer].altup;
   const uint32_t rank = w.laurel_down.w.rows;
-  multiply_(y, n_, width_, w.laurel_down, low_.get());
-  multiply_(low_.get(), n_, rank, w.laurel_up, laurel_.get());
+  products_->multiply(y, n_, width_, {{&w.laurel_down, low_.get()}});
+  products_->multiply(low_.get(), n_, rank, {{&w.laurel_up, laurel_.get()}});
   by_rows(n_, [&](std::size_t t) {
     float* out = laurel_.get() + t * width_;
     kernels_.rms_norm(out, w.laurel_norm.weight.data(), model_.config().norm_epsilon, 1, width_,
@@ -158,7 +159,8 @@ void AltUp::merge(uint32_t first, float* x) {
   const uint32_t n = n_ - first;
   for (uint32_t i = 1; i < count_; ++i) {
     const float* from = stream(i) + std::size_t{first} * width_;
-    multiply_(from, n, width_, matrix_of(model_.weights().stream_out, i - 1), h_.get());
+    const Linear out = matrix_of(model_.weights().stream_out, i - 1);
+    products_->multiply(from, n, width_, {{&out, h_.get()}});
     by_rows(n, [&](std::size_t t) {
       match_length(h_.get() + t * width_, x + t * width_, width_);
       std::copy_n(h_.get() + t * width_, width_, stream(i) + (first + t) * width_);

@@ -10,22 +10,19 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 
 #include "backend/thread_pool.h"
 #include "base/cancel.h"
 #include "base/memory.h"
+#include "engine/cpu_products.h"
 #include "model/model.h"
 
 namespace kvasir {
 
 class AltUp {
  public:
-  // Computes y = W x + b for n rows.
-  using Multiply =
-      std::function<void(const float* x, uint32_t n, uint32_t cols, const Linear& w, float* y)>;
   // All arguments must outlive it.
-  AltUp(const Model& model, ThreadPool* pool, Multiply multiply);
+  AltUp(const Model& model, ThreadPool* pool, CpuProducts* products);
 
   // Makes room for steps of n tokens. Throws std::bad_alloc.
   void resize(uint32_t n);
@@ -53,7 +50,7 @@ class AltUp {
   const Model& model_;
   const Kernels& kernels_;
   ThreadPool* const pool_;
-  const Multiply multiply_;
+  CpuProducts* const products_;
   const uint32_t width_, count_;  // streams
   const CancelLatch* cancel_ = nullptr;
   uint32_t n_ = 0, capacity_ = 0;

@@ -9,21 +9,13 @@
 #include "base/memory.h"
 #include "engine/altup.h"
 #include "engine/cpu_experts.h"
+#include "engine/cpu_products.h"
 #include "engine/layer_executor.h"
 
 namespace kvasir {
 namespace {
 
-// of a matrix product: threads that start late still find work
-constexpr uint32_t tasks_per_thread = 4;
 constexpr uint32_t rows_together = 16;  // activations normalised or rotated by one task
-
-// Between two looks at the cancel token: a task multiplies at most so much (or the rows that are
-// computed together), which takes 0.2 ms with AVX-512, 0.6 ms with AVX2 and 20 ms in scalar code,
-// measured on Zen 5 with Q4_0.
-constexpr uint64_t task_products = uint64_t{1} << 25;
-// a block of inputs; more than eight, as matmul then rounds the same whatever the block
-constexpr uint32_t task_inputs = 512;
 
 // Gate values become what they exceed the mean by more than `scale` standard deviations, or 0.
 void thin_out(float* gate, std::size_t n, float scale) {
@@ -49,17 +41,15 @@ class CpuExecutor final : public LayerExecutor {
   Status logits(uint32_t first, float* out) override;
 
  private:
-  struct Product {
-    const Linear* linear;
-    float* y;  // [n][rows]
-  };
   Status attention(uint32_t layer);
   void dense(uint32_t layer, const float* h, uint32_t n);
   Status experts(uint32_t layer, const CpuExperts::Input& input, float* out);
   Status add_experts(uint32_t layer, const float* x, uint32_t n);
   void resize(uint32_t n);
-  void quantize(const float* x, uint32_t n, uint32_t cols);
-  void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
+  void multiply(const float* x, uint32_t n, uint32_t cols,
+                std::initializer_list<CpuProducts::Product> products) {
+    products_.multiply(x, n, cols, products);
+  }
   const float* norm(const float* x, const Norm& weights, uint32_t n, float* out);
   void normalise(const float* x, const Norm& weights, uint32_t n, float* y) const;
   void rotate(const LayerConfig& c, float* x, uint32_t heads, const Array<float>& weight);
@@ -91,44 +81,31 @@ class CpuExecutor final : public LayerExecutor {
   // [n][width] the input of a parallel layer's mixer and network; twice: of experts, and of their
   // router
   Buffer<float> y_;
-  Buffer<float> q_, k_, v_, a_;          // [n][heads or kv_heads][head_dim]; a: attention's output
-  Buffer<float> gate_, up_;              // [n][feed_forward]
-  Buffer<float> layer_inputs_;           // [n][depth][layer_input]
-  Buffer<int8_t> quants_;                // [n][widest input]
-  Buffer<float> scales_;                 // [n][widest input / 32]
-  Buffer<int16_t> sums_;                 // [n][widest input / 16]
+  Buffer<float> q_, k_, v_, a_;  // [n][heads or kv_heads][head_dim]; a: attention's output
+  Buffer<float> gate_, up_;      // [n][feed_forward]
+  Buffer<float> layer_inputs_;   // [n][depth][layer_input]
+  CpuProducts products_;
   std::unique_ptr<AltUp> altup_;         // of a model with several streams
-  Array<std::byte> scratch_;             // [threads][scratch of the largest matrix]
-  std::size_t scratch_size_ = 0;         // of one thread
   std::unique_ptr<CpuExperts> experts_;  // null where no layer has experts
 };
 
 CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention* attention,
                          ThreadPool* pool)
     : LayerExecutor(first_layer, model.config().depth()), model_(model), kernels_(cpu_kernels()),
-      attention_(attention), pool_(pool) {
+      attention_(attention), pool_(pool), products_(pool) {
   const Weights& weights = model.weights();
-  const auto consider = [&](const Linear& linear) {
-    const std::size_t size = kernels_.matmul_scratch(linear.w.type, linear.w.cols);
-    scratch_size_ = std::max(scratch_size_, round_up(size, 64));
-  };
   for (uint32_t l = first_layer; l < end_layer(); ++l) {
     const LayerWeights& w = weights.layers[l];
     for (const Linear* linear :
          {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate, &w.input_out,
           &w.altup.router, &w.altup.laurel_down, &w.altup.laurel_up})
-      if (linear->w.data) consider(*linear);
+      products_.consider(linear->w);
   }
-  consider(weights.output);
-  if (weights.input_projection.w.data) consider(weights.input_projection);
-  for (const WeightView& w : {weights.stream_in.first, weights.stream_out.first})
-    if (w.data) consider({w, {}});
-  scratch_.resize(scratch_size_ * pool->threads());
-  if (model.config().streams > 1)
-    altup_ = std::make_unique<AltUp>(
-        model, pool, [this](const float* x, uint32_t n, uint32_t cols, const Linear& w, float* y) {
-          multiply(x, n, cols, {{&w, y}});
-        });
+  for (const WeightView& w : {weights.output.w, weights.input_projection.w, weights.stream_in.first,
+                              weights.stream_out.first})
+    products_.consider(w);
+  products_.allocate();
+  if (model.config().streams > 1) altup_ = std::make_unique<AltUp>(model, pool, &products_);
   const auto has_experts = [](const LayerConfig& c) { return c.has_experts(); };
   const std::vector<LayerConfig>& layers = model.config().layer_configs;
   if (std::any_of(layers.begin() + first_layer, layers.end(), has_experts))
@@ -147,6 +124,7 @@ Status CpuExecutor::plan(const StepContext& c, const Request&, LayerRun* run) {
 Status CpuExecutor::begin(const StepContext& c) {
   step_ = &c, cancel_ = &c.cancel, n_ = c.tokens();
   resize(n_);
+  products_.begin(c.cancel);
   if (model_.config().layer_input > 0) make_layer_inputs();
   if (altup_) altup_->begin(c.x, n_, c.cancel);
   return {};
@@ -471,53 +449,6 @@ void CpuExecutor::finish_layer(uint32_t layer, uint32_t first) {
   });
 }
 
-void CpuExecutor::quantize(const float* x, uint32_t n, uint32_t cols) {
-  by_rows(n, [&](std::size_t first, uint32_t count) {
-    kernels_.quantize(x + first * cols, count, cols, quants_.get() + first * cols,
-                      scales_.get() + first * (cols / 32), sums_.get() + first * (cols / 16));
-  });
-}
-
-// y = W x + b for matrices that share their input, in one parallel loop over all their rows.
-void CpuExecutor::multiply(const float* x, uint32_t n, uint32_t cols,
-                           std::initializer_list<Product> products) {
-  const auto is_float = [](const Product& p) {
-    return tensor_type_info(p.linear->w.type)->block_elements == 1;
-  };
-  if (!std::all_of(products.begin(), products.end(), is_float)) quantize(x, n, cols);
-  const Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get()};
-
-  uint64_t rows = 0;
-  for (const Product& p : products) rows += p.linear->w.rows;
-  const uint32_t blocks = std::max(1u, n / task_inputs);  // the last one takes what is left
-  const uint64_t most = task_products / (uint64_t{std::min(n, task_inputs)} * cols);
-  const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
-  const auto per_task =
-      static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
-  uint32_t tasks = 0;
-  for (const Product& p : products)
-    tasks += static_cast<uint32_t>(ceil_div(p.linear->w.rows, per_task));
-
-  pool_->run(tasks * blocks, [&](uint32_t task, uint32_t worker) {
-    if (cancel_->fired()) return;
-    const uint32_t block = task % blocks, first = block * task_inputs,
-                   count = block + 1 == blocks ? n - first : task_inputs;
-    task /= blocks;
-    const Product* p = products.begin();
-    for (uint32_t own; task >= (own = static_cast<uint32_t>(ceil_div(p->linear->w.rows, per_task)));
-         ++p)
-      task -= own;
-    const WeightView& w = p->linear->w;
-    const uint32_t begin = task * per_task, end = std::min(w.rows, begin + per_task);
-    float* y = p->y + std::size_t{first} * w.rows;
-    kernels_.matmul(w, rows_of(input, first, count), y, w.rows, begin, end,
-                    scratch_.data() + worker * scratch_size_);
-    if (p->linear->bias.empty()) return;
-    for (uint32_t i = 0; i < count; ++i, y += w.rows)
-      for (uint32_t r = begin; r < end; ++r) y[r] += p->linear->bias[r];
-  });
-}
-
 void CpuExecutor::resize(uint32_t n) {
   if (n <= capacity_) return;
   const ModelConfig& c = model_.config();
@@ -544,9 +475,7 @@ void CpuExecutor::resize(uint32_t n) {
   grow(layer_inputs_, std::size_t{n} * c.depth() * c.layer_input);
   grow(up_, std::size_t{n} * c.feed_forward);
   if (altup_) altup_->resize(n);
-  grow(quants_, n * widest);
-  grow(scales_, n * ceil_div(widest, 32));
-  grow(sums_, n * ceil_div(widest, 16));
+  products_.resize(n, widest);
   capacity_ = n;
 }
 

@@ -1,0 +1,81 @@
+#include "engine/cpu_products.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+
+namespace kvasir {
+
+// of a matrix product: threads that start late still find work
+constexpr uint32_t tasks_per_thread = 4;
+constexpr uint32_t rows_together = 16;  // inputs quantised by one task
+
+// Between two looks at the cancel token: a task multiplies at most so much (or the rows that are
+// computed together), which takes 0.2 ms with AVX-512, 0.6 ms with AVX2 and 20 ms in scalar code,
+// measured on Zen 5 with Q4_0.
+constexpr uint64_t task_products = uint64_t{1} << 25;
+// a block of inputs; more than eight, as matmul then rounds the same whatever the block
+constexpr uint32_t task_inputs = 512;
+
+void CpuProducts::consider(const WeightView& w) {
+  if (!w.data) return;
+  const std::size_t size = kernels_.matmul_scratch(w.type, w.cols);
+  scratch_size_ = std::max(scratch_size_, round_up(size, 64));
+}
+
+void CpuProducts::resize(uint32_t n, std::size_t widest) {
+  quants_ = {}, scales_ = {}, sums_ = {};  // never old and new together
+  quants_ = make_buffer<int8_t>(n * widest);
+  scales_ = make_buffer<float>(n * ceil_div(widest, 32));
+  sums_ = make_buffer<int16_t>(n * ceil_div(widest, 16));
+}
+
+void CpuProducts::quantize(const float* x, uint32_t n, uint32_t cols) {
+  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_together)), [&](uint32_t task, uint32_t) {
+    if (cancel_->fired()) return;
+    const std::size_t first = std::size_t{task} * rows_together, at = first * cols;
+    kernels_.quantize(x + at, std::min(rows_together, n - task * rows_together), cols,
+                      quants_.get() + at, scales_.get() + at / 32, sums_.get() + at / 16);
+  });
+}
+
+void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
+                           std::initializer_list<Product> products) {
+  const auto is_float = [](const Product& p) {
+    return tensor_type_info(p.linear->w.type)->block_elements == 1;
+  };
+  if (!std::all_of(products.begin(), products.end(), is_float)) quantize(x, n, cols);
+  const Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get()};
+
+  uint64_t rows = 0;
+  for (const Product& p : products) rows += p.linear->w.rows;
+  const uint32_t blocks = std::max(1u, n / task_inputs);  // the last one takes what is left
+  const uint64_t most = task_products / (uint64_t{std::min(n, task_inputs)} * cols);
+  const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
+  const auto per_task =
+      static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
+  uint32_t tasks = 0;
+  for (const Product& p : products)
+    tasks += static_cast<uint32_t>(ceil_div(p.linear->w.rows, per_task));
+
+  pool_->run(tasks * blocks, [&](uint32_t task, uint32_t worker) {
+    if (cancel_->fired()) return;
+    const uint32_t block = task % blocks, first = block * task_inputs,
+                   count = block + 1 == blocks ? n - first : task_inputs;
+    task /= blocks;
+    const Product* p = products.begin();
+    for (uint32_t own; task >= (own = static_cast<uint32_t>(ceil_div(p->linear->w.rows, per_task)));
+         ++p)
+      task -= own;
+    const WeightView& w = p->linear->w;
+    const uint32_t begin = task * per_task, end = std::min(w.rows, begin + per_task);
+    float* y = p->y + std::size_t{first} * w.rows;
+    kernels_.matmul(w, rows_of(input, first, count), y, w.rows, begin, end,
+                    scratch_.data() + worker * scratch_size_);
+    if (p->linear->bias.empty()) return;
+    for (uint32_t i = 0; i < count; ++i, y += w.rows)
+      for (uint32_t r = begin; r < end; ++r) y[r] += p->linear->bias[r];
+  });
+}
+
+}  // namespace kvasir
