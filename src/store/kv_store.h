@@ -168,8 +168,8 @@ class KvStore {
 
   // Truncates the sequence to its first `tokens` tokens (<= tokens(), and a resume_point()).
   // Restores tokens from pages until the window holds window_tokens again. Throws std::bad_alloc.
-  // Code::corrupt (a damaged
-  // page of a mapped file, or a page with NaN or infinity): the store is unchanged.
+  // Code::corrupt (a damaged page of a mapped file, or a page with NaN or infinity): the store is
+  // unchanged.
   Status rewind(uint64_t tokens, const Kernels& kernels);
 
   // Number of sealed pages after prefill of `tokens` tokens, for any step sizes.
