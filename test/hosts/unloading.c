@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,6 +99,8 @@ int main(int argc, char** argv) {
   int i, n, threads = 0, files = 0, maps = 0;
   long bytes = 0;
   require(argc == 4, "three arguments");
+  /* The allocator reserves 64 MiB for each thread that meets another one in it: not the library's. */
+  require(mallopt(M_ARENA_MAX, 1) == 1, "mallopt");
   library = argv[1], model_path = argv[2], n = atoi(argv[3]);
   for (i = 0; i < n; ++i) {
     pthread_t thread;
