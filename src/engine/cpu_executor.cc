@@ -9,6 +9,7 @@
 #include "base/memory.h"
 #include "engine/altup.h"
 #include "engine/cpu_experts.h"
+#include "engine/cpu_latent.h"
 #include "engine/cpu_products.h"
 #include "engine/layer_executor.h"
 
@@ -42,6 +43,7 @@ class CpuExecutor final : public LayerExecutor {
 
  private:
   Status attention(uint32_t layer);
+  Status latent(uint32_t layer);
   void dense(uint32_t layer, const float* h, uint32_t n);
   Status experts(uint32_t layer, const CpuExperts::Input& input, float* out);
   Status add_experts(uint32_t layer, const float* x, uint32_t n);
@@ -87,6 +89,7 @@ class CpuExecutor final : public LayerExecutor {
   CpuProducts products_;
   std::unique_ptr<AltUp> altup_;         // of a model with several streams
   std::unique_ptr<CpuExperts> experts_;  // null where no layer has experts
+  std::unique_ptr<CpuLatent> latent_;    // likewise
 };
 
 CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention* attention,
@@ -104,11 +107,15 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
   for (const WeightView& w : {weights.output.w, weights.input_projection.w, weights.stream_in.first,
                               weights.stream_out.first})
     products_.consider(w);
+  const std::vector<LayerConfig>& layers = model.config().layer_configs;
+  const auto any_layer = [&](auto&& is) {
+    return std::any_of(layers.begin() + first_layer, layers.end(), is);
+  };
+  if (any_layer([](const LayerConfig& c) { return c.is_latent(); }))
+    latent_ = std::make_unique<CpuLatent>(model, first_layer, pool, &products_);
   products_.allocate();
   if (model.config().streams > 1) altup_ = std::make_unique<AltUp>(model, pool, &products_);
-  const auto has_experts = [](const LayerConfig& c) { return c.has_experts(); };
-  const std::vector<LayerConfig>& layers = model.config().layer_configs;
-  if (std::any_of(layers.begin() + first_layer, layers.end(), has_experts))
+  if (any_layer([](const LayerConfig& c) { return c.has_experts(); }))
     experts_ = std::make_unique<CpuExperts>(model.config(), weights, first_layer, pool);
 }
 
@@ -135,6 +142,7 @@ Status CpuExecutor::mixer(uint32_t layer) {
     case MixerKind::attention:
       return attention(layer);
     case MixerKind::latent:
+      return latent(layer);
     case MixerKind::recurrent:
       break;
   }
@@ -164,6 +172,23 @@ Status CpuExecutor::attention(uint32_t layer) {
   multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
   add(step_->x + std::size_t{first} * width, w.mixer_post_norm, n);
   if (laurel) add_laurel(laurel, first);
+  return {};
+}
+
+// x += W_o outputs(attention(q, k, v)), as LatentConfig has them
+Status CpuExecutor::latent(uint32_t layer) {
+  const LayerConfig& c = model_.config().layer(layer);
+  const LayerWeights& w = model_.weights().layers[layer];
+  const float* h = norm(step_->x, w.mixer_norm, n_, h_.get());
+  latent_->project(*step_, layer, h, {q_.get(), k_.get(), v_.get()});
+  scale_queries(c);
+  attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
+  RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
+
+  const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
+  const float* o = latent_->outputs(*step_, layer, a_.get() + std::size_t{first} * c.q_width(), n);
+  multiply(o, n, c.o_width(), {{&w.o, h_.get()}});
+  add(step_->x + std::size_t{first} * model_.config().width, w.mixer_post_norm, n);
   return {};
 }
 
@@ -475,7 +500,8 @@ void CpuExecutor::resize(uint32_t n) {
   grow(layer_inputs_, std::size_t{n} * c.depth() * c.layer_input);
   grow(up_, std::size_t{n} * c.feed_forward);
   if (altup_) altup_->resize(n);
-  products_.resize(n, widest);
+  if (latent_) latent_->resize(n);
+  products_.resize(n, latent_ ? std::max(widest, latent_->widest()) : widest);
   capacity_ = n;
 }
 

@@ -134,6 +134,8 @@ constexpr Architecture architectures[] = {
     {.name = "granite", .finetuned_rope = true, .scales = Scales::granite},
     {.name = "granitemoe", .finetuned_rope = true, .scales = Scales::granite},
     {.name = "minicpm", .scales = Scales::minicpm},
+    {.name = "minicpm3", .rope_neox = true, .scales = Scales::minicpm3, .latent = true},
+    {.name = "deepseek2", .normalises_experts = false, .latent = true},
     {.name = "glm4", .norms = NormPlacement::both},
     {.name = "glm4moe",
      .rope_neox = true,

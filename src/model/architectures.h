@@ -32,10 +32,11 @@ struct TensorNames {
 // Which numbers of a file scale the stream and the logits.
 enum class Scales : uint8_t {
   none,
-  cohere,   // logits are multiplied by logit_scale
-  granite,  // embedding, residual and attention scales; logits are divided by logit_scale
-  minicpm,  // the same without attention's, with defaults
-  gemma,    // embeddings are multiplied by sqrt(width)
+  cohere,    // logits are multiplied by logit_scale
+  granite,   // embedding, residual and attention scales; logits are divided by logit_scale
+  minicpm,   // the same without attention's, with defaults
+  gemma,     // embeddings are multiplied by sqrt(width)
+  minicpm3,  // constants
 };
 
 // The facts of an architecture that its files do not contain.
@@ -82,6 +83,7 @@ struct Architecture {
   bool norms_values = false;
   bool altup = false;     // several streams; a part of the gates may be 0 (Gemma 3n)
   float temperature = 0;  // of queries in layers without RoPE (Llama 4)
+  bool latent = false;    // attention is MixerKind::latent
 
   TensorNames names = {};
 

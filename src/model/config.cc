@@ -6,6 +6,7 @@
 #include "backend/page.h"
 #include "base/quoted.h"
 #include "gguf/limits.h"
+#include "model/latent_config.h"
 #include "model/rope_config.h"
 #include "model/schema.h"
 
@@ -127,6 +128,7 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
     if (!rotates || Architecture::is_every(row.no_rope_every, l)) layer.rope = LayerConfig::no_rope;
     layer.temperature = row.temperature == 0 || !layer.has_rope();
     layer.heads = heads[l], layer.kv_heads = kv_heads[l];
+    if (row.latent) read_latent(gguf, schema, c->width, &layer);
     layer.feed_forward = feed_forward[l];
     c->layer_configs.push_back(layer);
   }
@@ -144,16 +146,20 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
         layer.qk_norm = QkNorm::none;
 }
 
-// Keys and values of all heads have one size.
-uint32_t read_head_size(Schema* schema, const char* keys, const char* values, uint32_t otherwise) {
-  const auto size = static_cast<uint32_t>(schema->optional(keys, otherwise, 2, 4096));
-  if (size < 2 || schema->optional(values, size, 2, 4096) != size)
-    schema->refuse("has keys and values of different sizes", values);
+uint32_t check_head_size(Schema* schema, uint32_t size) {
   if (size > max_head_dim)
     schema->fail(Status::error(Code::unsupported,
                                "the model's heads have %u dimensions: Kvasir supports up to %u",
                                size, max_head_dim));
   return size;
+}
+
+// Keys and values of all heads have one size.
+uint32_t read_head_size(Schema* schema, const char* keys, const char* values, uint32_t otherwise) {
+  const auto size = static_cast<uint32_t>(schema->optional(keys, otherwise, 2, 4096));
+  if (size < 2 || schema->optional(values, size, 2, 4096) != size)
+    schema->refuse("has keys and values of different sizes", values);
+  return check_head_size(schema, size);
 }
 
 // The shape of the layers with or without a window, whose keys and values are numbered.
@@ -217,9 +223,12 @@ void place_shared_layers(Schema* schema, ModelConfig* c) {
 
 void read_shapes(Schema* schema, ModelConfig* c) {
   share_layers(schema, c);
-  const uint32_t plain = c->width / c->layer_configs[0].heads;
+  const LayerConfig& first = c->layer_configs[0];
+  const uint32_t plain = c->width / first.heads;
   const uint32_t full =
-      read_head_size(schema, "attention.key_length", "attention.value_length", plain);
+      first.is_latent()
+          ? check_head_size(schema, first.latent.rank + first.latent.rotated)
+          : read_head_size(schema, "attention.key_length", "attention.value_length", plain);
   const uint32_t windowed =
       read_head_size(schema, "attention.key_length_swa", "attention.value_length_swa", full);
   shape_layers(schema, false, full, c, c);
@@ -234,7 +243,7 @@ void read_shapes(Schema* schema, ModelConfig* c) {
 // What a LayerConfig can say and executors cannot do yet, and what contradicts itself.
 void refuse_layers(Schema* schema, const ModelConfig& c) {
   for (const LayerConfig& layer : c.layer_configs) {
-    if (layer.mixer != MixerKind::attention)
+    if (layer.mixer == MixerKind::recurrent)
       schema->refuse("has layers without attention", "attention.head_count_kv");
     if (layer.heads == 0 || (layer.has_dense() && layer.feed_forward == 0))
       schema->refuse("has layers without heads or without a feed-forward network",
@@ -260,10 +269,16 @@ void read_scales(Schema* schema, ModelConfig* c) {
                                minicpm ? 1.4 / std::sqrt(static_cast<double>(c->depth())) : 1);
     c->logit_scale = 1 / factor(schema, "logit_scale", minicpm ? 256.0 / c->width : 1);
   }
+  if (row.scales == Scales::minicpm3) {
+    c->embedding_scale = 12;
+    c->residual_scale = 1.4f / std::sqrt(static_cast<float>(c->depth()));
+    c->logit_scale = 256.0f / static_cast<float>(c->width);
+  }
   if (granite) attention = schema->optional_float("attention.scale", 0, 0, 1e6);
   if (row.wide_scale_layers > 0 && c->depth() == row.wide_scale_layers)
     attention = 1 / std::sqrt(static_cast<double>(c->width) / c->heads);
   if (row.unit_scale) attention = 1;
+  if (row.latent) attention = latent_scale(c->layer_configs[0].latent, c->ropes[0]);
   if (attention > 0)
     for (LayerConfig& layer : c->layer_configs)
       layer.query_scale = static_cast<float>(attention * std::sqrt(layer.head_dim));
@@ -293,7 +308,7 @@ void refuse_unsupported(Schema* schema, const Gguf& gguf, const Architecture& ro
   }
   if (row.scales != Scales::granite)
     schema->refuse_nonzero("attention.scale", "its own attention scale");
-  if (row.scales == Scales::none || row.scales == Scales::gemma)
+  if (row.scales == Scales::none || row.scales == Scales::gemma || row.scales == Scales::minicpm3)
     schema->refuse_nonzero("logit_scale", "scaled logits");
   if (row.scales != Scales::granite && row.scales != Scales::minicpm) {
     schema->refuse_nonzero("embedding_scale", "scaled embeddings");

@@ -25,7 +25,8 @@ struct RopeConfig {
   RopeScaling scaling = RopeScaling::none;
   double factor = 1;  // context extension: positions are divided by it
   uint64_t original_context = 0;
-  double magnitude = 1;  // of cosines and sines
+  double magnitude = 1;    // of cosines and sines
+  double score_scale = 1;  // of scores, where a model of latent attention scales them
   // YaRN, arXiv 2309.00071, section 3.2
   double yarn_beta_fast = 32, yarn_beta_slow = 1;
   bool rounds_range = true;  // the range of the ramp, to whole dimensions

@@ -67,6 +67,23 @@ struct ExpertConfig {
   bool beside_dense = false;       // the layer has a dense network too (Gemma 4)
 };
 
+// Attention whose keys and values are products of a latent vector c (MLA, arXiv 2405.04434, section
+// 2.1). It is computed in the absorbed form, in which all heads share one key and c is its value:
+//
+//   q = W_q x, or W_q norm(W_qa x);  (c, k) = W_kv x;  c = norm(c)
+//   key = (c, RoPE(k));  value = c;  query of head h = (W_kh^T q_h, RoPE(r_h)), q = (q_h, r_h)
+//   output of head h = W_vh sum over tokens of a_t c_t
+struct LatentConfig {
+  uint32_t rank = 0;        // numbers of c; 0: the layer has none
+  uint32_t query_rank = 0;  // numbers of W_qa x; 0: one matrix makes the queries
+  uint32_t plain = 0;       // numbers of a head of queries without RoPE,
+  uint32_t rotated = 0;     // and with it
+  uint32_t values = 0;      // numbers of a head of the output
+  bool joint = false;       // the rows of W_kh and of W_vh alternate in one matrix
+
+  uint32_t query() const { return plain + rotated; }
+};
+
 struct LayerConfig {
   static constexpr uint32_t no_rope = UINT32_MAX;
 
@@ -89,6 +106,8 @@ struct LayerConfig {
   uint32_t kv = 0;
   bool writes_kv = true;  // false: it attends the keys and values of an earlier layer
 
+  LatentConfig latent;  // of MixerKind::latent
+
   Activation activation = Activation::silu;
   bool gated = true;          // W_down (f(W_gate x) * W_up x); otherwise W_down f(W_up x)
   uint32_t feed_forward = 0;  // of the dense network
@@ -102,8 +121,11 @@ struct LayerConfig {
   bool is_windowed() const { return window > 0; }
   bool has_experts() const { return experts.count > 0; }
   bool has_dense() const { return !has_experts() || experts.beside_dense; }
+  bool is_latent() const { return mixer == MixerKind::latent; }
   uint32_t q_width() const { return heads * head_dim; }
   uint32_t kv_width() const { return kv_heads * head_dim; }
+  // Inputs of the matrix that ends the mixer.
+  uint32_t o_width() const { return is_latent() ? heads * latent.values : q_width(); }
 };
 
 }  // namespace kvasir

@@ -65,6 +65,17 @@ struct ExpertWeights {
   Array<float> shared_router;                  // [width]: its gate, or empty
 };
 
+// Of a layer of latent attention: LatentConfig.
+struct LatentWeights {
+  Linear query_a;           // [query_rank][width], or empty
+  Array<float> query_norm;  // [query_rank], or empty
+  Linear query;             // [heads * (plain + rotated)][query_rank, or width]
+  Linear kv;                // [rank + rotated][width]
+  Array<float> norm;        // [rank]
+  // Of each head: [rank][plain], or [plain][rank] where LatentConfig::joint; [values][rank]
+  ExpertMatrices keys, values;
+};
+
 // Of a layer with AltUp (engine/altup.h).
 struct AltUpWeights {
   Linear router;  // [streams][width]
@@ -80,6 +91,7 @@ struct LayerWeights {
   Norm mixer_norm, mixer_post_norm;  // [width]
   // [heads * head_dim][width], [kv_heads * head_dim][width] twice, [width][heads * head_dim]
   Linear q, k, v, o;
+  LatentWeights latent;         // in place of q, k and v
   Array<float> q_norm, k_norm;  // as QkNorm has them
   Array<float> sinks;           // [heads]
   Norm ffn_norm, ffn_post_norm;

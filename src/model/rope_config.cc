@@ -36,8 +36,14 @@ void read_yarn(Schema* schema, const ModelConfig& c, RopeConfig* rope) {
   rope->yarn_beta_slow = schema->optional_float("rope.scaling.yarn_beta_slow", 1, 1e-3, 1e6);
   if (schema->optional_float("rope.scaling.yarn_ext_factor", 1, 0, 1e3) != 1)
     schema->refuse("extrapolates YaRN by a factor that is not 1", "rope.scaling.yarn_ext_factor");
-  rope->magnitude *=
-      yarn_magnitude(*rope, schema->optional_float("rope.scaling.yarn_log_multiplier", 0, 0, 1e3));
+  double log_multiplier = schema->optional_float("rope.scaling.yarn_log_multiplier", 0, 0, 1e3);
+  if (c.architecture->latent && log_multiplier > 0) {
+    // The file has a tenth of it. It scales the scores, and the cosines and sines by nothing.
+    const double scale = 1 + 0.1 * 10 * log_multiplier * std::log(rope->factor);
+    rope->score_scale = scale * scale;
+    return;
+  }
+  rope->magnitude *= yarn_magnitude(*rope, log_multiplier);
 }
 
 RopeConfig read_set(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
@@ -47,7 +53,10 @@ RopeConfig read_set(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
   const auto sections = gguf.get_ints(schema->prefix() + "rope.dimension_sections");
   if (sections && sections->size() > 1 && (*sections)[0] > 0 && (*sections)[1] > 0)
     rope.neox = true;
-  const uint32_t head = c.layers > 0 ? c.head_dim : c.windows.head_dim;
+  const LatentConfig& latent = c.layer(0).latent;
+  const uint32_t head = latent.rank > 0 ? latent.rotated
+                        : c.layers > 0  ? c.head_dim
+                                        : c.windows.head_dim;
   rope.dim = static_cast<uint32_t>(schema->optional("rope.dimension_count", head, 2, head));
   if (rope.dim % 2)
     schema->fail(Status::error(Code::corrupt, "the model rotates an odd number of dimensions (%u)",

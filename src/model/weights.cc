@@ -229,7 +229,7 @@ class LayerBinder {
   void bind() {
     const uint32_t width = model_.width;
     norm(layer_.norm_before(), names_.mixer_norm, &w_.mixer_norm);
-    attention();
+    layer_.is_latent() ? latent(layer_.latent) : attention();
     norm(layer_.norm_after(), names_.mixer_post_norm, &w_.mixer_post_norm);
     norm(layer_.norm_before() && !layer_.is_parallel(), names_.ffn_norm, &w_.ffn_norm);
     if (layer_.has_dense()) dense();
@@ -268,6 +268,33 @@ class LayerBinder {
     qk_norm(names_.q_norm, layer_.heads, &w_.q_norm);
     if (layer_.writes_kv) qk_norm(names_.k_norm, layer_.kv_heads, &w_.k_norm);
     if (layer_.sinks) bind_.vector(name(names_.sinks) + ".weight", layer_.heads, true, &w_.sinks);
+  }
+
+  void latent(const LatentConfig& c) {
+    LatentWeights& w = w_.latent;
+    const uint32_t width = model_.width, heads = layer_.heads;
+    if (c.query_rank > 0) {
+      linear("attn_q_a", c.query_rank, width, &w.query_a);
+      bind_.vector(name("attn_q_a_norm.weight"), c.query_rank, true, &w.query_norm);
+      linear("attn_q_b", heads * c.query(), c.query_rank, &w.query);
+    } else {
+      linear("attn_q", heads * c.query(), width, &w.query);
+    }
+    linear("attn_kv_a_mqa", c.rank + c.rotated, width, &w.kv);
+    bind_.vector(name("attn_kv_a_norm.weight"), c.rank, true, &w.norm);
+    if (c.joint) {
+      const uint32_t both = c.plain + c.values;  // rows of a head
+      const WeightView all = bind_.matrix(name("attn_kv_b.weight"), heads * both, c.rank);
+      w.keys.first = w.values.first = all;
+      w.keys.stride = w.values.stride = both * all.row_bytes;
+      w.keys.first.rows = c.plain, w.values.first.rows = c.values;
+      if (all.data) w.values.first.data += c.plain * all.row_bytes;
+    } else {
+      bind_.matrices(name("attn_k_b"), heads, c.rank, c.plain, &w.keys);
+      bind_.matrices(name("attn_v_b"), heads, c.values, c.rank, &w.values);
+      bind_.ignore(name("attn_kv_b.weight"));  // of files that have both
+    }
+    linear(names_.o, width, layer_.o_width(), &w_.o);
   }
 
   void qk_norm(const char* tensor, uint32_t heads, Array<float>* out) {

@@ -1,0 +1,173 @@
+// Models of latent attention.
+#include <cmath>
+
+#include "helpers.h"
+#include "latent_model.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+std::vector<Token> text(std::size_t n) {
+  std::vector<Token> tokens(n);
+  uint32_t state = 5;
+  for (Token& t : tokens) t = static_cast<Token>((state = state * 1664525u + 1013904223u) >> 24);
+  return tokens;
+}
+
+double relative_error(const std::vector<float>& is, const std::vector<float>& want) {
+  double difference = 0, size = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    difference += std::pow(static_cast<double>(is[i] - want[i]), 2);
+    size += std::pow(static_cast<double>(want[i]), 2);
+  }
+  return std::sqrt(difference / size);
+}
+
+// [tokens][vocabulary]
+std::vector<float> logits_of(std::shared_ptr<const Model> model, std::span<const Token> tokens,
+                             uint32_t threads, uint32_t chunk) {
+  SessionOptions o;
+  o.threads = threads, o.prefill_chunk = chunk;
+  o.full_precision = true;
+  auto session = open_session(model, o);
+  std::vector<float> logits(tokens.size() * model->config().vocabulary);
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens(tokens, logits.data(), nullptr, {}, &done);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return logits;
+}
+
+Status read_config(const GgufBuilder& file) {
+  const std::vector<std::byte> bytes = file.build();
+  Gguf gguf;
+  REQUIRE(Gguf::parse(bytes, &gguf).ok());
+  ModelConfig c;
+  return ModelConfig::read(gguf, &c);
+}
+
+void check_fails(const Status& s, Code code, const std::string& text) {
+  CAPTURE(text);
+  CHECK_MESSAGE(s.code() == code, s.message());
+  CHECK_MESSAGE(std::string(s.message()).find(text) != std::string::npos, s.message());
+}
+
+}  // namespace
+
+TEST_CASE("latent attention: keys that are missing or contradict others are refused by name") {
+  const LatentSize size;
+  const auto file = [&](const LatentSize& s, const char* leave_out = "") {
+    GgufBuilder b;
+    add_latent_keys(&b, s, leave_out);
+    b.tensor("blk.0.attn_q.weight", {1}, TensorType::f32);
+    return b;
+  };
+  CHECK(read_config(file({2, 32, 2, 256, 32})).ok());
+  for (const char* key : {"attention.kv_lora_rank", "attention.key_length_mla",
+                          "attention.value_length_mla", "rope.dimension_count"})
+    check_fails(read_config(file(size, key)), Code::corrupt, key);
+  GgufBuilder with_queries;  // without attn_q, queries have a rank
+  add_latent_keys(&with_queries, size);
+  check_fails(read_config(with_queries), Code::corrupt, "attention.q_lora_rank");
+
+  for (const auto& [key, value] :
+       {std::pair("attention.key_length", 100u), std::pair("attention.value_length", 100u)})
+    check_fails(read_config(file(size, key).key(std::string("deepseek2.") + key, value)),
+                Code::corrupt, "key_length");
+  check_fails(
+      read_config(
+          file(size, "attention.head_count_kv").key("deepseek2.attention.head_count_kv", 3u)),
+      Code::corrupt, "3 KV heads for 2 query heads");
+  check_fails(read_config(file(size, "attention.key_length_mla")
+                              .key("deepseek2.attention.key_length_mla", size.rotated)),
+              Code::corrupt, "of which 64 rotate");
+  check_fails(read_config(file({2, 32, 2, 24, 8})), Code::unsupported, "kv_lora_rank");
+  check_fails(read_config(file({2, 32, 2, 1024, 64})), Code::unsupported, "1088 dimensions");
+  check_fails(read_config(file({2, 32, 2, 256, 31})), Code::corrupt, "odd number");
+}
+
+TEST_CASE("latent attention: matrices of another shape are refused by name") {
+  const TempFolder folder;
+  const LatentSize size{1, 32, 2, 64, 16};
+  const auto check = [&](const LatentSize& of_matrices, bool joint, const char* name) {
+    const std::string path = folder.file("a.gguf");
+    save_latent_model(path, size, random_heads(size, joint));
+    // The same file whose keys say otherwise.
+    GgufBuilder b = bpe_file(byte_vocabulary());
+    add_latent_keys(&b, of_matrices);
+    std::mt19937 random(1);
+    const HeadMatrices m = random_heads(size, joint)[0];
+    const auto zeros = [&](const std::string& tensor, std::vector<uint64_t> dims) {
+      b.tensor(tensor, std::move(dims), TensorType::f32);
+    };
+    const LatentSize& s = of_matrices;
+    zeros("token_embd.weight", {s.width, 256}), zeros("output_norm.weight", {s.width});
+    zeros("blk.0.attn_norm.weight", {s.width}), zeros("blk.0.ffn_norm.weight", {s.width});
+    zeros("blk.0.attn_q.weight", {s.width, s.heads * (s.plain + s.rotated)});
+    zeros("blk.0.attn_kv_a_mqa.weight", {s.width, s.rank + s.rotated});
+    zeros("blk.0.attn_kv_a_norm.weight", {s.rank});
+    zeros("blk.0.attn_output.weight", {s.heads * s.values, s.width});
+    zeros("blk.0.ffn_gate.weight", {s.width, 48}), zeros("blk.0.ffn_up.weight", {s.width, 48});
+    zeros("blk.0.ffn_down.weight", {48, s.width});
+    if (joint) {
+      b.tensor("blk.0.attn_kv_b.weight", {size.rank, size.heads * (size.plain + size.values)},
+               TensorType::f32, m.keys);
+    } else {
+      b.tensor("blk.0.attn_k_b.weight", {size.plain, size.rank, size.heads}, TensorType::f32,
+               m.keys);
+      b.tensor("blk.0.attn_v_b.weight", {size.rank, size.values, size.heads}, TensorType::f32,
+               m.values);
+    }
+    write_model(path, b);
+    std::shared_ptr<const Model> model;
+    check_fails(Model::open(path, "", &model), Code::corrupt, name);
+  };
+  LatentSize other = size;
+  other.plain = 48;
+  check(other, false, "tensor 'blk.0.attn_k_b.weight' is 32 x 64 x 2");
+  check(other, true, "tensor 'blk.0.attn_kv_b.weight' is 64 x 128");
+  other = size, other.values = 16;
+  check(other, false, "tensor 'blk.0.attn_v_b.weight' is 64 x 32 x 2");
+  other = size, other.rank = 80;
+  check(other, false, "tensor 'blk.0.attn_k_b.weight'");
+  other = size, other.heads = 4;
+  check(other, false, "tensor 'blk.0.attn_k_b.weight'");
+}
+
+TEST_CASE("latent attention: the matrices of heads may be quantised, and be two or one") {
+  const TempFolder folder;
+  const LatentSize size{2, 32, 3, 256, 32};
+  const auto tokens = text(70);
+  const auto logits = [&](const std::vector<HeadMatrices>& matrices) {
+    const auto model = open_model(save_latent_model(folder.file("a.gguf"), size, matrices));
+    const std::vector<float> one = logits_of(model, tokens, 1, 512);
+    CHECK(logits_of(model, tokens, 2, 512) == one);
+    CHECK(relative_error(logits_of(model, tokens, 2, 1), one) < 2e-2);
+    return one;
+  };
+  struct Form {
+    bool joint;
+    TensorType keys, values;
+  };
+  for (const Form& form : {Form{true, TensorType::f32, TensorType::f32},
+                           Form{true, TensorType::q8_0, TensorType::q8_0},
+                           Form{true, TensorType::q4_k, TensorType::q4_k},
+                           Form{true, TensorType::q6_k, TensorType::q6_k},
+                           Form{false, TensorType::q8_0, TensorType::q4_k},
+                           Form{false, TensorType::q4_0, TensorType::q6_k},
+                           Form{false, TensorType::f32, TensorType::q8_0}}) {
+    CAPTURE(form.joint);
+    CAPTURE(static_cast<uint32_t>(form.keys));
+    CAPTURE(static_cast<uint32_t>(form.values));
+    const std::vector<HeadMatrices> matrices =
+        random_heads(size, form.joint, form.keys, form.values);
+    std::vector<HeadMatrices> floats, other;
+    for (const HeadMatrices& m : matrices) floats.push_back(m.as_floats(size));
+    const bool exact = form.values == TensorType::f32;
+    const std::vector<float> want = logits(floats);
+    CHECK(relative_error(logits(matrices), want) < (exact ? 2e-5 : 2e-2));
+    // and they matter
+    CHECK(relative_error(logits(random_heads(size)), want) > 0.05);
+  }
+}
