@@ -10,7 +10,8 @@
 // The kernels of the .cu files, for all architectures: embed.S.
 extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[],
     kvasir_cuda_attention[], kvasir_cuda_select[], kvasir_cuda_prefill_attention[],
-    kvasir_cuda_knn[], kvasir_cuda_matmul_few[];
+    kvasir_cuda_knn[], kvasir_cuda_matmul_few[], kvasir_cuda_experts[],
+    kvasir_cuda_matmul_experts[];
 
 namespace kvasir {
 namespace cuda {
@@ -85,9 +86,11 @@ int close(DeviceContext* c) {
 int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
-  const void* const images[] = {
-      kvasir_cuda_elementwise,       kvasir_cuda_matmul, kvasir_cuda_attention, kvasir_cuda_select,
-      kvasir_cuda_prefill_attention, kvasir_cuda_knn,    kvasir_cuda_matmul_few};
+  const void* const images[] = {kvasir_cuda_elementwise,       kvasir_cuda_matmul,
+                                kvasir_cuda_attention,         kvasir_cuda_select,
+                                kvasir_cuda_prefill_attention, kvasir_cuda_knn,
+                                kvasir_cuda_matmul_few,        kvasir_cuda_experts,
+                                kvasir_cuda_matmul_experts};
   static_assert(std::size(images) == std::size(decltype(c->modules){}));
   for (std::size_t i = 0; i < std::size(images); ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;

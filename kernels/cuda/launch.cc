@@ -5,75 +5,16 @@
 #include <span>
 
 #include "backend/device_operations.h"
-#include "driver.h"
-#include "layout.h"
+#include "launch.h"
+#include "launch_experts.h"
 
 namespace kvasir::cuda {
 namespace {
-
-// The suffix of the kernels for a type of weights.
-const char* suffix_of(TensorType type) {
-  switch (type) {
-    case TensorType::f32:
-      return "f32";
-    case TensorType::f16:
-      return "f16";
-    case TensorType::bf16:
-      return "bf16";
-#define KVASIR_SUFFIX(name) \
-  case TensorType::name:    \
-    return #name;
-      KVASIR_QUANTISED_TYPES(KVASIR_SUFFIX)
-#undef KVASIR_SUFFIX
-  }
-  return "";
-}
 
 #define KVASIR_TYPE(name) TensorType::name,
 constexpr TensorType types[] = {TensorType::f32, TensorType::f16, TensorType::bf16,
                                 KVASIR_QUANTISED_TYPES(KVASIR_TYPE)};
 #undef KVASIR_TYPE
-
-bool is_quantised(TensorType type) { return layout_of(type).low_bits != 0; }
-
-unsigned blocks_for(std::size_t n, unsigned each) {
-  return static_cast<unsigned>((n + each - 1) / each);
-}
-
-// Launches a kernel; the arguments have exactly the types of its parameters. From compute
-// capability 9.0 on it may start before the previous one has ended: dependent.h.
-struct Grid {
-  // shared: dynamic shared memory per block, bytes.
-  unsigned x, y = 1, z = 1, shared = 0;
-};
-template <class... Args>
-int launch(DeviceStream* s, const char* name, Grid grid, unsigned threads, Args... args) {
-  if (grid.x == 0 || grid.y == 0 || grid.z == 0) return 0;
-  const Current current(s->context);
-  if (current.error()) return current.error();
-  void* parameters[] = {&args...};
-  CUlaunchAttribute early{};
-  early.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-  early.value.programmaticStreamSerializationAllowed = 1;
-  CUlaunchConfig config{};
-  config.gridDimX = grid.x, config.gridDimY = grid.y, config.gridDimZ = grid.z;
-  config.blockDimX = threads, config.blockDimY = config.blockDimZ = 1;
-  config.sharedMemBytes = grid.shared;
-  config.hStream = s->stream;
-  config.attrs = &early;
-  config.numAttrs = s->context->major >= 9 ? 1 : 0;
-  const auto kernel = s->context->kernels.find(name);
-  return kernel == s->context->kernels.end()
-             ? CUDA_ERROR_NOT_FOUND
-             : driver().cuLaunchKernelEx(&config, kernel->second, parameters, nullptr);
-}
-
-struct Name {
-  char text[32];
-  Name(const char* kind, TensorType type) {
-    std::snprintf(text, sizeof text, "%s%s", kind, suffix_of(type));
-  }
-};
 
 std::size_t float_bytes(TensorType type) { return type == TensorType::f32 ? 4 : 2; }
 
@@ -83,11 +24,6 @@ std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) {
   std::size_t bytes = 0;
   (void)planes_at(type, elements / 32, nullptr, &bytes);
   return bytes;
-}
-
-Planes planes_of(const DeviceMatrix& m) {
-  return planes_at(m.type, std::size_t{m.rows} * m.cols / 32, const_cast<std::byte*>(m.data),
-                   nullptr);
 }
 
 int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row,
@@ -104,38 +40,19 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
                                     reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
 }
 
-// Rows of a block: 64 where that gives as many blocks as the device runs at a time, because the
-// inputs are read once per block; else fewer, so that enough blocks keep the memory busy.
-unsigned few_rows(const DeviceContext& c, const DeviceProduct* given, std::size_t count) {
-  const auto blocks = [&](unsigned rows) {
-    unsigned sum = 0;
-    for (std::size_t i = 0; i < count; ++i) sum += blocks_for(given[i].w.rows, rows);
-    return sum;
-  };
-  return blocks(64) >= 2 * c.multiprocessors ? 64 : 2 * blocks(32) >= c.multiprocessors ? 32 : 16;
-}
-
-// Steps of the ring that a block copies to: as many as leave room for the blocks of a
-// multiprocessor, up to two.
-unsigned few_steps(const DeviceContext& c, TensorType type, unsigned rows, unsigned inputs,
-                   unsigned blocks) {
-  constexpr unsigned own = 1024;  // bytes of shared memory that a block uses besides
-  const unsigned step = few_step_bytes(type, rows, inputs), half = c.shared_bytes / 2 - own;
-  const unsigned room = blocks > c.multiprocessors && half >= 2 * step + few_sum_bytes(rows, inputs)
-                            ? half
-                            : c.block_shared_bytes;
-  const unsigned steps = (room - few_sum_bytes(rows, inputs)) / step;
-  return steps >= max_few_steps ? max_few_steps : std::clamp(steps, 2u, 4u);
-}
-
 // Multiplies `count` matrices of one type in one launch.
 int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
              const DeviceActivations& x, bool add) {
   const TensorType type = given->w.type;
   const bool quantised = is_quantised(type), wide = x.n >= min_wide_inputs && has_wide(type);
   const bool few = quantised && x.n > 1 && x.n <= max_few_inputs;
+  const auto few_blocks = [&](unsigned rows) {
+    unsigned sum = 0;
+    for (std::size_t i = 0; i < count; ++i) sum += blocks_for(given[i].w.rows, rows);
+    return sum;
+  };
   const unsigned rows = x.n == 1 ? row_warps
-                        : few    ? few_rows(*s->context, given, count)
+                        : few    ? few_rows(*s->context, few_blocks)
                         : wide   ? wide_rows
                                  : tile_rows;
   const unsigned threads = x.n == 1 ? row_warps * 32
@@ -375,6 +292,12 @@ int find_kernels(DeviceContext* context) {
   for (TensorType type : types)
     if (is_quantised(type))
       if (const int error = find(Name("few_", type).text, context->modules[6])) return error;
+  for (const char* name :
+       {"experts_route", "experts_tiles", "experts_place", "experts_gather", "experts_sum"})
+    if (const int error = find(name, context->modules[7])) return error;
+  for (TensorType type : types)
+    for (const char* kind : {"experts_row_", is_quantised(type) ? "experts_few_" : "experts_tile_"})
+      if (const int error = find(Name(kind, type).text, context->modules[8])) return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name :
        {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"})
@@ -404,9 +327,9 @@ int find_kernels(DeviceContext* context) {
   for (const TensorType type : types) {
     if (has_wide(type))
       if (const int error = allow(Name("wide_", type).text, wide_shared_bytes)) return error;
-    if (is_quantised(type))
-      if (const int error = allow(Name("few_", type).text, context->block_shared_bytes))
-        return error;
+    if (!is_quantised(type)) continue;
+    for (const char* kind : {"few_", "experts_few_"})
+      if (const int error = allow(Name(kind, type).text, context->block_shared_bytes)) return error;
   }
   return 0;
 }
@@ -414,6 +337,7 @@ int find_kernels(DeviceContext* context) {
 void fill_operations(DeviceKernels* k) {
 #define KVASIR_FILL(name) k->name = name;
   KVASIR_DEVICE_PRODUCTS(KVASIR_FILL)
+  KVASIR_DEVICE_EXPERTS(KVASIR_FILL)
   KVASIR_DEVICE_ATTENTION(KVASIR_FILL)
 #undef KVASIR_FILL
 }

@@ -119,6 +119,12 @@ struct Products {
   bool add;  // adds to y
 };
 
+// The same of experts' matrices; rows: of one expert.
+struct ExpertProducts {
+  Products products;
+  const float* scales[max_products];  // [experts], or null
+};
+
 // Launch parameters, for host code and kernels.
 // Rows of a block, one input.
 constexpr uint32_t row_warps = 4;
@@ -131,6 +137,8 @@ constexpr uint32_t few_threads = 256, max_few_inputs = 64, few_units = 8, max_fe
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
 // Neighbouring numbers per thread.
 constexpr uint32_t elementwise_each = 4;
+// Experts; a warp routes a token.
+constexpr uint32_t expert_threads = 256, route_warps = 4, tiles_threads = 1024;
 // Attention.
 constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, scan_blocks = 4,
                    choose_threads = 256, attend_threads = 256, gather_threads = 256;

@@ -2,120 +2,11 @@
 // and 64 inputs with the tensor cores' integer products. Up to 64 inputs of quantised weights:
 // matmul_few.cu. Sums of 32 products are exact integers, like those of the CPU's kernels; scales
 // are applied in float.
-#include <cuda_bf16.h>
-
-#include "dependent.h"
-#include "formats.h"
 #include "integer_products.h"
-#include "products.h"
+#include "matmul_row.h"
 
 namespace kvasir::cuda {
 namespace {
-
-// ---- one input
-
-__device__ inline float warp_sum(float x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
-  return x;
-}
-
-// sum of u[k] . x[k] over four words
-__device__ inline int dot_words(const uint32_t* u, uint4 x) {
-  int sum = __dp4a(static_cast<int>(u[0]), static_cast<int>(x.x), 0);
-  sum = __dp4a(static_cast<int>(u[1]), static_cast<int>(x.y), sum);
-  sum = __dp4a(static_cast<int>(u[2]), static_cast<int>(x.z), sum);
-  return __dp4a(static_cast<int>(u[3]), static_cast<int>(x.w), sum);
-}
-
-// The product of a unit of weights and inputs, without the scale of the inputs.
-template <TensorType type>
-__device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 low_inputs,
-                                     uint4 high_inputs, short2 sum) {
-  using F = Format<type>;
-  uint32_t u[8];
-  load_quants<type>(w, unit, u);
-  float2 scales[2];
-  F::scales(w, unit, scales);
-  const int low = dot_words(u, low_inputs), high = dot_words(u + 4, high_inputs);
-  float part;
-  if constexpr (F::two_scales)
-    part = scales[0].x * static_cast<float>(low) + scales[1].x * static_cast<float>(high);
-  else part = scales[0].x * static_cast<float>(low + high);
-  if constexpr (F::has_offset) {
-    if constexpr (F::two_scales)
-      part += scales[0].y * static_cast<float>(sum.x) + scales[1].y * static_cast<float>(sum.y);
-    else part += scales[0].y * static_cast<float>(sum.x + sum.y);
-  }
-  return part;
-}
-
-// A warp has one row, and its loop is left to the compiler: many warps hide memory latency better
-// than few warps with many loads in flight. Two rows per warp, or four units at a time, use the
-// registers of other warps: a tenth to a sixth slower with formats of 4 bits (H200). So is a loop
-// that, for lack of registers, waits for one load before it has issued all: check the compiler's
-// output. Bytes of float weights that are prefetched while the previous kernel works.
-constexpr uint32_t early_bytes = 4096;
-
-template <TensorType type>
-__device__ void multiply_row(const Products& products, uint32_t units, const int8_t* q,
-                             const float* scale, const int16_t* sums) {
-  using F = Format<type>;
-  uint32_t row;
-  const Product& product = product_of_block(products, row_warps, &row);
-  const Planes& w = product.w;
-  row += threadIdx.x / 32;
-  const uint32_t lane = threadIdx.x % 32;
-  const std::size_t first = std::size_t{row} * units;
-  if (row < product.rows && lane < units) prefetch(w.low + (first + lane) * (F::low * 4));
-  after_previous();
-  if (row >= product.rows) return;
-  float total = 0;
-  for (uint32_t i = lane; i < units; i += 32) {
-    const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
-    const uint4 low = x[0], high = x[1];
-    const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
-    total += unit_product<type>(w, first + i, low, high, sum) * scale[i];
-  }
-  total = warp_sum(total);
-  if (lane == 0) put(products.add, product, 0, row, total);
-}
-
-template <class T>
-__device__ inline float to_float(T x) {
-  if constexpr (sizeof(T) == 4) return x;
-  else return static_cast<float>(x);
-}
-
-// vector: weights per load; cols is a multiple of it.
-template <class T, int vector>
-__device__ void multiply_float_row(const Products& products, uint32_t cols, const float* x) {
-  struct alignas(sizeof(T) * vector) Weights {
-    T values[vector];
-  };
-  struct alignas(vector > 1 ? 16 : 4) Inputs {
-    float values[vector];
-  };
-  uint32_t row;
-  const auto& [planes, rows, begin, bias, y, scale] = product_of_block(products, row_warps, &row);
-  row += threadIdx.x / 32;
-  const T* w = reinterpret_cast<const T*>(planes.low) + std::size_t{row} * cols;
-  if (vector > 1 && threadIdx.x % 32 == 0 && row < rows)
-    prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
-  after_previous();
-  if (row >= rows) return;
-  const float before = products.add ? y[row] : 0.0f;
-  float total = 0;
-#pragma unroll 4
-  for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
-    const Weights some = *reinterpret_cast<const Weights*>(w + c);
-    const Inputs inputs = *reinterpret_cast<const Inputs*>(x + c);
-#pragma unroll
-    for (int i = 0; i < vector; ++i) total += to_float(some.values[i]) * inputs.values[i];
-  }
-  total = warp_sum(total);
-  if (threadIdx.x % 32 == 0)
-    y[row] = before + (__fmul_rn(total, scale) + (bias ? bias[row] : 0.0f));
-}
 
 // ---- many inputs
 
@@ -380,48 +271,6 @@ __device__ void multiply_wide(const Products& products, uint32_t units, uint32_t
   }
 }
 
-// Floats: tiles of 64 by 64, 8 rows and 4 inputs per thread.
-template <class T>
-__device__ void multiply_float_tile(const Products& products, uint32_t cols, uint32_t n,
-                                    const float* x) {
-  constexpr int depth = 16;
-  __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
-  uint32_t first_row;
-  const Product product = product_of_block(products, tile_rows, &first_row);
-  const uint32_t rows = product.rows;
-  const T* w = reinterpret_cast<const T*>(product.w.low);
-  after_previous();
-  const uint32_t first_input = blockIdx.y * tile_inputs;
-  const int thread = static_cast<int>(threadIdx.x), row = thread % 8 * 8, input = thread / 8 * 4;
-  float total[8][4] = {};
-  for (uint32_t at = 0; at < cols; at += depth) {
-    __syncthreads();
-    for (int i = thread; i < tile_rows * depth; i += tile_threads) {
-      const int r = i / depth, c = i % depth;
-      const bool there = at + c < cols;
-      weights[c][r] = there && first_row + r < rows
-                          ? to_float(w[std::size_t{first_row + r} * cols + at + c])
-                          : 0.0f;
-      inputs[c][r] =
-          there && first_input + r < n ? x[std::size_t{first_input + r} * cols + at + c] : 0.0f;
-    }
-    __syncthreads();
-    for (int c = 0; c < depth; ++c) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) total[i][j] += weights[c][row + i] * inputs[c][input + j];
-      }
-    }
-  }
-  for (int i = 0; i < 8; ++i) {
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t r = first_row + row + i, t = first_input + input + j;
-      if (r < rows && t < n) put(products.add, product, t, r, total[i][j]);
-    }
-  }
-}
-
 }  // namespace
 
 // The kernels, with their names in launch.cc.
@@ -437,7 +286,7 @@ extern "C" {
   __global__ void __launch_bounds__(row_warps * 32)                                             \
       row_##name(Given products, uint32_t units, uint32_t, const int8_t* q, const float* scale, \
                  const int16_t* sums) {                                                         \
-    multiply_row<TensorType::name>(products, units, q, scale, sums);                            \
+    multiply_row<TensorType::name>(rows_of_block(products, row_warps), units, q, scale, sums);  \
   }                                                                                             \
   __global__ void __launch_bounds__(tile_threads)                                               \
       tile_##name(Products products, uint32_t units, uint32_t n, const int8_t* q,               \
@@ -454,15 +303,17 @@ KVASIR_QUANTISED_TYPES(KERNELS)
   }
 WIDE_KERNEL(q8_0)
 
-#define FLOAT_KERNELS(name, T)                                                    \
-  __global__ void __launch_bounds__(row_warps * 32)                               \
-      row_##name(Given products, uint32_t cols, uint32_t, const float* x) {       \
-    if (cols % (16 / sizeof(T))) multiply_float_row<T, 1>(products, cols, x);     \
-    else multiply_float_row<T, 16 / sizeof(T)>(products, cols, x);                \
-  }                                                                               \
-  __global__ void __launch_bounds__(tile_threads)                                 \
-      tile_##name(Products products, uint32_t cols, uint32_t n, const float* x) { \
-    multiply_float_tile<T>(products, cols, n, x);                                 \
+#define FLOAT_KERNELS(name, T)                                                 \
+  __global__ void __launch_bounds__(row_warps * 32)                            \
+      row_##name(Given products, uint32_t cols, uint32_t, const float* x) {    \
+    const Rows block = rows_of_block(products, row_warps);                     \
+    if (cols % (16 / sizeof(T))) multiply_float_row<T, 1>(block, cols, x);     \
+    else multiply_float_row<T, 16 / sizeof(T)>(block, cols, x);                \
+  }                                                                            \
+  __global__ void __launch_bounds__(tile_threads)                              \
+      tile_##name(Given products, uint32_t cols, uint32_t n, const float* x) { \
+    multiply_float_tile<T>(rows_of_block(products, tile_rows), cols, n, x,     \
+                           blockIdx.y * tile_inputs);                          \
   }
 FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
 

@@ -25,6 +25,21 @@ __device__ inline const Product& product_of_block(const Products& products, uint
   return product;
 }
 
+// Rows of a product that a block has, from `first` on; first_weights: of its first row among the
+// rows of `w`, which are those of several matrices where a router chooses one.
+struct Rows {
+  const Product& product;
+  uint32_t first;
+  std::size_t first_weights;
+  bool add;
+};
+
+__device__ inline Rows rows_of_block(const Products& products, uint32_t count) {
+  uint32_t first;
+  const Product& product = product_of_block(products, count, &first);
+  return {product, first, first, products.add};
+}
+
 __device__ inline void put(bool add, const Product& product, uint32_t input, uint32_t row,
                            float x) {
   float& to = product.y[std::size_t{input} * product.rows + row];

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 
+#include "backend/device_experts.h"
 #include "backend/kernels.h"
 
 namespace kvasir::reference {
@@ -28,6 +29,11 @@ void rope(double* x, uint32_t n_heads, std::size_t stride, uint32_t rotary_dim, 
 void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, uint32_t n,
                 uint32_t cols, double* y);
 void activate(Activation f, const float* gate, const float* up, std::size_t n, double* y);
+
+// ---- experts.cc
+
+// As choose_experts() of engine/expert_routing.h. logits: [experts] of one token; out: [used].
+void route(const DeviceRouting& routing, const float* logits, DeviceChoice* out);
 
 // ---- attention.cc
 

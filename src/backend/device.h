@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "backend/device_attention.h"
+#include "backend/device_experts.h"
 #include "backend/device_inputs.h"
 #include "backend/device_nearest.h"
 #include "backend/free_space.h"
@@ -55,6 +56,14 @@ struct DeviceProduct {
   DeviceMatrix w;
   const float* bias;  // device
   float* y;           // device
+};
+
+// The same of row i of expert e, whose matrix is rows [e * rows, (e + 1) * rows) of w:
+// y[i * rows + r] = scales[e] * w.scale * sum_c w[e * rows + r][c] * x[i][c] + biases[e][r].
+struct DeviceExpertProduct {
+  DeviceMatrix w;
+  const float *biases, *scales;  // [experts][rows], [experts]; device; null: none
+  float* y;                      // [n * used][rows]; device
 };
 
 struct DeviceKernels {
@@ -120,6 +129,24 @@ struct DeviceKernels {
                 const DeviceActivations& out);
   // Checks q, k and v after the rotation.
   int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);
+
+  // ---- experts, called in this order; backend/device_experts.h; all pointers device
+  // logits: [n][experts]. Writes rows.chosen as choose_experts() does. Checks the logits. Choices
+  // are experts of the model whatever the logits are.
+  int (*route)(DeviceStream* stream, const DeviceRouting& routing, const float* logits,
+               const DeviceCheck& check, const DeviceExpertRows& rows);
+  // Of several tokens: fills the other arrays of rows.
+  int (*group_choices)(DeviceStream* stream, const DeviceExpertRows& rows);
+  // Copies the inputs of the choices to their rows; weighs: multiplied by the weights.
+  int (*gather_inputs)(DeviceStream* stream, const DeviceExpertRows& rows,
+                       const DeviceActivations& x, bool weighs, const DeviceActivations& out);
+  // Products of one type and shape, at most three. x.n: the rows; or 1, where one token's choices
+  // have the same input. With several tokens a row's result depends on nothing but its input.
+  int (*multiply_experts)(DeviceStream* stream, std::span<const DeviceExpertProduct> products,
+                          const DeviceExpertRows& rows, const DeviceActivations& x);
+  // out has f32 alone.
+  int (*sum_experts)(DeviceStream* stream, const DeviceExpertRows& rows, const DeviceExpertSum& sum,
+                     const DeviceActivations& out);
 
   // ---- attention of a layer's new tokens, called in this order; backend/device_attention.h; all
   // pointers device

@@ -19,6 +19,9 @@ namespace kvasir {
   F(matrix_bytes) F(lay_out) F(matmul) F(quantize) F(rms_norm) F(add_rms_norm) F(swiglu) \
   F(rotate) F(prepare_prefill) F(attend_prefill) F(find_nearest)
 
+#define KVASIR_DEVICE_EXPERTS(F) \
+  F(route) F(group_choices) F(gather_inputs) F(multiply_experts) F(sum_experts)
+
 #define KVASIR_DEVICE_ATTENTION(F) \
   F(begin_attention) F(attend_sinks_and_window) F(score_sketch) F(choose) F(gather_chosen) \
   F(gather_group) F(attend_chosen) F(finish_attention)
@@ -27,7 +30,8 @@ namespace kvasir {
 #define KVASIR_COUNT_ONE(name) +1
 static_assert(sizeof(DeviceKernels) == (0 KVASIR_DEVICE_MEMORY(KVASIR_COUNT_ONE)
                                             KVASIR_DEVICE_PRODUCTS(KVASIR_COUNT_ONE)
-                                                KVASIR_DEVICE_ATTENTION(KVASIR_COUNT_ONE)) *
+                                                KVASIR_DEVICE_EXPERTS(KVASIR_COUNT_ONE)
+                                                    KVASIR_DEVICE_ATTENTION(KVASIR_COUNT_ONE)) *
                                            sizeof(void*),
               "an operation is missing from the lists above");
 #undef KVASIR_COUNT_ONE

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "backend/activation.h"
+#include "backend/gating.h"
 
 namespace kvasir {
 
@@ -39,13 +40,6 @@ enum class QkNorm : uint8_t {
   projection,  // of all heads together; weights: [heads * head_dim], [kv_heads * head_dim]
   own,         // of each head, with weights of its own: [heads][head_dim], [kv_heads][head_dim]
   plain,       // of each head, without weights
-};
-
-// From the logits of a router to the weights of experts.
-enum class Gating : uint8_t {
-  softmax,         // of all logits
-  sigmoid,         // of each logit
-  softmax_chosen,  // of the chosen logits
 };
 
 // A feed-forward network of which a router chooses some experts for each token:

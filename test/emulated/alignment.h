@@ -50,6 +50,12 @@ inline int check_rounded(const DeviceActivations& out, const char* what) {
   return begins(out.q, 4, what);
 }
 
+// experts.cu, experts_gather(): char4.
+inline int check_gather_inputs(const DeviceActivations& x, const DeviceActivations& out) {
+  const int error = begins(x.q, 4, "gather_inputs: quants");
+  return error ? error : begins(out.q, 4, "gather_inputs: gathered quants");
+}
+
 // choice.cu, score_sketch(): queries by words, the sketch by two of them.
 inline int check_score_sketch(const DeviceKv& kv, const DeviceAttention& a) {
   const int error = begins(a.projected, 4, "score_sketch: queries");

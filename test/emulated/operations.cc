@@ -252,6 +252,7 @@ void fill_operations(DeviceKernels* k) {
   KVASIR_DEVICE_PRODUCTS(KVASIR_FILL)
 #undef KVASIR_FILL
   fill_attention(k);
+  fill_experts(k);
 }
 
 }  // namespace kvasir::emulated

@@ -18,6 +18,7 @@ using Work = std::function<int()>;
 // Adds the operations.
 void fill_operations(DeviceKernels* table);
 void fill_attention(DeviceKernels* table);  // of new tokens
+void fill_experts(DeviceKernels* table);
 int quantize(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
 int find_nearest(DeviceStream* stream, const DeviceNearest& n);
 // Gives an operation to a stream; an error of it is the device's from then on.

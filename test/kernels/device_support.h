@@ -75,6 +75,8 @@ class Memory {
     return host_;
   }
 
+  const Guarded<T>& got() const { return host_; }  // by the last get()
+
  private:
   // Guarded's own: a multiple of what device loads are aligned to
   static constexpr std::size_t guard = 256;

@@ -1,0 +1,124 @@
+// Products of the chosen experts' matrices, with the code of matmul_row.h and matmul_few.h. What a
+// block multiplies follows from arrays on the device, so no weights can be prefetched before the
+// previous kernel has ended.
+#include "backend/device_experts.h"
+#include "matmul_few.h"
+#include "matmul_row.h"
+
+namespace kvasir::cuda {
+namespace {
+
+static_assert(DeviceExpertTile::max_rows <= max_few_inputs &&
+              DeviceExpertTile::max_rows <= tile_inputs);
+
+#define GivenExperts const __grid_constant__ ExpertProducts
+
+// The product of a block with an expert's matrix; y: its row `output`.
+__device__ inline Product product_of_expert(const ExpertProducts& given, uint32_t block_rows,
+                                            uint32_t expert, std::size_t output,
+                                            uint32_t* first_row) {
+  const Product& all = product_of_block(given.products, block_rows, first_row);
+  const float* scales = given.scales[&all - given.products.list];
+  Product product = all;
+  if (all.bias) product.bias += std::size_t{expert} * all.rows;
+  if (scales) product.scale *= scales[expert];
+  product.y += output * all.rows;
+  return product;
+}
+
+// ---- one token: a row of the grid has a choice
+
+struct ChosenRows {
+  Product product;
+  uint32_t first;
+  std::size_t first_weights;
+  __device__ ChosenRows(const ExpertProducts& given, const DeviceChoice* chosen) {
+    const uint32_t expert = chosen[blockIdx.y].expert;
+    product = product_of_expert(given, row_warps, expert, blockIdx.y, &first);
+    first_weights = std::size_t{expert} * product.rows + first;
+  }
+  __device__ Rows rows() const { return {product, first, first_weights, false}; }
+};
+
+template <TensorType type>
+__device__ inline void multiply_chosen(const ExpertProducts& given, const DeviceChoice* chosen,
+                                       bool same_input, uint32_t units, const int8_t* q,
+                                       const float* scale, const int16_t* sums) {
+  after_previous();
+  const ChosenRows its(given, chosen);
+  const std::size_t input = same_input ? 0 : std::size_t{blockIdx.y} * units;
+  multiply_row<type>(its.rows(), units, q + input * 32, scale + input, sums + input * 2);
+}
+
+template <class T>
+__device__ inline void multiply_float_chosen(const ExpertProducts& given,
+                                             const DeviceChoice* chosen, bool same_input,
+                                             uint32_t cols, const float* x) {
+  after_previous();
+  const ChosenRows its(given, chosen);
+  if (!same_input) x += std::size_t{blockIdx.y} * cols;
+  if (cols % (16 / sizeof(T))) multiply_float_row<T, 1>(its.rows(), cols, x);
+  else multiply_float_row<T, 16 / sizeof(T)>(its.rows(), cols, x);
+}
+
+// ---- several tokens: a row of the grid has a tile of an expert's rows
+
+template <TensorType type>
+__device__ inline void multiply_group(const ExpertProducts& given, const DeviceExpertTile& tile,
+                                      uint32_t units, const int8_t* q, const float* scale,
+                                      const int16_t* sums, uint32_t block_rows, uint32_t steps) {
+  if (tile.rows == 0) return;
+  uint32_t first;
+  const Product product = product_of_expert(given, block_rows, tile.expert, tile.first, &first);
+  const Rows rows{product, first, std::size_t{tile.expert} * product.rows + first, false};
+  const std::size_t input = std::size_t{tile.first} * units;
+  multiply_few<type>(rows, units, tile.rows, q + input * 32, scale + input, sums + input * 2,
+                     block_rows, steps);
+}
+
+template <class T>
+__device__ inline void multiply_float_group(const ExpertProducts& given,
+                                            const DeviceExpertTile& tile, uint32_t cols,
+                                            const float* x) {
+  if (tile.rows == 0) return;
+  uint32_t first;
+  const Product product = product_of_expert(given, tile_rows, tile.expert, tile.first, &first);
+  const Rows rows{product, first, std::size_t{tile.expert} * product.rows + first, false};
+  multiply_float_tile<T>(rows, cols, tile.rows, x + std::size_t{tile.first} * cols, 0);
+}
+
+}  // namespace
+
+// The kernels, with their names in launch_experts.cc.
+extern "C" {
+
+#define KERNELS(name)                                                                             \
+  __global__ void __launch_bounds__(row_warps * 32) experts_row_##name(                           \
+      GivenExperts given, const DeviceChoice* chosen, uint32_t same_input, uint32_t units,        \
+      const int8_t* q, const float* scale, const int16_t* sums) {                                 \
+    multiply_chosen<TensorType::name>(given, chosen, same_input, units, q, scale, sums);          \
+  }                                                                                               \
+  __global__ void __launch_bounds__(few_threads, 2) experts_few_##name(                           \
+      GivenExperts given, const DeviceExpertTile* tiles, uint32_t units, const int8_t* q,         \
+      const float* scale, const int16_t* sums, uint32_t block_rows, uint32_t steps) {             \
+    after_previous();                                                                             \
+    multiply_group<TensorType::name>(given, tiles[blockIdx.y], units, q, scale, sums, block_rows, \
+                                     steps);                                                      \
+  }
+KVASIR_QUANTISED_TYPES(KERNELS)
+
+#define FLOAT_KERNELS(name, T)                                                                \
+  __global__ void __launch_bounds__(row_warps * 32)                                           \
+      experts_row_##name(GivenExperts given, const DeviceChoice* chosen, uint32_t same_input, \
+                         uint32_t cols, const float* x) {                                     \
+    multiply_float_chosen<T>(given, chosen, same_input, cols, x);                             \
+  }                                                                                           \
+  __global__ void __launch_bounds__(tile_threads) experts_tile_##name(                        \
+      GivenExperts given, const DeviceExpertTile* tiles, uint32_t cols, const float* x) {     \
+    after_previous();                                                                         \
+    multiply_float_group<T>(given, tiles[blockIdx.y], cols, x);                               \
+  }
+FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
+
+}  // extern "C"
+}  // namespace kvasir::cuda
