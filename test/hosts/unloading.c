@@ -99,7 +99,7 @@ int main(int argc, char** argv) {
   int i, n, threads = 0, files = 0, maps = 0;
   long bytes = 0;
   require(argc == 4, "three arguments");
-  /* The allocator reserves 64 MiB for each thread that meets another one in it: not the library's. */
+  /* The allocator reserves 64 MiB for a thread that waits for another one: not the library. */
   require(mallopt(M_ARENA_MAX, 1) == 1, "mallopt");
   library = argv[1], model_path = argv[2], n = atoi(argv[3]);
   for (i = 0; i < n; ++i) {

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""Makes a GGUF file of the weights of train.py: needs the packages gguf and torch.
+
+    write_gguf.py WEIGHTS-FOLDER TOKENIZER.gguf OUT.gguf [q8_0 | f16 | f32]
+"""
+
+import pathlib
+import sys
+
+import gguf
+import numpy as np
+from reader import SHAPE
+
+KINDS = {
+    "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
+    "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
+    "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
+}
+
+
+def add_shape(writer, shape):
+    writer.add_context_length(shape["context"])
+    writer.add_embedding_length(shape["width"])
+    writer.add_block_count(shape["layers"])
+    writer.add_feed_forward_length(shape["feed_forward"])
+    writer.add_head_count(shape["heads"])
+    writer.add_head_count_kv(shape["kv_heads"])
+    writer.add_key_length(shape["head_dim"])
+    writer.add_value_length(shape["head_dim"])
+    writer.add_rope_freq_base(shape["base"])
+    writer.add_float32("gemma3.rope.freq_base_swa", shape["window_base"])
+    writer.add_sliding_window(shape["window"])
+    writer.add_uint32("gemma3.attention.sliding_window_pattern", shape["period"])
+    writer.add_layer_norm_rms_eps(shape["epsilon"])
+    writer.add_vocab_size(shape["vocabulary"])
+
+
+def copy_tokenizer(writer, path):
+    for name, field in gguf.GGUFReader(path).fields.items():
+        if name.startswith("tokenizer."):
+            kind = field.types[0]
+            element = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, sub_type=element)
+
+
+def weights_of(folder):
+    result = {}
+    for path in sorted(folder.glob("weights.*.npz")):
+        with np.load(path) as arrays:
+            result |= {name: arrays[name].astype(np.float32) for name in arrays.files}
+    return result
+
+
+def main():
+    if len(sys.argv) not in (4, 5) or (len(sys.argv) == 5 and sys.argv[4] not in KINDS):
+        sys.exit(__doc__)
+    kind, file_type = KINDS[sys.argv[4] if len(sys.argv) == 5 else "q8_0"]
+    writer = gguf.GGUFWriter(sys.argv[3], "gemma3")
+    writer.add_name("window reader")
+    writer.add_file_type(file_type)
+    add_shape(writer, SHAPE)
+    copy_tokenizer(writer, sys.argv[2])
+    for name, array in weights_of(pathlib.Path(sys.argv[1])).items():
+        matrix = array.ndim == 2
+        stored = gguf.quants.quantize(array, kind) if matrix else array
+        writer.add_tensor(name, stored, raw_dtype=kind if matrix else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+if __name__ == "__main__":
+    main()
