@@ -210,6 +210,39 @@ void add(float* __restrict x, const float* __restrict y, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) x[i] += y[i];
 }
 
+void sigmoid_gate(float* __restrict x, const float* __restrict gate, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) x[i] *= 1.0f / (1.0f + exp_clamped(-gate[i]));
+}
+
+// y = sum of taps, of one token. rows[i]: the inputs of tap i.
+inline void convolve_token(const Convolution& c, const float* const* rows, float* __restrict y,
+                           uint32_t begin, uint32_t end) {
+  for (uint32_t i = begin; i < end; ++i) y[i] = c.bias ? c.bias[i] : 0.0f;
+  for (uint32_t tap = 0; tap < c.taps; ++tap) {
+    const float* __restrict w = c.weights + std::size_t{tap} * c.channels;
+    const float* __restrict x = rows[tap];
+    for (uint32_t i = begin; i < end; ++i) y[i] += w[i] * x[i];
+  }
+  if (c.silu) activate_by(Silu(), y + begin, nullptr, end - begin);
+}
+
+void convolve(const Convolution& c, uint32_t begin, uint32_t end) {
+  const uint32_t before = c.taps - 1;
+  // The inputs of token t, counted from the oldest that the state has.
+  const auto row = [&](uint32_t t) {
+    return t < before ? c.from + std::size_t{t} * c.channels
+                      : c.x + std::size_t{t - before} * c.channels;
+  };
+  for (uint32_t t = 0; t < c.n; ++t) {
+    const float* rows[max_taps];
+    for (uint32_t tap = 0; tap < c.taps; ++tap) rows[tap] = row(t + tap);
+    convolve_token(c, rows, c.y + std::size_t{t} * c.channels, begin, end);
+  }
+  for (uint32_t t = 0; t < before; ++t)
+    std::memcpy(c.to + std::size_t{t} * c.channels + begin, row(c.n + t) + begin,
+                (end - begin) * sizeof(float));
+}
+
 void fill_elementwise(Kernels& k) {
   k.quantize = quantize;
   k.rms_norm = rms_norm;
@@ -218,6 +251,8 @@ void fill_elementwise(Kernels& k) {
   k.activate = activate;
   k.softcap = softcap;
   k.add = add;
+  k.sigmoid_gate = sigmoid_gate;
+  k.convolve = convolve;
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace kvasir {
 
 // quantize, matmul, matmul_scratch, matmul_rows, dequantize_row, rms_norm, layer_norm,
-// rope, activate, softcap, add.
+// rope, activate, softcap, add, sigmoid_gate, convolve, advance_state.
 void fill_matmul_scalar(Kernels& k);
 void fill_matmul_avx2(Kernels& k);
 void fill_matmul_avx512(Kernels& k);

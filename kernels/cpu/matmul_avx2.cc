@@ -4,6 +4,7 @@
 #include "elementwise-inl.h"
 #include "fill-inl.h"
 #include "matmul_float-inl.h"
+#include "recurrent-inl.h"
 
 namespace kvasir {
 namespace {
@@ -318,6 +319,7 @@ struct Avx2 {
 void fill_matmul_avx2(Kernels& k) {
   fill_elementwise(k);
   fill_matmul<Avx2>(k);
+  fill_recurrent<Avx2>(k);
 }
 
 }  // namespace kvasir

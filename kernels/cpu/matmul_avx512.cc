@@ -4,6 +4,7 @@
 #include "elementwise-inl.h"
 #include "fill-inl.h"
 #include "matmul_float-inl.h"
+#include "recurrent-inl.h"
 
 namespace kvasir {
 namespace {
@@ -297,6 +298,7 @@ struct Avx512::FloatsOf<16> {
 void fill_matmul_avx512(Kernels& k) {
   fill_elementwise(k);
   fill_matmul<Avx512>(k);
+  fill_recurrent<Avx512>(k);
 }
 
 }  // namespace kvasir

@@ -4,6 +4,7 @@
 #include "elementwise-inl.h"
 #include "fill-inl.h"
 #include "matmul_float-inl.h"
+#include "recurrent-inl.h"
 
 namespace kvasir {
 namespace {
@@ -289,6 +290,7 @@ struct Neon {
 void fill_matmul_neon(Kernels& k) {
   fill_elementwise(k);
   fill_matmul<Neon>(k);
+  fill_recurrent<Neon>(k);
 }
 
 }  // namespace kvasir

@@ -3,6 +3,7 @@
 #include "elementwise-inl.h"
 #include "fill-inl.h"
 #include "matmul_float-inl.h"
+#include "recurrent-inl.h"
 
 namespace kvasir {
 namespace {
@@ -264,6 +265,7 @@ struct Scalar {
 void fill_matmul_scalar(Kernels& k) {
   fill_elementwise(k);
   fill_matmul<Scalar>(k);
+  fill_recurrent<Scalar>(k);
 }
 
 }  // namespace kvasir

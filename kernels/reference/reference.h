@@ -35,6 +35,13 @@ void activate(Activation f, const float* gate, const float* up, std::size_t n, d
 // As choose_experts() of engine/expert_routing.h. logits: [experts] of one token; out: [used].
 void route(const DeviceRouting& routing, const float* logits, DeviceChoice* out);
 
+// ---- recurrent.cc
+
+void sigmoid_gate(const float* x, const float* gate, std::size_t n, double* y);
+void convolve(const Convolution& c, double* y);  // y: [n][channels]
+// state: [keys][values] after the step; out: as the step has it.
+void advance_state(const StateStep& s, double* state, double* out);
+
 // ---- attention.cc
 
 double from_bf16(uint16_t x);

@@ -104,6 +104,41 @@ struct KeyRef {
   float scale;
 };
 
+// A causal convolution of each channel over the tokens of a step and the `taps` - 1 tokens before
+// them, whose inputs are the state of a recurrent layer.
+constexpr uint32_t max_taps = 16;
+struct Convolution {
+  uint32_t n = 0, taps = 0, channels = 0;
+  const float* x = nullptr;        // [n][channels]
+  const float* weights = nullptr;  // [taps][channels]; the last tap is the token's own
+  const float* bias = nullptr;     // [channels], or null
+  const float* from = nullptr;     // [taps - 1][channels] inputs before the step, the oldest first
+  float* to = nullptr;             // likewise: those at its end
+  float* y = nullptr;              // [n][channels]
+  bool silu = false;               // y = silu(y)
+};
+
+// A head of a recurrent layer: a matrix that n tokens read and change one after another.
+//
+//   M = decay M + k (rate (v - decay M^T k))^T   where it corrects (the delta rule)
+//   M = decay M + k (rate v)^T                   otherwise
+//   out = M^T q
+constexpr uint32_t state_panel = 16;  // columns that are neighbours in memory
+constexpr uint32_t state_panels(uint32_t values) {
+  return (values + state_panel - 1) / state_panel;
+}
+struct StateStep {
+  uint32_t n = 0, keys = 0, values = 0;  // tokens, rows, columns
+  const float* from = nullptr;  // [state_panels(values)][keys][state_panel]; padding is zero
+  float* to = nullptr;          // likewise: the matrix after the step; may be `from`
+  const float *k = nullptr, *q = nullptr;         // [n][keys], key_stride from token to token
+  const float* v = nullptr;                       // [n][values], value_stride from token to token
+  const float *decay = nullptr, *rate = nullptr;  // [n], rate_stride from token to token
+  float* out = nullptr;                           // [n][values], out_stride from token to token
+  std::size_t key_stride = 0, value_stride = 0, rate_stride = 0, out_stride = 0;
+  bool corrects = false;
+};
+
 // The sum of the shares below a threshold, the sum of their squares, and how many are not below.
 struct ShareSums {
   double below, squares;
@@ -150,6 +185,14 @@ struct Kernels {
   void (*softcap)(float* x, float cap, std::size_t n);
   // x[i] += y[i]
   void (*add)(float* x, const float* y, std::size_t n);
+  // x[i] *= 1 / (1 + e^-gate[i])
+  void (*sigmoid_gate)(float* x, const float* gate, std::size_t n);
+
+  // ---- recurrent layers
+  // Channels [begin, end). Arrays may have any alignment.
+  void (*convolve)(const Convolution& c, uint32_t begin, uint32_t end);
+  // Panels [begin, end). Steps of n and m tokens give the bits of one of n + m. Any alignment.
+  void (*advance_state)(const StateStep& s, uint32_t panel_begin, uint32_t panel_end);
 
   // ---- attention
   // Fills q, split (may be null) and scale of QueryRows from f32. Infinities and NaNs count as

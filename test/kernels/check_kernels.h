@@ -65,7 +65,8 @@ double guarded(double error, const Arrays&... arrays) {
 
 inline const Kernels& scalar() { return *cpu_kernels_by_name("scalar"); }
 
-// The checks of the entries: check_matmul.cc, check_attention.cc, check_store.cc.
+// The checks of the entries: check_matmul.cc, check_recurrent.cc, check_attention.cc,
+// check_store.cc.
 void check_quantize(Check&);
 void check_matmul(Check&);
 void check_dequantize_row(Check&);
@@ -75,6 +76,10 @@ void check_rope(Check&);
 void check_activate(Check&);
 void check_softcap(Check&);
 void check_add(Check&);
+
+void check_sigmoid_gate(Check&);
+void check_convolve(Check&);
+void check_advance_state(Check&);
 
 void check_quantize_queries(Check&);
 void check_attend_pages(Check&);

@@ -29,6 +29,10 @@ inline constexpr double rows_tolerance = 4e-6;
 inline constexpr double token_score_tolerance = 3e-7;
 inline constexpr double summary_score_tolerance = 2e-7;
 
+// Relative L2 error of a recurrent state and its outputs: a rounding of 6e-8 for each product and
+// sum. A state that decays forgets older ones.
+inline constexpr double state_tolerance = 2e-6;
+
 // Steps of the int8 query: half of one and a rounding.
 inline constexpr double query_tolerance = 0.5001;
 
