@@ -551,7 +551,9 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
  * rewind the next prefill, question, kv_session_next, kv_session_score, kv_session_prepare or
  * kv_save first prefills the kept tokens again, from the first one or from the end of the document,
  * with the result of a new prefill. It takes as long as one; the control of that call reports and
- * cancels it, and the tokens stay.
+ * cancels it, and the tokens stay. A model with recurrent layers does likewise from the nearest
+ * checkpoint (docs/memory-and-files.md), and after a rewind kv_session_next begins before the last
+ * token.
  * A sequence that ends within the instructions takes no text: kv_prefill and kv_generate are
  * KV_BAD_STATE until a rewind to 0.
  * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page of a mapped file),
@@ -698,7 +700,8 @@ KV_API kv_status kv_session_stats_json(kv_session* session, char* json, size_t c
  * session is bit for bit as after a prefill if the file's own window holds these tokens, or if the
  * file has full precision. `tokens` within the instructions: as kv_session_rewind.
  * For a model with sliding windows the file has these only at its end and at the end of its
- * document: for other prefixes the call prefills all tokens again. Progress: KV_PHASE_VERIFY,
+ * document: for other prefixes the call prefills all tokens again. For a model with recurrent
+ * layers the call prefills from the file's nearest checkpoint on. Progress: KV_PHASE_VERIFY,
  * KV_PHASE_PREFILL. control->flags: KV_VERIFY.
  * KV_BAD_ARGUMENT (the file has fewer tokens), and the codes of kv_load. */
 KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
@@ -1165,8 +1168,9 @@ KV_API kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
  * need their queries. It compares the keys. Weights of another precision pass. Another model, other
  * positions or another channel order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
  * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_UNSUPPORTED (a model with
- * sliding windows: a cache keeps all layers alike), KV_CONTEXT_FULL, KV_CANCELLED, KV_LIMIT
- * (memory_limit), KV_CORRUPT (a damaged page of a mapped file), KV_NO_MEMORY, KV_BUSY. */
+ * sliding windows or recurrent layers: a cache keeps all layers alike), KV_CONTEXT_FULL,
+ * KV_CANCELLED, KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped file),
+ * KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,
                                        size_t count, const kv_session_options* options,
                                        const kv_control* control, kv_session** out,

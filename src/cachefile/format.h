@@ -87,7 +87,7 @@ enum class SectionKind : uint32_t {
   scales = 7,  // [extents][layers][kv_heads] arrays as in backend/page.h
   bounds = 8,
   statistics = 10,  // JSON; 9 was a section of version 1 and stays unused
-  recurrent = 11,   // reserved
+  recurrent = 11,   // states of recurrent layers, and the tokens before each (format_fields.h)
   index = 12,       // reserved: a strategy's own structure, by name and version
   logits = 13,      // f32 [vocabulary]: after the last token, so that decode goes on exactly
   // f32 [layers]: how badly each layer is served by chosen pages; the plan's dense layers come from
@@ -116,10 +116,10 @@ enum class SectionKind : uint32_t {
   windows_scales = 31,  // as `scales`, of the same
 };
 
-// Whether this reader understands a section's contents. The reserved kinds are not understood yet.
+// Whether this reader understands a section's contents. The reserved kind is not understood yet.
 constexpr bool is_known(SectionKind kind) {
   return (kind >= SectionKind::state && kind <= SectionKind::bounds) ||
-         kind == SectionKind::statistics ||
+         kind == SectionKind::statistics || kind == SectionKind::recurrent ||
          (kind >= SectionKind::logits && kind <= SectionKind::windows_scales);
 }
 

@@ -66,6 +66,20 @@ inline constexpr auto windows_fields = lay_out({
 static_assert(end_of(windows_fields) == windows_bytes);
 consteval uint64_t windows_at(std::string_view name) { return offset_in(windows_fields, name); }
 
+// Section `recurrent`, before the states.
+constexpr uint64_t recurrent_head_bytes = 4096;
+constexpr uint32_t max_saved_states = 64;
+inline constexpr auto recurrent_fields = lay_out({
+    {"layers", 4, FieldIs::size},
+    {"states", 4, FieldIs::size},
+    {"numbers of a layer", 8, FieldIs::size},
+    {"tokens of the first state", 8, FieldIs::size},
+    {"tokens of the other states", 8 * (max_saved_states - 1), FieldIs::data},
+    {"reserved", recurrent_head_bytes - 16 - 8 * max_saved_states, FieldIs::reserved},
+});
+static_assert(end_of(recurrent_fields) == recurrent_head_bytes);
+consteval uint64_t recurrent_at(std::string_view name) { return offset_in(recurrent_fields, name); }
+
 // Sections `sparse` and `read`.
 inline constexpr auto count_fields = lay_out({{"tokens", 8, FieldIs::size}});
 
@@ -104,6 +118,8 @@ constexpr std::span<const Field> fields_of(SectionKind kind) {
       return observed_fields;
     case SectionKind::windows:
       return windows_fields;
+    case SectionKind::recurrent:
+      return recurrent_fields;
     case SectionKind::sparse:
     case SectionKind::read:
       return count_fields;

@@ -21,6 +21,7 @@ constexpr uint64_t index_words_a_head = 64 * 1024;  // independent of the items,
 constexpr uint64_t observed_tokens = 32;            // tokens whose queries are kept
 constexpr uint64_t chain_tokens = 256;              // tokens per hash
 constexpr uint64_t representatives_tokens = 128;    // tokens per block
+constexpr uint64_t max_state_bytes = uint64_t{1} << 31;  // of all recurrent layers of a model
 
 // graphs: per KV head.
 uint64_t max_index_bytes(const Identity& id, uint64_t graphs, uint64_t words_an_item) {
@@ -121,8 +122,10 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
     case SectionKind::read:
     case SectionKind::spelling:
       break;
-    case SectionKind::pages:
     case SectionKind::recurrent:
+      max_bytes = recurrent_head_bytes + max_saved_states * max_state_bytes;
+      break;
+    case SectionKind::pages:
     case SectionKind::index:
       max_bytes = claim_product({extents, heads, PageShape::pages_bytes()});
       break;

@@ -11,6 +11,7 @@
 #include "engine/cpu_experts.h"
 #include "engine/cpu_latent.h"
 #include "engine/cpu_products.h"
+#include "engine/cpu_recurrent.h"
 #include "engine/layer_executor.h"
 
 namespace kvasir {
@@ -42,8 +43,11 @@ class CpuExecutor final : public LayerExecutor {
   Status logits(uint32_t first, float* out) override;
 
  private:
-  Status attention(uint32_t layer);
-  Status latent(uint32_t layer);
+  Status attention(uint32_t layer, const float* h);
+  Status latent(uint32_t layer, const float* h);
+  Status recurrent(uint32_t layer, const float* h);
+  void project(uint32_t layer, const float* h);
+  void gate_output(const LayerConfig& c, uint32_t first);
   void dense(uint32_t layer, const float* h, uint32_t n);
   Status experts(uint32_t layer, const CpuExperts::Input& input, float* out);
   Status add_experts(uint32_t layer, const float* x, uint32_t n);
@@ -84,12 +88,14 @@ class CpuExecutor final : public LayerExecutor {
   // router
   Buffer<float> y_;
   Buffer<float> q_, k_, v_, a_;  // [n][heads or kv_heads][head_dim]; a: attention's output
+  Buffer<float> query_gates_;    // [n][heads][2][head_dim]: queries and their output's gates
   Buffer<float> gate_, up_;      // [n][feed_forward]
   Buffer<float> layer_inputs_;   // [n][depth][layer_input]
   CpuProducts products_;
-  std::unique_ptr<AltUp> altup_;         // of a model with several streams
-  std::unique_ptr<CpuExperts> experts_;  // null where no layer has experts
-  std::unique_ptr<CpuLatent> latent_;    // likewise
+  std::unique_ptr<AltUp> altup_;             // of a model with several streams
+  std::unique_ptr<CpuExperts> experts_;      // null where no layer has experts
+  std::unique_ptr<CpuRecurrent> recurrent_;  // null where no layer is recurrent
+  std::unique_ptr<CpuLatent> latent_;        // likewise
 };
 
 CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention* attention,
@@ -101,7 +107,8 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
     const LayerWeights& w = weights.layers[l];
     for (const Linear* linear :
          {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate, &w.input_out,
-          &w.altup.router, &w.altup.laurel_down, &w.altup.laurel_up})
+          &w.altup.router, &w.altup.laurel_down, &w.altup.laurel_up, &w.recurrent.in,
+          &w.recurrent.gate, &w.recurrent.alpha, &w.recurrent.beta, &w.recurrent.out})
       products_.consider(linear->w);
   }
   for (const WeightView& w : {weights.output.w, weights.input_projection.w, weights.stream_in.first,
@@ -115,6 +122,8 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
     latent_ = std::make_unique<CpuLatent>(model, first_layer, pool, &products_);
   products_.allocate();
   if (model.config().streams > 1) altup_ = std::make_unique<AltUp>(model, pool, &products_);
+  if (model.config().recurrent_layers > 0)
+    recurrent_ = std::make_unique<CpuRecurrent>(model, pool, &products_);
   if (any_layer([](const LayerConfig& c) { return c.has_experts(); }))
     experts_ = std::make_unique<CpuExperts>(model.config(), weights, first_layer, pool);
 }
@@ -134,32 +143,30 @@ Status CpuExecutor::begin(const StepContext& c) {
   products_.begin(c.cancel);
   if (model_.config().layer_input > 0) make_layer_inputs();
   if (altup_) altup_->begin(c.x, n_, c.cancel);
+  if (recurrent_) recurrent_->begin(n_, c.states, c.cancel);
   return {};
 }
 
+// x += attention(h) + recurrent(h), what of them the layer has;  h = norm(x)
 Status CpuExecutor::mixer(uint32_t layer) {
-  switch (model_.config().layer(layer).mixer) {
-    case MixerKind::attention:
-      return attention(layer);
-    case MixerKind::latent:
-      return latent(layer);
-    case MixerKind::recurrent:
-      break;
-  }
-  return Status::error(Code::internal, "layer %u has a mixer that the CPU does not know", layer);
+  const LayerConfig& c = model_.config().layer(layer);
+  const LayerWeights& w = model_.weights().layers[layer];
+  if (c.mixer == MixerKind::none) return {};
+  if (altup_) altup_->predict(layer, step_->x);
+  const bool lasts = c.is_parallel() || c.mixer == MixerKind::both;
+  const float* h = norm(step_->x, w.mixer_norm, n_, lasts ? y_.get() : h_.get());
+  if (c.is_latent()) return latent(layer, h);
+  if (c.has_attention()) RETURN_IF_ERROR(attention(layer, h));
+  return c.is_recurrent() ? recurrent(layer, h) : Status();
 }
 
-// x += W_o attention(q, k, v);  q, k, v = RoPE(W norm(x))
-Status CpuExecutor::attention(uint32_t layer) {
+// x += W_o attention(q, k, v);  q, k, v = RoPE(W h)
+Status CpuExecutor::attention(uint32_t layer, const float* h) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t width = model_.config().width;
-  if (altup_) altup_->predict(layer, step_->x);
-  const float* h = norm(step_->x, w.mixer_norm, n_, c.is_parallel() ? y_.get() : h_.get());
   const float* laurel = altup_ ? altup_->laurel(layer, h) : nullptr;
-  if (!c.writes_kv) multiply(h, n_, width, {{&w.q, q_.get()}});
-  else if (c.v_is_k) multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}});
-  else multiply(h, n_, width, {{&w.q, q_.get()}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  project(layer, h);
   if (c.writes_kv) make_values(c);
   rotate(c, q_.get(), c.heads, w.q_norm);
   if (c.writes_kv) rotate(c, k_.get(), c.kv_heads, w.k_norm);
@@ -169,6 +176,7 @@ Status CpuExecutor::attention(uint32_t layer) {
   RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
 
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
+  if (c.gates_output) gate_output(c, first);
   multiply(a_.get() + std::size_t{first} * c.q_width(), n, c.q_width(), {{&w.o, h_.get()}});
   add(step_->x + std::size_t{first} * width, w.mixer_post_norm, n);
   if (laurel) add_laurel(laurel, first);
@@ -176,10 +184,9 @@ Status CpuExecutor::attention(uint32_t layer) {
 }
 
 // x += W_o outputs(attention(q, k, v)), as LatentConfig has them
-Status CpuExecutor::latent(uint32_t layer) {
+Status CpuExecutor::latent(uint32_t layer, const float* h) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
-  const float* h = norm(step_->x, w.mixer_norm, n_, h_.get());
   latent_->project(*step_, layer, h, {q_.get(), k_.get(), v_.get()});
   scale_queries(c);
   attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
@@ -192,6 +199,40 @@ Status CpuExecutor::latent(uint32_t layer) {
   return {};
 }
 
+// q, k, v = W h, what of them the layer has
+void CpuExecutor::project(uint32_t layer, const float* h) {
+  const LayerConfig& c = model_.config().layer(layer);
+  const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t width = model_.config().width;
+  float* q = c.gates_output ? query_gates_.get() : q_.get();
+  if (!c.writes_kv) multiply(h, n_, width, {{&w.q, q}});
+  else if (c.v_is_k) multiply(h, n_, width, {{&w.q, q}, {&w.k, k_.get()}});
+  else multiply(h, n_, width, {{&w.q, q}, {&w.k, k_.get()}, {&w.v, v_.get()}});
+  if (!c.gates_output) return;
+  by_rows(n_, [&](std::size_t first, uint32_t count) {
+    for (std::size_t i = first * c.heads; i < (first + count) * c.heads; ++i)
+      std::copy_n(q + 2 * i * c.head_dim, c.head_dim, q_.get() + i * c.head_dim);
+  });
+}
+
+// Attention's output of tokens [first, n) *= sigmoid(gate)
+void CpuExecutor::gate_output(const LayerConfig& c, uint32_t first) {
+  by_rows(n_ - first, [&](std::size_t begin, uint32_t count) {
+    for (std::size_t i = (first + begin) * c.heads; i < (first + begin + count) * c.heads; ++i)
+      kernels_.sigmoid_gate(a_.get() + i * c.head_dim,
+                            query_gates_.get() + (2 * i + 1) * c.head_dim, c.head_dim);
+  });
+}
+
+// x += recurrent(h)
+Status CpuExecutor::recurrent(uint32_t layer, const float* h) {
+  const LayerWeights& w = model_.weights().layers[layer];
+  const uint32_t first = attention_->first_needed(step_->step, layer);
+  const bool good = recurrent_->run(layer, h, first, h_.get());
+  add(step_->x + std::size_t{first} * model_.config().width, w.mixer_post_norm, n_ - first);
+  return good || cancel_->fired() ? Status() : not_a_number("layer " + std::to_string(layer));
+}
+
 // x += network(h);  h = norm(x), or the mixer's input of a parallel layer
 Status CpuExecutor::feed_forward(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
@@ -199,6 +240,7 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   const uint32_t width = model_.config().width;
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
   float* x = step_->x + std::size_t{first} * width;
+  if (!c.has_feed_forward()) return cancel_->fired() ? Status() : check_layer(layer, first);
   const float* h =
       c.is_parallel() ? y_.get() + std::size_t{first} * width : norm(x, w.ffn_norm, n, h_.get());
   if (c.has_dense()) dense(layer, h, n);
@@ -262,14 +304,15 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
     if (!all_below({x + at * cols, count * cols}, too_large))
       good.store(false, std::memory_order_relaxed);
   };
-  by_rows(n_, [&](std::size_t at, uint32_t count) {
-    check(q_.get(), at, count, c.q_width());
-    if (!c.writes_kv) return;
-    check(k_.get(), at, count, c.kv_width());
-    check(v_.get(), at, count, c.kv_width());
-  });
+  if (c.has_attention())
+    by_rows(n_, [&](std::size_t at, uint32_t count) {
+      check(q_.get(), at, count, c.q_width());
+      if (!c.writes_kv) return;
+      check(k_.get(), at, count, c.kv_width());
+      check(v_.get(), at, count, c.kv_width());
+    });
   by_rows(n_ - first, [&](std::size_t at, uint32_t count) {
-    check(a_.get(), first + at, count, c.q_width());
+    if (c.has_attention()) check(a_.get(), first + at, count, c.q_width());
     if (c.has_dense()) check(gate_.get(), at, count, c.feed_forward);
     check(step_->x, first + at, count, model_.config().width);
   });
@@ -478,11 +521,15 @@ void CpuExecutor::resize(uint32_t n) {
   if (n <= capacity_) return;
   const ModelConfig& c = model_.config();
   const std::size_t q_width = c.max_q_width(), kv_width = c.max_kv_width();
-  const std::size_t widest = std::max(
-      {std::size_t{c.width}, q_width, std::size_t{c.feed_forward}, std::size_t{c.layer_input}});
+  const std::size_t widest =
+      std::max({std::size_t{c.width}, q_width, std::size_t{c.feed_forward},
+                std::size_t{c.layer_input}, std::size_t{c.recurrent.inner()}});
+  std::size_t gated = 0;   // numbers of a token's queries and their gates
   std::size_t inputs = 0;  // rows of y_ for a token
   for (const LayerConfig& layer : c.layer_configs) {
-    if (layer.is_parallel()) inputs = 1;
+    if (layer.is_parallel() || layer.mixer == MixerKind::both)
+      inputs = std::max<std::size_t>(inputs, 1);
+    if (layer.gates_output) gated = 2 * q_width;
     if (layer.experts.beside_dense) inputs = 2;
   }
   const auto grow = [](auto& array, std::size_t size) {
@@ -496,10 +543,12 @@ void CpuExecutor::resize(uint32_t n) {
   grow(k_, n * kv_width);
   grow(v_, n * kv_width);
   grow(a_, n * q_width);
+  grow(query_gates_, n * gated);
   grow(gate_, std::size_t{n} * std::max(c.feed_forward, c.layer_input));
   grow(layer_inputs_, std::size_t{n} * c.depth() * c.layer_input);
   grow(up_, std::size_t{n} * c.feed_forward);
   if (altup_) altup_->resize(n);
+  if (recurrent_) recurrent_->resize(n);
   if (latent_) latent_->resize(n);
   products_.resize(n, latent_ ? std::max(widest, latent_->widest()) : widest);
   capacity_ = n;

@@ -56,12 +56,14 @@ class Forward::Part {
   LayerExecutor* executor_;
 };
 
-Status Forward::run(const ForwardStep& step, KvStore* store, KvStore* windows) {
+Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   const CancelLatch cancel(step.cancel);
   resize(step.size());
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
-  const StepContext c{step, cancel, *store, windows, pool_, x_.get(), cos_.get(), sin_.get(), gpus};
+  const StepContext c{step,  cancel,   stores.store, stores.windows, stores.states,
+                      pool_, x_.get(), cos_.get(),   sin_.get(),     gpus};
   RETURN_IF_ERROR(make_plan(c));
+  if (c.states) c.states->prepare();
 
   embed(c);
   for (const auto& executor : executors_) {
@@ -112,8 +114,8 @@ Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* pr
   step.tokens = {&any, 1};  // a step of an answer
   const CancelLatch cancel(step.cancel);
   const std::size_t gpus = model_->device_weights().size();
-  const StepContext c{
-      step, cancel, *store, nullptr, pool_, nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
+  const StepContext c{step,  cancel,  *store,  nullptr, nullptr,
+                      pool_, nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
   const auto stopped = [] {
     return Status::error(Code::cancelled, "stopped by the progress callback");
   };
@@ -184,6 +186,7 @@ void Forward::commit(const StepContext& c) {
   const bool was_centred = !store.centre().empty();
   store.commit(c.tokens(), cpu_kernels(), pool_);
   if (c.windows) c.windows->commit(c.tokens(), cpu_kernels(), pool_);
+  if (c.states) c.states->commit(c.tokens());
   for (const auto& executor : executors_) executor->committed(store);
   if (step.queries && !was_centred && !store.centre().empty())
     step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim);

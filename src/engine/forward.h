@@ -24,11 +24,10 @@ class Forward {
   static Status create(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool,
                        std::unique_ptr<Forward>* out);
 
-  // Runs the tokens at the end of the stores and commits them. windows: of the model's layers that
-  // see a window, with the same tokens; null: it has none. After any failure the stores are as
+  // Runs the tokens at the end of the stores and commits them. After any failure the stores are as
   // before. Code::cancelled; Code::corrupt (a damaged page; weights that make NaN or infinity);
   // Code::device; Code::no_memory (of the device). Throws std::bad_alloc.
-  Status run(const ForwardStep& step, KvStore* store, KvStore* windows);
+  Status run(const ForwardStep& step, const StepStores& stores);
 
   // Makes now what GPUs need to attend by the step's plan, which run() does some at a time.
   // Code::cancelled, also by the progress callback, and errors as run().

@@ -50,7 +50,6 @@ class LayerExecutor {
   virtual Status logits(uint32_t first, float* out) = 0;
   virtual void committed(const KvStore&) {}
 
- protected:
   // Magnitudes below this keep sums and differences finite. A larger one is Code::corrupt: it would
   // persist in a saved sequence, or be lost where a product rounds its inputs.
   static constexpr float too_large = 1e30f;

@@ -10,6 +10,7 @@
 #include "select/graph/index_build.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
+#include "store/recurrent_state.h"
 #include "text/tokenizer.h"
 
 namespace kvasir {
@@ -40,12 +41,20 @@ struct ForwardStep {
   }
 };
 
+// What a step appends to, all of them with the same tokens.
+struct StepStores {
+  KvStore& store;                    // of the layers whose queries see every token
+  KvStore* windows = nullptr;        // of the layers whose queries see a window; null: none
+  RecurrentState* states = nullptr;  // of the recurrent layers; null: none
+};
+
 // What the executors of a step share. It lives as long as the step.
 struct StepContext {
   const ForwardStep& step;
   const CancelLatch& cancel;  // once it has fired, results are meaningless
   KvStore& store;             // of the layers whose queries see every token
   KvStore* windows;           // of the layers whose queries see a window, or null
+  RecurrentState* states;     // of the recurrent layers, or null
   ThreadPool* pool;
   float* x = nullptr;                          // [tokens][width] residual stream, between executors
   const float *cos = nullptr, *sin = nullptr;  // [RoPE sets][tokens][rope dim / 2]

@@ -37,5 +37,7 @@ constexpr uint64_t heads = 1024;                      // 128
 constexpr uint64_t experts = 1024;                    // 512
 // Norms and biases of all layers, which are copied as floats: 4.2 million.
 constexpr uint64_t copied_numbers = uint64_t{1} << 23;
+// The states of all recurrent layers of a sequence: 47 million.
+constexpr uint64_t state_numbers = uint64_t{1} << 29;
 
 }  // namespace kvasir::gguf_limits

@@ -7,6 +7,7 @@
 #include "cachefile/cache_peek.h"
 #include "library/library_names.h"
 #include "session/chat_record.h"
+#include "session/saved_states.h"
 #include "session/saved_windows.h"
 
 namespace kvasir {
@@ -140,6 +141,9 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
       bool serves = f.tokens > 0;
       if (serves)
         if (Status w = windows_serve(peek, model->windows_shape(), f.tokens, &serves); !w.ok())
+          skip(f, w), serves = false;
+      if (serves)
+        if (Status w = states_serve(peek, model->config(), f.tokens, &serves); !w.ok())
           skip(f, w), serves = false;
       if (!serves) f.tokens = 0;
       if (is_cancelled(request.cancel))

@@ -27,6 +27,7 @@ struct TensorNames {
   const char* gate = "ffn_gate";
   const char* up = "ffn_up";  // without a gate in the file: the rows of the gate, then of up
   const char* down = "ffn_down";
+  const char* output_norm = "output_norm";  // of the model
 };
 
 // Which numbers of a file scale the stream and the logits.
@@ -84,6 +85,14 @@ struct Architecture {
   bool altup = false;     // several streams; a part of the gates may be 0 (Gemma 3n)
   float temperature = 0;  // of queries in layers without RoPE (Llama 4)
   bool latent = false;    // attention is MixerKind::latent
+
+  // Layers that the file gives no KV heads are recurrent, or all but every n-th.
+  RecurrentKind recurrent = RecurrentKind::none;
+  uint32_t attention_every = 0;  // where the file does not say
+  bool parallel_mixers = false;  // every layer attends too (Falcon-H1)
+  bool single_blocks = false;    // a layer is a mixer or a feed-forward network (Nemotron-H)
+  bool cyclic_keys = false;      // RecurrentConfig::cyclic_keys
+  bool gates_attention = false;  // LayerConfig::gates_output
 
   TensorNames names = {};
 

@@ -45,7 +45,7 @@ void read_windows(const Gguf& gguf, Schema* schema, ModelConfig* c) {
     return schema->refuse("attends through a sliding window", "attention.sliding_window");
   const std::vector<bool> windowed = windowed_layers(gguf, schema, row, c->depth());
   for (uint32_t l = 0; l < c->depth(); ++l)
-    if (windowed[l]) {
+    if (windowed[l] && c->layer(l).has_attention()) {
       c->layer_configs[l].window = std::min(window, c->context);
       c->layer_configs[l].chunked = row.chunked;
     }
@@ -58,7 +58,9 @@ ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c
   if (e.count == 0) return e;
   e.beside_dense = row.norms_values;  // Gemma 4
   e.used = static_cast<uint32_t>(schema->required("expert_used_count", 1, e.count));
-  const uint64_t dense = c.layer_configs[0].feed_forward;
+  uint64_t dense = 0;
+  for (const LayerConfig& layer : c.layer_configs)
+    dense = std::max<uint64_t>(dense, layer.feed_forward);
   const uint64_t width = row.experts_share_width ? std::max<uint64_t>(1, dense / e.used) : dense;
   e.width = static_cast<uint32_t>(
       schema->optional("expert_feed_forward_length", width, 1, gguf_limits::feed_forward));
@@ -96,7 +98,62 @@ void place_experts(const Gguf& gguf, Schema* schema, ModelConfig* c) {
   const uint64_t dense = schema->optional("leading_dense_block_count", 0, 0, UINT32_MAX);
   const uint64_t step = schema->optional("interleave_moe_layer_step", 1, 0, UINT32_MAX);
   for (uint32_t l = 0; l < c->depth(); ++l)
-    if (l >= dense && step > 0 && (l + 1) % step == 0) c->layer_configs[l].experts = experts;
+    if (l >= dense && step > 0 && (l + 1) % step == 0 &&
+        (!c->architecture->single_blocks || c->layer(l).mixer == MixerKind::none))
+      c->layer_configs[l].experts = experts;
+}
+
+// The layers that keep a state: by a list of the file, by its period, or by their KV heads.
+std::vector<MixerKind> read_mixers(const Gguf& gguf, Schema* schema, const Architecture& row,
+                                   const std::vector<uint32_t>& kv_heads,
+                                   const std::vector<uint32_t>& feed_forward) {
+  constexpr const char *list = "attention.recurrent_layers", *period = "full_attention_interval";
+  const auto layers = static_cast<uint32_t>(kv_heads.size());
+  std::vector<MixerKind> mixers(layers, MixerKind::attention);
+  const auto array = gguf.get_ints(schema->prefix() + list);
+  if (row.attention_every > 0 && array && array->size() < layers)
+    schema->fail(Status::error(Code::corrupt, "the model's '%s%s' has %zu values for %u layers",
+                               schema->prefix().c_str(), list, array->size(), layers));
+  const auto every = static_cast<uint32_t>(
+      row.attention_every == 0 ? 0 : schema->optional(period, row.attention_every, 1, UINT32_MAX));
+  for (uint32_t l = 0; l < layers; ++l) {
+    bool recurrent = kv_heads[l] == 0;
+    if (every > 0 && array) recurrent = l < array->size() && (*array)[l] != 0;
+    else if (every > 0) recurrent = !Architecture::is_every(every, l);
+    if (row.single_blocks && feed_forward[l] > 0) mixers[l] = MixerKind::none;
+    else if (row.parallel_mixers) mixers[l] = MixerKind::both;
+    else if (recurrent) mixers[l] = MixerKind::recurrent;
+  }
+  return mixers;
+}
+
+// Shapes that the file has for all recurrent layers.
+RecurrentConfig read_recurrent(Schema* schema, const ModelConfig& c) {
+  constexpr uint64_t most_state = 4096;  // rows or columns of a head's matrix
+  const RecurrentKind kind = c.architecture->recurrent;
+  RecurrentConfig r;
+  r.kind = kind, r.cyclic_keys = c.architecture->cyclic_keys;
+  if (kind == RecurrentKind::none) return r;
+  const bool matrices = kind != RecurrentKind::convolution;
+  r.taps = static_cast<uint32_t>(
+      schema->required(matrices ? "ssm.conv_kernel" : "shortconv.l_cache", 2, max_taps));
+  r.channels = c.width;
+  if (!matrices) return r;
+  const uint32_t inner = schema->size("ssm.inner_size", gguf_limits::feed_forward);
+  r.key_dim = static_cast<uint32_t>(schema->required("ssm.state_size", 1, most_state));
+  r.heads = schema->size("ssm.time_step_rank", gguf_limits::heads);
+  r.key_heads = schema->size("ssm.group_count", gguf_limits::heads);
+  r.value_dim = inner / r.heads;
+  if (r.heads * r.value_dim != inner || r.value_dim == 0 || r.value_dim > most_state ||
+      r.heads % r.key_heads || inner % r.key_heads)
+    schema->fail(Status::error(
+        Code::corrupt, "the model's state has %u heads in %u groups for %u numbers of a token",
+        r.heads, r.key_heads, inner));
+  if (uint64_t{r.key_heads} * r.key_dim > gguf_limits::feed_forward)
+    schema->fail(Status::error(Code::limit, "the model's state has %u groups of %u numbers",
+                               r.key_heads, r.key_dim));
+  r.channels = inner + 2 * r.key_heads * r.key_dim;
+  return r;
 }
 
 // The layers, by the row of the architecture and the file.
@@ -107,11 +164,12 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
                             ? schema->sizes("attention.head_count_kv", layers, gguf_limits::heads)
                             : heads;
   const auto feed_forward = schema->sizes("feed_forward_length", layers, gguf_limits::feed_forward);
+  const std::vector<MixerKind> mixers = read_mixers(gguf, schema, row, kv_heads, feed_forward);
   const bool rotates = !row.finetuned_rope ||
                        gguf.get_bool(schema->prefix() + "rope.scaling.finetuned").value_or(true);
   for (uint32_t l = 0; l < layers; ++l) {
     LayerConfig layer;
-    layer.mixer = kv_heads[l] == 0 ? MixerKind::recurrent : MixerKind::attention;
+    layer.mixer = mixers[l];
     layer.norms = row.norms;
     if (row.optional_ffn_norm && !has_tensor(gguf, l, "ffn_norm.weight"))
       layer.norms = NormPlacement::parallel;
@@ -129,7 +187,9 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
     layer.temperature = row.temperature == 0 || !layer.has_rope();
     layer.heads = heads[l], layer.kv_heads = kv_heads[l];
     if (row.latent) read_latent(gguf, schema, c->width, &layer);
-    layer.feed_forward = feed_forward[l];
+    if (!layer.has_attention()) layer.heads = layer.kv_heads = 0;
+    layer.gates_output = row.gates_attention && layer.has_attention();
+    if (!row.single_blocks || layer.mixer == MixerKind::none) layer.feed_forward = feed_forward[l];
     c->layer_configs.push_back(layer);
   }
   read_windows(gguf, schema, c);
@@ -166,7 +226,7 @@ uint32_t read_head_size(Schema* schema, const char* keys, const char* values, ui
 void shape_layers(Schema* schema, bool windowed, uint32_t head_dim, ModelConfig* c,
                   HeadShape* shape) {
   for (LayerConfig& layer : c->layer_configs) {
-    if (layer.is_windowed() != windowed) continue;
+    if (layer.is_windowed() != windowed || !layer.has_attention()) continue;
     if (shape->layers == 0)
       shape->heads = layer.heads, shape->kv_heads = layer.kv_heads, shape->head_dim = head_dim;
     if (layer.heads != shape->heads || layer.kv_heads != shape->kv_heads)
@@ -223,7 +283,11 @@ void place_shared_layers(Schema* schema, ModelConfig* c) {
 
 void read_shapes(Schema* schema, ModelConfig* c) {
   share_layers(schema, c);
-  const LayerConfig& first = c->layer_configs[0];
+  const auto attends = std::find_if(c->layer_configs.begin(), c->layer_configs.end(),
+                                    [](const LayerConfig& l) { return l.has_attention(); });
+  if (attends == c->layer_configs.end())
+    return schema->refuse("has no layer that attends", "attention.head_count_kv");
+  const LayerConfig& first = *attends;
   const uint32_t plain = c->width / first.heads;
   const uint32_t full =
       first.is_latent()
@@ -243,11 +307,14 @@ void read_shapes(Schema* schema, ModelConfig* c) {
 // What a LayerConfig can say and executors cannot do yet, and what contradicts itself.
 void refuse_layers(Schema* schema, const ModelConfig& c) {
   for (const LayerConfig& layer : c.layer_configs) {
-    if (layer.mixer == MixerKind::recurrent)
+    if (layer.is_recurrent() && c.recurrent.kind == RecurrentKind::none)
       schema->refuse("has layers without attention", "attention.head_count_kv");
-    if (layer.heads == 0 || (layer.has_dense() && layer.feed_forward == 0))
+    const bool has_network = layer.has_feed_forward() || c.architecture->single_blocks;
+    if ((layer.has_attention() && (layer.heads == 0 || layer.kv_heads == 0)) || !has_network)
       schema->refuse("has layers without heads or without a feed-forward network",
                      "attention.head_count");
+    if (layer.has_experts() && layer.experts.width == 0)
+      schema->refuse("has experts without a width", "expert_feed_forward_length");
   }
 }
 
@@ -353,6 +420,13 @@ Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
       1e-5, 1e-12, 1));
   RETURN_IF_ERROR(schema.take());
   read_layers(gguf, &schema, blocks - c.skipped_layers, &c);
+  c.recurrent = read_recurrent(&schema, c);
+  for (LayerConfig& layer : c.layer_configs)
+    if (layer.is_recurrent()) layer.state = c.recurrent_layers++;
+  if (c.state_size() > gguf_limits::state_numbers)
+    schema.fail(
+        Status::error(Code::limit, "the model's states are %zu numbers: at most %llu can be read",
+                      c.state_size(), static_cast<unsigned long long>(gguf_limits::state_numbers)));
   refuse_layers(&schema, c);
   RETURN_IF_ERROR(schema.take());
   read_shapes(&schema, &c);

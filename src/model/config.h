@@ -63,6 +63,8 @@ struct ModelConfig : HeadShape {
   HeadShape windows;                           // windows.layers 0: none
   uint64_t window = 0;                         // of these
   bool chunked = false;                        // LayerConfig::chunked of these
+  RecurrentConfig recurrent;                   // of the layers that have a state
+  uint32_t recurrent_layers = 0;
   uint32_t width = 0;
   uint32_t feed_forward = 0;  // of the widest dense network
   uint32_t vocabulary = 0;
@@ -84,6 +86,8 @@ struct ModelConfig : HeadShape {
   uint32_t max_q_width() const { return std::max(q_width(), windows.q_width()); }
   uint32_t max_kv_width() const { return std::max(kv_width(), windows.kv_width()); }
   bool has_longrope() const;
+  // Floats of a sequence's state: of all recurrent layers.
+  std::size_t state_size() const { return recurrent_layers * recurrent.state_size(); }
   // Cosines of a token, of all RoPE sets before `set`; of all where set is ropes.size().
   uint32_t angles_before(std::size_t set) const {
     uint32_t n = 0;

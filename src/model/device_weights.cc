@@ -243,6 +243,7 @@ static Status check_features(const ModelConfig& config) {
   if (config.attention_softcap != 0) feature = "capped scores";
   if (config.layer_input != 0) feature = "inputs of layers";
   if (config.residual_scale != 1) feature = "scaled residuals";
+  if (config.recurrent_layers > 0) feature = "recurrent layers";
   if (!feature) return {};
   return Status::error(Code::unsupported, "GPUs do not compute %s of %s models yet", feature,
                        config.architecture->name);

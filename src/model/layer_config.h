@@ -10,6 +10,7 @@
 
 #include "backend/activation.h"
 #include "backend/gating.h"
+#include "backend/kernels.h"
 
 namespace kvasir {
 
@@ -17,7 +18,40 @@ namespace kvasir {
 enum class MixerKind : uint8_t {
   attention,
   latent,     // attention whose keys and values are products of a small latent vector (MLA)
-  recurrent,  // a state of fixed size in place of keys and values; not supported
+  recurrent,  // a state of fixed size in place of keys and values
+  both,       // attention and a recurrent mixer of the same input; their outputs are added
+  none,       // the layer is a feed-forward network
+};
+
+// What a recurrent mixer keeps of the tokens before.
+enum class RecurrentKind : uint8_t {
+  none,
+  convolution,  // the newest inputs of a short convolution (LFM2)
+  mamba,        // these, and a matrix for each head (Mamba-2, arXiv 2405.21060)
+  delta_net,    // likewise, by the gated delta rule (arXiv 2412.06464)
+};
+
+// The shape of a recurrent mixer, the same in every layer of a model.
+struct RecurrentConfig {
+  RecurrentKind kind = RecurrentKind::none;
+  uint32_t taps = 0;                  // of the convolution: inputs of an output
+  uint32_t channels = 0;              // of the convolution
+  uint32_t heads = 0, key_heads = 0;  // of values; of keys and queries
+  uint32_t key_dim = 0, value_dim = 0;
+  bool cyclic_keys = false;  // head h has key head h % key_heads instead of h / (heads / key_heads)
+
+  uint32_t inner() const {  // numbers of a token that leave the state
+    return kind == RecurrentKind::convolution ? channels : heads * value_dim;
+  }
+  uint32_t key_head(uint32_t head) const {
+    return cyclic_keys ? head % key_heads : head / (heads / key_heads);
+  }
+  // Floats of a layer's state: the convolution's inputs, then the heads' matrices in panels.
+  std::size_t inputs_size() const { return taps > 0 ? std::size_t{taps - 1} * channels : 0; }
+  std::size_t matrix_size() const {
+    return std::size_t{state_panels(value_dim)} * key_dim * state_panel;
+  }
+  std::size_t state_size() const { return inputs_size() + heads * matrix_size(); }
 };
 
 // Where the norms of a mixer and of a feed-forward network stand.
@@ -98,7 +132,9 @@ struct LayerConfig {
   // The place of its keys and values: a number among the layers without a window, or among those
   // with one.
   uint32_t kv = 0;
-  bool writes_kv = true;  // false: it attends the keys and values of an earlier layer
+  bool writes_kv = true;      // false: it attends the keys and values of an earlier layer
+  bool gates_output = false;  // attention's output is multiplied by sigmoid(gate); gates follow q
+  uint32_t state = 0;         // the place of its state: a number among the layers that have one
 
   LatentConfig latent;  // of MixerKind::latent
 
@@ -111,10 +147,15 @@ struct LayerConfig {
   bool norm_before() const { return norms != NormPlacement::after; }
   bool norm_after() const { return norms == NormPlacement::after || norms == NormPlacement::both; }
   bool is_parallel() const { return norms == NormPlacement::parallel; }
+  bool has_attention() const {
+    return mixer == MixerKind::attention || mixer == MixerKind::both || mixer == MixerKind::latent;
+  }
+  bool is_recurrent() const { return mixer == MixerKind::recurrent || mixer == MixerKind::both; }
   bool has_rope() const { return rope != no_rope; }
   bool is_windowed() const { return window > 0; }
   bool has_experts() const { return experts.count > 0; }
-  bool has_dense() const { return !has_experts() || experts.beside_dense; }
+  bool has_dense() const { return feed_forward > 0 && (!has_experts() || experts.beside_dense); }
+  bool has_feed_forward() const { return has_dense() || has_experts(); }
   bool is_latent() const { return mixer == MixerKind::latent; }
   uint32_t q_width() const { return heads * head_dim; }
   uint32_t kv_width() const { return kv_heads * head_dim; }

@@ -86,12 +86,26 @@ struct AltUpWeights {
   Norm laurel_norm;
 };
 
+// Of a recurrent mixer. `in` makes the convolution's inputs, `gate` multiplies the output.
+struct RecurrentWeights {
+  Linear in, gate;  // [channels][width], [inner][width]
+  // [heads][width]: how fast a state decays, and how much of a token it takes. Of a short
+  // convolution, beta gates its inputs: [channels][width]. Qwen3-Next has both in beta:
+  // [2 * heads][width], those of a key head together.
+  Linear alpha, beta;
+  Linear out;                            // [width][inner]
+  Array<float> convolution, bias;        // [taps][channels], [channels] or empty
+  Array<float> decay, decay_bias, skip;  // [heads] each; skip: or empty
+  Array<float> norm;                     // [value_dim], Mamba: [inner], or empty
+};
+
 // A LayerConfig says which of these exist; others are empty.
 struct LayerWeights {
   Norm mixer_norm, mixer_post_norm;  // [width]
   // [heads * head_dim][width], [kv_heads * head_dim][width] twice, [width][heads * head_dim]
-  Linear q, k, v, o;
-  LatentWeights latent;         // in place of q, k and v
+  Linear q, k, v, o;     // q with an output gate: each head's q, then its gate
+  LatentWeights latent;  // in place of q, k and v
+  RecurrentWeights recurrent;
   Array<float> q_norm, k_norm;  // as QkNorm has them
   Array<float> sinks;           // [heads]
   Norm ffn_norm, ffn_post_norm;

@@ -43,6 +43,13 @@ class Binder {
     copied_numbers_ += uint64_t{size} * count;
   }
 
+  // The taps of every channel, which the file has side by side, become [taps][channels].
+  void taps(const std::string& name, uint32_t taps, uint32_t channels, Array<float>* out) {
+    const std::size_t before = copies_.size();
+    table(name, taps, channels, true, out);
+    if (copies_.size() > before) copies_.back().transposes = true;
+  }
+
   void linear(const std::string& name, uint32_t rows, uint32_t cols, bool biases, Linear* out) {
     out->w = matrix(name + ".weight", rows, cols);
     if (biases) vector(name + ".bias", rows, false, &out->bias);
@@ -123,8 +130,9 @@ class Binder {
       Array<float> row(cols);
       for (uint32_t r = 0; r < copy.count; ++r) {
         cpu_kernels().dequantize_row(rows, r, row.data());
-        std::copy_n(row.data() + copy.first, copy.size,
-                    copy.out->data() + std::size_t{r} * copy.size);
+        float* out = copy.out->data() + (copy.transposes ? r : std::size_t{r} * copy.size);
+        for (uint32_t i = 0; i < copy.size; ++i)
+          out[copy.transposes ? std::size_t{i} * copy.count : i] = row[copy.first + i];
       }
       if (!all_finite(*copy.out))
         return Status::error(Code::corrupt, "tensor '%s' holds a number that is not finite",
@@ -153,6 +161,7 @@ class Binder {
     uint32_t size, count;  // [count][size],
     uint32_t first;        // from this column on
     Array<float>* out;
+    bool transposes = false;  // to [size][count]
   };
 
   // Layers behind the last one, and divisors that no set of RoPE uses.
@@ -228,10 +237,13 @@ class LayerBinder {
 
   void bind() {
     const uint32_t width = model_.width;
-    norm(layer_.norm_before(), names_.mixer_norm, &w_.mixer_norm);
-    layer_.is_latent() ? latent(layer_.latent) : attention();
+    const bool mixes = layer_.mixer != MixerKind::none, feeds = layer_.has_feed_forward();
+    norm(layer_.norm_before() && mixes, names_.mixer_norm, &w_.mixer_norm);
+    if (layer_.is_latent()) latent(layer_.latent);
+    else if (layer_.has_attention()) attention();
+    if (layer_.is_recurrent()) recurrent();
     norm(layer_.norm_after(), names_.mixer_post_norm, &w_.mixer_post_norm);
-    norm(layer_.norm_before() && !layer_.is_parallel(), names_.ffn_norm, &w_.ffn_norm);
+    norm(layer_.norm_before() && !layer_.is_parallel() && feeds, names_.ffn_norm, &w_.ffn_norm);
     if (layer_.has_dense()) dense();
     if (layer_.has_experts()) experts(width, layer_.experts);
     norm(layer_.norm_after(), names_.ffn_post_norm, &w_.ffn_post_norm);
@@ -247,17 +259,19 @@ class LayerBinder {
   }
   void norm(bool exists, const char* tensor, Norm* out) {
     if (!exists) return;
-    bind_.vector(name(tensor) + ".weight", model_.width, true, &out->weight);
+    // Falcon-H1's second norm has no suffix.
+    const bool is_bare = layer_.mixer == MixerKind::both && bind_.has(name(tensor));
+    bind_.vector(name(tensor) + (is_bare ? "" : ".weight"), model_.width, true, &out->weight);
     if (model_.norm == NormKind::layer)
       bind_.vector(name(tensor) + ".bias", model_.width, false, &out->bias);
   }
 
   void attention() {
     const uint32_t width = model_.width, q = layer_.q_width(), kv = layer_.kv_width();
-    if (bind_.has(name(names_.qkv) + ".weight")) {
+    if (!layer_.gates_output && bind_.has(name(names_.qkv) + ".weight")) {
       bind_.fused(name(names_.qkv), width, layer_.biases, {{q, &w_.q}, {kv, &w_.k}, {kv, &w_.v}});
     } else {
-      linear(names_.q, q, width, &w_.q);
+      linear(names_.q, layer_.gates_output ? 2 * q : q, width, &w_.q);
       if (layer_.writes_kv) linear(names_.k, kv, width, &w_.k);
       if (layer_.writes_kv && !layer_.v_is_k) linear(names_.v, kv, width, &w_.v);
       if (!layer_.writes_kv)  // what is there is not used
@@ -295,6 +309,46 @@ class LayerBinder {
       bind_.ignore(name("attn_kv_b.weight"));  // of files that have both
     }
     linear(names_.o, width, layer_.o_width(), &w_.o);
+  }
+
+  void recurrent() {
+    const uint32_t width = model_.width;
+    const RecurrentConfig& r = model_.recurrent;
+    RecurrentWeights& w = w_.recurrent;
+    const bool mamba = r.kind == RecurrentKind::mamba;
+    if (r.kind == RecurrentKind::convolution) {
+      bind_.fused(name("shortconv.in_proj"), width, layer_.biases,
+                  {{width, &w.beta}, {width, &w.gate}, {width, &w.in}});
+      linear("shortconv.out_proj", width, width, &w.out);
+      bind_.taps(name("shortconv.conv.weight"), r.taps, r.channels, &w.convolution);
+      return;
+    }
+    if (mamba) {
+      bind_.fused(name("ssm_in"), width, layer_.biases,
+                  {{r.inner(), &w.gate}, {r.channels, &w.in}, {r.heads, &w.alpha}});
+      bind_.vector(name("ssm_conv1d.bias"), r.channels, false, &w.bias);
+      bind_.table(name("ssm_d"), 1, r.heads, true, &w.skip);
+    } else {
+      delta_net(width, r);
+    }
+    linear("ssm_out", width, r.inner(), &w.out);
+    bind_.taps(name("ssm_conv1d.weight"), r.taps, r.channels, &w.convolution);
+    bind_.vector(name("ssm_dt.bias"), r.heads, true, &w.decay_bias);
+    if (mamba) bind_.table(name("ssm_a"), 1, r.heads, true, &w.decay);
+    else bind_.vector(name("ssm_a"), r.heads, true, &w.decay);
+    if (mamba)  // Falcon-H1 has none
+      bind_.table(name("ssm_norm.weight"), r.inner() / r.key_heads, r.key_heads,
+                  layer_.mixer != MixerKind::both, &w.norm);
+    else bind_.vector(name("ssm_norm.weight"), r.value_dim, true, &w.norm);
+  }
+
+  void delta_net(uint32_t width, const RecurrentConfig& r) {
+    RecurrentWeights& w = w_.recurrent;
+    linear(names_.qkv, r.channels, width, &w.in);
+    linear("attn_gate", r.inner(), width, &w.gate);
+    if (bind_.has(name("ssm_ba.weight"))) return linear("ssm_ba", 2 * r.heads, width, &w.beta);
+    linear("ssm_beta", r.heads, width, &w.beta);
+    linear("ssm_alpha", r.heads, width, &w.alpha);
   }
 
   void qk_norm(const char* tensor, uint32_t heads, Array<float>* out) {
@@ -404,9 +458,10 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
   Binder bind(gguf, file, c);
   w.embedding = bind.matrix("token_embd.weight", c.vocabulary, c.width);
   for (uint32_t l = 0; l < c.depth(); ++l) LayerBinder(&bind, c, l, &w.layers[l]).bind();
-  bind.vector("output_norm.weight", c.width, true, &w.output_norm.weight);
+  const std::string output_norm = c.architecture->names.output_norm;
+  bind.vector(output_norm + ".weight", c.width, true, &w.output_norm.weight);
   if (c.norm == NormKind::layer)
-    bind.vector("output_norm.bias", c.width, false, &w.output_norm.bias);
+    bind.vector(output_norm + ".bias", c.width, false, &w.output_norm.bias);
   if (c.layer_input > 0) {
     const uint32_t all = c.depth() * c.layer_input;
     w.input_embedding = bind.matrix("per_layer_token_embd.weight", c.vocabulary, all);

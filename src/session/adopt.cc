@@ -66,6 +66,9 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   if (model->config().windows.layers > 0)
     return Status::error(Code::unsupported,
                          "the model has layers that see a window: a cache keeps all layers alike");
+  if (model->config().recurrent_layers > 0)
+    return Status::error(Code::unsupported,
+                         "the model has recurrent layers: a cache has keys and values only");
   const HeadShape &shape = cache.shape(), &wanted = model->config();
   if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads ||
       shape.head_dim != wanted.head_dim)
@@ -89,7 +92,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   RETURN_IF_ERROR(check_memory_budget(options.memory, options.full_precision));
   RETURN_IF_ERROR(store.set_budget(options.memory, tokens.size(), cancel));
   store.forget_sketch();  // the session builds one with the moments of its queries
-  SequenceState sequence(model->config(), model->chat(), std::move(store), {});
+  SequenceState sequence(model->config(), model->chat(), std::move(store), {}, {});
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(sequence)));
   RETURN_IF_ERROR(session->check_tokens(tokens));
   RETURN_IF_ERROR(session->start());

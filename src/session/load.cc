@@ -8,6 +8,7 @@
 #include "cachefile/cache_file.h"
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
+#include "session/saved_states.h"
 #include "session/saved_windows.h"
 #include "session/session.h"
 
@@ -236,6 +237,8 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   RETURN_IF_ERROR(check_rope(path, state, *model, options.context));
   SavedWindows saved_windows;
   RETURN_IF_ERROR(check_windows(peek, model->windows_shape(), state, &saved_windows));
+  SavedStates saved_states;
+  RETURN_IF_ERROR(check_states(peek, config, state, &saved_states));
   RETURN_IF_ERROR(check_length(path, state.tokens, tokens_wanted, config.context, options.context));
   if (verify) {
     Progress progress(std::move(report));
@@ -255,10 +258,13 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   std::optional<KvStore> windows = make_windows(*model, store.window_tokens());
   if (windows)
     RETURN_IF_ERROR(load_windows(file, state, saved_windows, pool.get(), cancel, &*windows));
+  std::optional<RecurrentState> states = make_states(config, options.memory.bytes);
+  if (states) RETURN_IF_ERROR(load_states(file, saved_states, pool.get(), cancel, &*states));
   const std::byte* tokens = nullptr;
   RETURN_IF_ERROR(take(*file, SectionKind::tokens, state.tokens * sizeof(Token),
                        state.facts(config.vocabulary), pool.get(), cancel, &tokens));
-  SequenceState sequence(config, model->chat(), std::move(store), std::move(windows));
+  SequenceState sequence(config, model->chat(), std::move(store), std::move(windows),
+                         std::move(states));
   std::unique_ptr<Session> session(new Session(model, options, std::move(sequence)));
   session->pool_ = std::move(pool);
   session->sequence_.tokens.resize(state.tokens);

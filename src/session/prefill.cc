@@ -226,13 +226,14 @@ Status Session::rewind(uint64_t tokens) {
   RETURN_IF_ERROR(check_has(tokens));
   if (tokens == sequence_.tokens.size()) return {};
   uint64_t kept = std::min(tokens, sequence_.store.tokens());
+  kept = sequence_.resume_point(kept);
   std::optional<KvStore> windows(sequence_.windows);
-  if (windows) {
-    kept = windows->resume_point(kept);
-    RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
-  }
+  std::optional<RecurrentState> states(sequence_.states);
+  if (windows) RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
+  if (states) RETURN_IF_ERROR(states->rewind(kept));
   if (kept < sequence_.store.tokens()) RETURN_IF_ERROR(sequence_.store.rewind(kept, cpu_kernels()));
   sequence_.windows = std::move(windows);
+  sequence_.states = std::move(states);
   forget_behind(tokens);
   return {};
 }
@@ -270,10 +271,10 @@ Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report 
 
 Status Session::cut_stores(uint64_t kept) {
   KvStore& store = sequence_.store;
-  if (KvStore* windows = sequence_.windows_or_null()) {
-    kept = windows->resume_point(kept);
+  kept = sequence_.resume_point(kept);
+  if (KvStore* windows = sequence_.windows_or_null())
     RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
-  }
+  if (sequence_.states) RETURN_IF_ERROR(sequence_.states->rewind(kept));
   const uint32_t page = store.shape().page.page_tokens;
   if (kept > store.sealed_tokens() || kept % page > 0) return store.rewind(kept, cpu_kernels());
   store.cut(static_cast<uint32_t>(kept / page));

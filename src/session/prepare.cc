@@ -74,6 +74,7 @@ Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text has no representative tokens: prefilling it again, once");
   KvStore store(sequence_.store.shape(), sequence_.store.window_tokens());
   std::optional<KvStore> windows = make_windows(*model_, store.window_tokens());
+  std::optional<RecurrentState> states = make_states(model_->config(), 0);
   MemoryBudget rest = options_.memory;
   if (rest.bytes) {  // both stores share the budget, and the second needs as much as the first
     if (sequence_.store.private_bytes() > rest.bytes / 2)
@@ -98,7 +99,8 @@ Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
                       .subspan(at, std::min<std::size_t>(options_.prefill_chunk,
                                                          sequence_.tokens.size() - at));
     step.cancel = cancel;
-    RETURN_IF_ERROR(forward_->run(step, &store, windows ? &*windows : nullptr));
+    RETURN_IF_ERROR(
+        forward_->run(step, {store, windows ? &*windows : nullptr, states ? &*states : nullptr}));
     at += step.tokens.size();
   }
   sequence_.store.take_representatives(std::move(store));
@@ -266,10 +268,12 @@ Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* ca
       return Status::error(Code::cancelled, "stopped by the progress callback; no index was built");
     KvStore copy(sequence_.store);
     std::optional<KvStore> windows(sequence_.windows);
+    std::optional<RecurrentState> states(sequence_.states);
     const uint64_t end = sequence_.tokens.size() - size;
-    if (!windows || windows->resume_point(end) == end) {
+    if (sequence_.resume_point(end) == end) {
       RETURN_IF_ERROR(copy.rewind(end, cpu_kernels()));
       if (windows) RETURN_IF_ERROR(windows->rewind(end, cpu_kernels()));
+      if (states) RETURN_IF_ERROR(states->rewind(end));
     }  // otherwise the passage follows the text
     for (uint32_t done = 0; done < size; done += options_.prefill_chunk) {
       ForwardStep step;
@@ -278,7 +282,8 @@ Status Session::collect_queries(uint32_t count, uint64_t steps, const Cancel* ca
       step.cancel = cancel;
       step.asked = out;
       step.asked_at = at + done;
-      RETURN_IF_ERROR(forward_->run(step, &copy, windows ? &*windows : nullptr));
+      RETURN_IF_ERROR(
+          forward_->run(step, {copy, windows ? &*windows : nullptr, states ? &*states : nullptr}));
     }
   }
   return {};

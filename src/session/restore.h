@@ -12,7 +12,7 @@ namespace kvasir {
 struct Session::Restore {
   explicit Restore(Session* s)
       : session(s), store(s->sequence_.store), windows(s->sequence_.windows),
-        queries(s->sequence_.queries), observed(s->sequence_.observed),
+        states(s->sequence_.states), queries(s->sequence_.queries), observed(s->sequence_.observed),
         tokens(s->sequence_.tokens.size()), prefilled_tokens(s->sequence_.prefilled_tokens),
         turn(s->sequence_.turn), logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
   ~Restore() { apply(); }
@@ -21,6 +21,7 @@ struct Session::Restore {
     SequenceState& sequence = session->sequence_;
     sequence.store = std::move(store);
     sequence.windows = std::move(windows);
+    sequence.states = std::move(states);
     sequence.queries = std::move(queries);
     sequence.observed = std::move(observed);
     session->decode_.set_chosen(false);
@@ -36,6 +37,7 @@ struct Session::Restore {
   Session* session;
   KvStore store;
   std::optional<KvStore> windows;
+  std::optional<RecurrentState> states;
   RecentQueries queries;
   SequenceState::Observed observed;
   std::size_t tokens;

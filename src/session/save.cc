@@ -100,7 +100,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     parts.push_back({SectionKind::spelling, spelling.data(), spelling.size_bytes()});
   SavedSequence state = saved_state(sequence_, options_.window);
   state.long_rope = model_->has_long_ropes(options_.context);
-  return save_store(path, identity, {sequence_.store, sequence_.windows_or_null()}, state, parts,
+  const StepStores stores = sequence_.stores();
+  return save_store(path, identity, {stores.store, stores.windows, stores.states}, state, parts,
                     cancel, std::move(report), before_rename);
 }
 

@@ -10,6 +10,7 @@
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
 #include "cachefile/section_sizes.h"
+#include "session/saved_states.h"
 #include "session/saved_windows.h"
 
 namespace kvasir {
@@ -69,6 +70,7 @@ Status write_part(const SavedStores& stores, const SavedPart& part,
                   const std::function<Status(const void* data, std::size_t size)>& write) {
   if (part.kind == SectionKind::window) return stores.store.write_window(write);
   if (part.kind == SectionKind::windows_rows) return stores.windows->write_window(write);
+  if (part.kind == SectionKind::recurrent) return write_states(*stores.states, write);
   return write(part.data, part.bytes);
 }
 
@@ -87,7 +89,11 @@ Status check_savable(const std::string& path, const format::Identity& identity,
   if (const char* what = wrong_state(state, shape, identity))
     return Status::error(Code::internal, "the sequence has %s; %s was not written", what,
                          path.c_str());
+  const char* wrong_states = nullptr;
+  if (stores.states) RETURN_IF_ERROR(find_wrong_state(*stores.states, &wrong_states));
+  if (wrong_states) return refused(SectionKind::recurrent, wrong_states);
   for (const SavedPart& part : parts) {
+    if (part.kind == SectionKind::recurrent) continue;
     const auto check = [&](const void* data, std::size_t size) -> Status {
       constexpr std::size_t piece = 4 << 20;  // bytes between two tests of the cancel token
       const std::span<const std::byte> all(static_cast<const std::byte*>(data), size);
@@ -223,6 +229,9 @@ Status save_store(const std::string& path, format::Identity identity, const Save
         {SectionKind::windows_centre, windows->centre().data(), windows->centre().size_bytes()});
     all.push_back({SectionKind::windows_rows, nullptr, windows->window_size() * sizeof(float)});
   }
+  if (stores.states)
+    all.push_back(
+        {SectionKind::recurrent, nullptr, std::size_t{states_section_bytes(*stores.states)}});
 
   RETURN_IF_ERROR(check_savable(path, identity, stores, state, all, cancel));
   std::unique_ptr<CacheWriter> writer;

@@ -15,6 +15,7 @@
 #include "cachefile/section_rules.h"
 #include "session/chat_record.h"
 #include "store/kv_store.h"
+#include "store/recurrent_state.h"
 
 namespace kvasir {
 
@@ -33,6 +34,13 @@ struct SavedSequence {
   bool long_rope = false;  // of a model with longrope: computed with its factors for long contexts
 
   uint64_t sealed_tokens() const { return uint64_t{pages} * page_tokens; }
+  // Tokens that a session of the first `wanted` keeps, if windows and states can follow: complete
+  // pages that are not in its window, or all.
+  uint64_t kept_of(uint64_t wanted) const {
+    const uint64_t sealed =
+        (wanted - (wanted < window_tokens ? wanted : window_tokens)) / page_tokens;
+    return sealed < pages ? sealed * page_tokens : wanted;
+  }
   SectionFacts facts(uint32_t vocabulary) const { return {vocabulary, tokens, page_tokens}; }
 };
 // First part of load: reads only the 48 bytes of the section. Code::corrupt, Code::version,
@@ -40,10 +48,12 @@ struct SavedSequence {
 Status read_saved(const CachePeek& file, SavedSequence* out);
 Status read_chat(const CachePeek& file, ChatRecord* out);  // an older library's file has none
 
-// The stores of a sequence: of all tokens, and of the layers that see a window, or null.
+// The stores of a sequence: of all tokens, of the layers that see a window, or null, and of the
+// recurrent layers, or null.
 struct SavedStores {
   const KvStore& store;
   const KvStore* windows = nullptr;
+  const RecurrentState* states = nullptr;
 };
 
 // A section that does not belong to the stores.

@@ -100,10 +100,7 @@ Status windows_serve(const CachePeek& file, const StoreShape& shape, uint64_t to
     return Status::error(Code::corrupt, "%s: section 'state' has fewer tokens than its document",
                          file.path().c_str());
   RETURN_IF_ERROR(check_windows(file, shape, state, &saved));
-  const uint64_t pages = (tokens - std::min<uint64_t>(tokens, state.window_tokens)) /
-                         state.page_tokens;  // complete and not in the window
-  const uint64_t kept = pages < state.pages ? pages * state.page_tokens : tokens;
-  *out = saved.resume_point(shape, state, kept) > 0;
+  *out = saved.resume_point(shape, state, state.kept_of(tokens)) > 0;
   return {};
 }
 

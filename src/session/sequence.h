@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "base/memory.h"
+#include "engine/step.h"
 #include "model/model.h"
 #include "select/plan.h"
 #include "session/spelling.h"
 #include "store/kv_store.h"
+#include "store/recurrent_state.h"
 #include "text/chat.h"
 #include "text/tokenizer.h"
 
@@ -22,24 +24,35 @@ enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
 // An empty store of the model's layers that see a window; nothing: it has none.
 std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens);
 
+// The state of a sequence without tokens of a model's recurrent layers; nothing: it has none.
+// budget: bytes of the sequence; 0: no limit.
+std::optional<RecurrentState> make_states(const ModelConfig& config, uint64_t budget);
+
 // A fork is a copy that shares the pages; both write only their own tails.
 struct SequenceState {
-  SequenceState(const ModelConfig& config, Chat turns, KvStore kv, std::optional<KvStore> windowed)
-      : store(std::move(kv)), windows(std::move(windowed)),
+  SequenceState(const ModelConfig& config, Chat turns, KvStore kv, std::optional<KvStore> windowed,
+                std::optional<RecurrentState> recurrent)
+      : store(std::move(kv)), windows(std::move(windowed)), states(std::move(recurrent)),
         queries(config.layers, config.heads, config.head_dim), chat(std::move(turns)) {}
 
   bool has_marks() const { return turn == Turn::document || turn == Turn::answer; }
   bool has_logits() const { return logits_at == tokens.size() && logits_at > 0; }
 
-  // Tokens that the stores lack, because the windows could not follow a rewind: they are prefilled
-  // again before the next step.
+  StepStores stores() {
+    return {store, windows ? &*windows : nullptr, states ? &*states : nullptr};
+  }
+  // The last position <= `tokens` at which windows and states can go on after a rewind.
+  uint64_t resume_point(uint64_t tokens) const;
+  // Tokens that the stores lack, because windows or states could not follow a rewind: they are
+  // prefilled again before the next step.
   uint64_t missing() const { return tokens.size() - store.tokens(); }
   KvStore* windows_or_null() { return windows ? &*windows : nullptr; }
   const KvStore* windows_or_null() const { return windows ? &*windows : nullptr; }
 
   KvStore store;
   std::optional<KvStore> windows;  // of the layers that see a window; as many tokens as `store`
-  RecentQueries queries;           // of the newest tokens; empty in full precision
+  std::optional<RecurrentState> states;  // of the recurrent layers; as many tokens as `store`
+  RecentQueries queries;                 // of the newest tokens; empty in full precision
   // The queries by which a strategy that chooses once has selected: those at the end of the
   // prefill. Set from the first selection until the next prefill.
   struct Observed {

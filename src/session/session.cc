@@ -59,6 +59,8 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   o->memory.step_tokens = o->prefill_chunk;
   o->memory.reaper = model.reaper();
   o->memory.windows = model.windows_shape();
+  if (const auto states = make_states(model.config(), o->memory.bytes))
+    o->memory.states = states->max_bytes();
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
   RETURN_IF_ERROR(check_read_options(o->read));
   RETURN_IF_ERROR(check_filter_layers(o->read.filter_layers, model.config().layers));
@@ -74,6 +76,24 @@ std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens) 
   return KvStore(model.windows_shape(), window_tokens);
 }
 
+std::optional<RecurrentState> make_states(const ModelConfig& config, uint64_t budget) {
+  if (config.recurrent_layers == 0) return {};
+  // Checkpoints may take half a gigabyte, or an eighth of the sequence's memory.
+  constexpr uint64_t room = 512 << 20, most = 32;
+  const uint64_t bytes = config.state_size() * sizeof(float),
+                 checkpoints = (budget > 0 ? std::min(room, budget / 8) : room) / bytes;
+  return RecurrentState(config.recurrent_layers, config.recurrent.state_size(),
+                        static_cast<uint32_t>(std::clamp<uint64_t>(checkpoints, 1, most)));
+}
+
+uint64_t SequenceState::resume_point(uint64_t position) const {
+  for (uint64_t to = position;; position = to) {
+    if (windows) to = windows->resume_point(to);
+    if (states) to = states->resume_point(to);
+    if (to == position) return to;
+  }
+}
+
 Session::Session(std::shared_ptr<const Model> model, const SessionOptions& options,
                  SequenceState sequence)
     : model_(std::move(model)), options_(options), sequence_(std::move(sequence)) {}
@@ -87,7 +107,8 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
     store.drop_representatives();
   RETURN_IF_ERROR(store.set_budget(o.memory, 0));
   std::optional<KvStore> windows = make_windows(*model, store.window_tokens());
-  SequenceState sequence(model->config(), model->chat(), std::move(store), std::move(windows));
+  SequenceState sequence(model->config(), model->chat(), std::move(store), std::move(windows),
+                         make_states(model->config(), o.memory.bytes));
   std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(sequence)));
   RETURN_IF_ERROR(session->start());
   *out = std::move(session);

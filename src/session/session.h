@@ -151,7 +151,8 @@ class Session {
   // log_probabilities: [tokens], written only on success.
   Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
                Progress::Report progress, Progress::Report prepare_progress = {});
-  // Windows that cannot follow are prefilled again by the next step, save or prepare().
+  // Windows and recurrent states that cannot follow are prefilled again by the next step, save or
+  // prepare().
   Status rewind(uint64_t tokens);
   // Rewinds to the first `tokens` tokens, in the state after their prefill: keeps their complete
   // pages, as far as the windows can follow, and prefills the tokens after these again. After a
@@ -214,6 +215,7 @@ class Session {
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                     Array<float>* errors);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
+  void keep_state(const AppendRequest& request);
   Status append_token(Token token, const Cancel* cancel);
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);
@@ -227,8 +229,8 @@ class Session {
   Status check_tokens(std::span<const Token> tokens) const;
 
   // ---- prefill and rewind (prefill.cc) ---------------------------------------------------------
-  // Truncates the stores to `kept` tokens, or to the last position before it from which windows can
-  // go on. The tokens stay, to be prefilled again by prefill_missing().
+  // Truncates the stores to `kept` tokens, or to the last position before it from which windows and
+  // states can go on. The tokens stay, to be prefilled again by prefill_missing().
   Status cut_stores(uint64_t kept);
   Status prefill_missing(const Cancel* cancel, Progress::Report report);
   class Again;

@@ -18,6 +18,8 @@ struct SessionStats {
   // windows: layers that see a window, and their bytes in memory
   uint64_t prefilled_again = 0, windows_bytes = 0;
   uint32_t windows_layers = 0;
+  uint32_t recurrent_layers = 0, checkpoints = 0;
+  uint64_t states_bytes = 0;  // of recurrent layers, checkpoints included, in memory
   uint64_t last_steps = 0, last_decode_ns = 0;
   uint64_t last_tokens_read = 0, last_tokens_present = 0, last_pages_touched = 0;
   double last_mass_read = -1;  // -1: not estimated

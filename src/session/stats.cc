@@ -264,6 +264,12 @@ SessionStats Session::stats() const {
     s.private_bytes += windows->private_bytes();
     s.mapped_bytes += windows->pages().mapped_bytes();
   }
+  if (const auto& states = sequence_.states) {
+    s.recurrent_layers = states->layers();
+    s.checkpoints = static_cast<uint32_t>(states->checkpoints());
+    s.states_bytes = states->bytes();
+    s.private_bytes += s.states_bytes;
+  }
   s.prefilled_again = prefilled_again_;
   s.spilled_bytes = sequence_.store.pages().spilled_bytes();
   s.memory_limit = sequence_.store.budget().bytes;
@@ -327,6 +333,11 @@ std::string Session::stats_json() const {
   if (stats.windows_layers > 0) {
     json.count("windows_layers", stats.windows_layers);
     json.count("windows_bytes", stats.windows_bytes);
+  }
+  if (stats.recurrent_layers > 0) {
+    json.count("recurrent_layers", stats.recurrent_layers);
+    json.count("states_bytes", stats.states_bytes);
+    json.count("checkpoints", stats.checkpoints);
   }
   json.count("sparse_tokens", stats.sparse_tokens);
   json.count("prefill_ns", stats.prefill_ns);

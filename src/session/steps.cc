@@ -24,6 +24,9 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   // a rewind to the end of the document finds its window
   if (KvStore* windows = sequence_.windows_or_null())
     request.kind == TextKind::document ? windows->unmark() : windows->mark();
+  if (sequence_.states && request.kind != TextKind::document &&
+      sequence_.prefilled_tokens == sequence_.tokens.size())
+    sequence_.states->keep();
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   try {
     return append_chunks(request, done);
@@ -42,8 +45,9 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     ForwardStep step;
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
-    RETURN_IF_ERROR(forward_->run(step, &sequence_.store, sequence_.windows_or_null()));
+    RETURN_IF_ERROR(forward_->run(step, sequence_.stores()));
     note_chunk(request, step);
+    keep_state(request);
     *done += step.size();
     if (!errors.empty()) LayerProbe::note(errors, &sequence_);
     const bool last = *done == all;
@@ -87,6 +91,15 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   step->logits = request.all_logits ? request.all_logits + done * model_->config().vocabulary
                                     : next_logits_.data();
   return {};
+}
+
+// A checkpoint of the recurrent layers every so many tokens of a document, and at its end.
+void Session::keep_state(const AppendRequest& request) {
+  constexpr uint64_t interval = 1024;
+  std::optional<RecurrentState>& states = sequence_.states;
+  if (states && request.kind == TextKind::document &&
+      states->tokens() - states->last_checkpoint() >= interval)
+    states->keep();
 }
 
 void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) {
@@ -161,6 +174,10 @@ Status Session::refresh_logits(const Cancel* cancel) {
       !read_last || sequence_.observed.queries.count() > 0 || sequence_.queries.count() > 0;
   if (sequence_.logits_at == sequence_.tokens.size() && sequence_.logits_at > 0 && can_choose)
     return {};
+  if (sequence_.states) {  // no token can be taken out of a state
+    RETURN_IF_ERROR(cut_stores(sequence_.tokens.size() - 1));
+    return prefill_missing(cancel, {});
+  }
   const Token last = sequence_.tokens.back();
   ForwardStep step;
   step.tokens = {&last, 1};
@@ -180,7 +197,7 @@ Status Session::refresh_logits(const Cancel* cancel) {
   std::optional<KvStore> windows(sequence_.windows);
   store.pop();
   if (windows) windows->pop();
-  RETURN_IF_ERROR(forward_->run(step, &store, windows ? &*windows : nullptr));
+  RETURN_IF_ERROR(forward_->run(step, {store, windows ? &*windows : nullptr}));
   sequence_.store = std::move(store);
   sequence_.windows = std::move(windows);
   sequence_.logits_at = sequence_.tokens.size();

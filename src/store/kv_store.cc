@@ -181,7 +181,7 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
   return extents * heads * summaries + rows + slabs * shape().slab_bytes() +
          indexes_.private_bytes() + sketch_.basis_bytes() +
          representatives_.max_bytes(tokens, step) + pages_.table_bytes() +
-         max_bytes(budget_.windows, window_tokens_, tokens, step);
+         max_bytes(budget_.windows, window_tokens_, tokens, step) + budget_.states;
 }
 
 Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) const {

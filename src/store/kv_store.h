@@ -50,6 +50,7 @@ struct MemoryBudget {
   uint32_t step_tokens = 0;
   // The sequence's store of layers that see a window, whose bytes count too. No layers: none.
   StoreShape windows;
+  uint64_t states = 0;  // bytes of the states of its recurrent layers, which count too
   // Closes the spill file and the files of unfinished saves; null: destructors close them.
   std::shared_ptr<os::FileReaper> reaper;
 };

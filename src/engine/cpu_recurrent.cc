@@ -1,0 +1,255 @@
+#include "engine/cpu_recurrent.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "base/checked.h"
+#include "base/magnitude.h"
+#include "engine/layer_executor.h"
+
+namespace kvasir {
+
+namespace {
+
+constexpr uint32_t rows_together = 16;       // tokens of a task
+constexpr uint32_t channels_together = 256;  // of a convolution's task
+constexpr uint32_t panels_together = 4;      // of a state's task
+constexpr float l2_epsilon = 1e-6f;          // of the norm of keys and queries
+
+float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }
+
+}  // namespace
+
+CpuRecurrent::CpuRecurrent(const Model& model, ThreadPool* pool, CpuProducts* products)
+    : model_(model), config_(model.config().recurrent), kernels_(cpu_kernels()), pool_(pool),
+      products_(products) {
+  // The norm of the kernels divides by the root of the mean, not of the sum.
+  const float length = 1 / std::sqrt(static_cast<float>(std::max(1u, config_.key_dim)));
+  key_factor_.assign(config_.key_dim, length);
+  query_factor_.assign(config_.key_dim, length * length);
+}
+
+void CpuRecurrent::resize(uint32_t n) {
+  const auto grow = [&](Buffer<float>& array, std::size_t cols) {
+    array = {};  // never old and new together
+    array = make_buffer<float>(n * cols);
+  };
+  const bool convolves = config_.kind == RecurrentKind::convolution;
+  grow(in_, config_.channels);
+  grow(mixed_, config_.channels);
+  grow(gate_, config_.inner());
+  grow(o_, convolves ? 0 : config_.inner());
+  grow(alpha_, config_.heads);
+  grow(beta_, convolves ? config_.channels : 2 * config_.heads);
+  grow(decay_, config_.heads);
+  grow(rate_, config_.heads);
+}
+
+void CpuRecurrent::begin(uint32_t n, RecurrentState* states, const CancelLatch& cancel) {
+  n_ = n, states_ = states, cancel_ = &cancel;
+}
+
+// f(token) for tokens [first, n), in parallel.
+template <class F>
+void CpuRecurrent::by_rows(uint32_t first, F&& f) {
+  const uint32_t n = n_ - first;
+  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_together)), [&](uint32_t task, uint32_t) {
+    if (cancel_->fired()) return;
+    const uint32_t begin = first + task * rows_together, end = std::min(n_, begin + rows_together);
+    for (std::size_t t = begin; t < end; ++t) f(t);
+  });
+}
+
+bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* out) {
+  const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
+  const std::size_t inner = config_.inner();
+  const float* result = gate_.get();
+  bool good = true;
+  switch (config_.kind) {
+    case RecurrentKind::none:
+      return true;
+    case RecurrentKind::convolution:
+      short_convolution(layer, y);
+      good = is_good(mixed_.get(), inner, first);
+      by_rows(first, [&](std::size_t t) {
+        for (std::size_t i = t * inner; i < (t + 1) * inner; ++i) gate_[i] *= mixed_[i];
+      });
+      break;
+    case RecurrentKind::mamba:
+      mamba(layer, y);
+      good = is_good(o_.get(), inner, first);
+      gate_mamba(w, first);
+      break;
+    case RecurrentKind::delta_net:
+      delta_net(layer, y);
+      good = is_good(o_.get(), inner, first);
+      gate_delta(w, first);
+      break;
+  }
+  products_->multiply(result + first * inner, n_ - first, config_.inner(), {{&w.out, out}});
+  return good;
+}
+
+// The output of the last token has met every number of the state after the step.
+bool CpuRecurrent::is_good(const float* rows, std::size_t cols, uint32_t first) {
+  std::atomic<bool> good{true};
+  by_rows(first, [&](std::size_t t) {
+    if (!all_below({rows + t * cols, cols}, LayerExecutor::too_large))
+      good.store(false, std::memory_order_relaxed);
+  });
+  return good;
+}
+
+void CpuRecurrent::convolve(uint32_t layer, bool silu) {
+  const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
+  const uint32_t state = model_.config().layer(layer).state;
+  const Convolution c = {n_,
+                         config_.taps,
+                         config_.channels,
+                         in_.get(),
+                         w.convolution.data(),
+                         w.bias.empty() ? nullptr : w.bias.data(),
+                         states_->now(state),
+                         states_->next(state),
+                         mixed_.get(),
+                         silu};
+  const auto tasks = static_cast<uint32_t>(ceil_div(config_.channels, channels_together));
+  pool_->run(tasks, [&](uint32_t task, uint32_t) {
+    if (cancel_->fired()) return;
+    const uint32_t begin = task * channels_together;
+    kernels_.convolve(c, begin, std::min(config_.channels, begin + channels_together));
+  });
+}
+
+void CpuRecurrent::short_convolution(uint32_t layer, const float* y) {
+  const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
+  products_->multiply(y, n_, model_.config().width,
+                      {{&w.in, in_.get()}, {&w.gate, gate_.get()}, {&w.beta, beta_.get()}});
+  const std::size_t cols = config_.channels;
+  by_rows(0, [&](std::size_t t) {
+    for (std::size_t i = t * cols; i < (t + 1) * cols; ++i) in_[i] *= beta_[i];
+  });
+  convolve(layer, false);
+}
+
+void CpuRecurrent::mamba(uint32_t layer, const float* y) {
+  const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
+  products_->multiply(y, n_, model_.config().width,
+                      {{&w.in, in_.get()}, {&w.gate, gate_.get()}, {&w.alpha, alpha_.get()}});
+  convolve(layer, true);
+  mamba_rates(w);
+  const std::size_t keys = config_.inner(),
+                    queries = keys + std::size_t{config_.key_heads} * config_.key_dim;
+  advance(layer, 0, keys, queries);
+  const std::size_t dim = config_.value_dim;
+  by_rows(0, [&](std::size_t t) {
+    const float* x = mixed_.get() + t * config_.channels;
+    float* o = o_.get() + t * config_.inner();
+    for (std::size_t h = 0; h < config_.heads; ++h)
+      for (std::size_t i = h * dim; i < (h + 1) * dim; ++i) o[i] += w.skip[h] * x[i];
+  });
+}
+
+void CpuRecurrent::delta_net(uint32_t layer, const float* y) {
+  const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
+  const uint32_t width = model_.config().width;
+  if (w.alpha.w.data)
+    products_->multiply(y, n_, width,
+                        {{&w.in, in_.get()},
+                         {&w.gate, gate_.get()},
+                         {&w.beta, beta_.get()},
+                         {&w.alpha, alpha_.get()}});
+  else
+    products_->multiply(y, n_, width,
+                        {{&w.in, in_.get()}, {&w.gate, gate_.get()}, {&w.beta, beta_.get()}});
+  convolve(layer, true);
+  delta_rates(w);
+  normalise_keys();
+  const std::size_t keys = std::size_t{config_.key_heads} * config_.key_dim;
+  advance(layer, 2 * keys, keys, 0);
+}
+
+void CpuRecurrent::mamba_rates(const RecurrentWeights& w) {
+  by_rows(0, [&](std::size_t t) {
+    for (std::size_t h = 0, i = t * config_.heads; h < config_.heads; ++h, ++i) {
+      rate_[i] = softplus(alpha_[i] + w.decay_bias[h]);
+      decay_[i] = std::exp(rate_[i] * w.decay[h]);
+    }
+  });
+}
+
+void CpuRecurrent::delta_rates(const RecurrentWeights& w) {
+  const std::size_t heads = config_.heads, group = heads / config_.key_heads;
+  const bool both = !w.alpha.w.data;  // a key head's betas, then its alphas
+  by_rows(0, [&](std::size_t t) {
+    for (std::size_t h = 0; h < heads; ++h) {
+      const std::size_t i = t * heads + h, at = 2 * (t * heads + h / group * group) + h % group;
+      const float beta = beta_[both ? at : i], alpha = both ? beta_[at + group] : alpha_[i];
+      rate_[i] = sigmoid(beta);
+      decay_[i] = std::exp(w.decay[h] * softplus(alpha + w.decay_bias[h]));
+    }
+  });
+}
+
+void CpuRecurrent::normalise_keys() {
+  const uint32_t dim = config_.key_dim, heads = config_.key_heads;
+  const float epsilon = l2_epsilon / static_cast<float>(dim);
+  by_rows(0, [&](std::size_t t) {
+    float *q = mixed_.get() + t * config_.channels, *k = q + std::size_t{heads} * dim;
+    kernels_.rms_norm(q, query_factor_.data(), epsilon, heads, dim, q);
+    kernels_.rms_norm(k, key_factor_.data(), epsilon, heads, dim, k);
+  });
+}
+
+// The states of all heads. values, keys, queries: where they begin among a token's channels.
+void CpuRecurrent::advance(uint32_t layer, std::size_t values, std::size_t keys,
+                           std::size_t queries) {
+  const uint32_t state = model_.config().layer(layer).state;
+  const uint32_t panels = state_panels(config_.value_dim),
+                 tasks = static_cast<uint32_t>(ceil_div(panels, panels_together));
+  pool_->run(config_.heads * tasks, [&](uint32_t task, uint32_t) {
+    if (cancel_->fired()) return;
+    const uint32_t head = task / tasks, begin = task % tasks * panels_together;
+    const std::size_t matrix = config_.inputs_size() + head * config_.matrix_size(),
+                      key = std::size_t{config_.key_head(head)} * config_.key_dim,
+                      value = std::size_t{head} * config_.value_dim;
+    StateStep s;
+    s.n = n_, s.keys = config_.key_dim, s.values = config_.value_dim;
+    s.from = states_->now(state) + matrix, s.to = states_->next(state) + matrix;
+    s.k = mixed_.get() + keys + key, s.q = mixed_.get() + queries + key;
+    s.v = mixed_.get() + values + value, s.out = o_.get() + value;
+    s.decay = decay_.get() + head, s.rate = rate_.get() + head;
+    s.key_stride = s.value_stride = config_.channels;
+    s.rate_stride = config_.heads, s.out_stride = config_.inner();
+    s.corrects = config_.kind == RecurrentKind::delta_net;
+    kernels_.advance_state(s, begin, std::min(panels, begin + panels_together));
+  });
+}
+
+// gate_ = norm(silu(gate_) * o_), by groups
+void CpuRecurrent::gate_mamba(const RecurrentWeights& w, uint32_t first) {
+  const std::size_t inner = config_.inner(), group = inner / config_.key_heads;
+  by_rows(first, [&](std::size_t t) {
+    float* z = gate_.get() + t * inner;
+    kernels_.activate(Activation::silu, z, o_.get() + t * inner, inner);
+    if (w.norm.empty()) return;
+    for (std::size_t at = 0; at < inner; at += group)
+      kernels_.rms_norm(z + at, w.norm.data() + at, model_.config().norm_epsilon, 1,
+                        static_cast<uint32_t>(group), z + at);
+  });
+}
+
+// gate_ = silu(gate_) * norm(o_), by heads
+void CpuRecurrent::gate_delta(const RecurrentWeights& w, uint32_t first) {
+  const std::size_t inner = config_.inner();
+  by_rows(first, [&](std::size_t t) {
+    float* o = o_.get() + t * inner;
+    kernels_.rms_norm(o, w.norm.data(), model_.config().norm_epsilon, config_.heads,
+                      config_.value_dim, o);
+    kernels_.activate(Activation::silu, gate_.get() + t * inner, o, inner);
+  });
+}
+
+}  // namespace kvasir

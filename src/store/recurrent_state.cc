@@ -1,0 +1,129 @@
+#include "store/recurrent_state.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvasir {
+
+std::shared_ptr<float[]> RecurrentState::make() const {
+  return std::shared_ptr<float[]>(Allocator<float>().allocate(size()), Deallocate());
+}
+
+uint64_t RecurrentState::bytes() const {
+  uint64_t states = (end_.floats ? 1 : 0) + (next_ ? 1 : 0);
+  for (const Snapshot& s : checkpoints_) states += s.floats && s.floats != end_.floats;
+  return states * size() * sizeof(float);
+}
+
+// The state of the end, that of the step, and the checkpoints.
+uint64_t RecurrentState::max_bytes() const {
+  return (2 + uint64_t{max_checkpoints_}) * size() * sizeof(float);
+}
+
+void RecurrentState::prepare() {
+  if (!next_) next_ = make();
+  if (end_.floats) return;
+  std::shared_ptr<float[]> zeros = make();
+  std::fill_n(zeros.get(), size(), 0.0f);
+  end_.floats = std::move(zeros);
+}
+
+void RecurrentState::commit(uint64_t n) {
+  Snapshot after;
+  after.tokens = end_.tokens + n;
+  after.floats = std::move(next_);
+  std::swap(end_, after);
+  // What nobody else has is the room of the next step.
+  if (is_sole(after.floats)) next_ = std::const_pointer_cast<float[]>(after.floats);
+}
+
+void RecurrentState::keep() {
+  if (end_.tokens == 0 || max_checkpoints_ == 0 || last_checkpoint() == end_.tokens) return;
+  checkpoints_.push_back(end_);
+  thin_out();
+}
+
+// Keeps the distances between checkpoints in proportion to their distance from the end.
+void RecurrentState::thin_out() {
+  if (checkpoints_.size() <= max_checkpoints_) return;
+  const uint64_t end = end_.tokens;
+  std::size_t worst = 0;
+  double least = 2;
+  for (std::size_t i = 0; i + 1 < checkpoints_.size(); ++i) {
+    const uint64_t before = i == 0 ? 0 : checkpoints_[i - 1].tokens;
+    const double gap = static_cast<double>(checkpoints_[i + 1].tokens - before) /
+                       static_cast<double>(end - before);
+    if (gap < least) least = gap, worst = i;
+  }
+  checkpoints_.erase(checkpoints_.begin() + static_cast<std::ptrdiff_t>(worst));
+}
+
+uint64_t RecurrentState::resume_point(uint64_t tokens) const {
+  if (tokens >= end_.tokens) return end_.tokens;
+  uint64_t found = 0;
+  for (const Snapshot& s : checkpoints_)
+    if (s.tokens <= tokens) found = s.tokens;
+  return found;
+}
+
+Status RecurrentState::rewind(uint64_t tokens) {
+  if (tokens == end_.tokens) return {};
+  Snapshot to;
+  const auto at = std::find_if(checkpoints_.begin(), checkpoints_.end(),
+                               [&](const Snapshot& s) { return s.tokens >= tokens; });
+  if (tokens > 0) {
+    if (at == checkpoints_.end() || at->tokens != tokens)
+      return Status::error(Code::internal, "no recurrent state was kept at the wanted token");
+    if (!at->floats) {
+      std::shared_ptr<float[]> floats = make();
+      RETURN_IF_ERROR(at->source->read(at->number, size(), floats.get()));
+      at->floats = std::move(floats);
+    }
+    to = *at;
+  }
+  checkpoints_.erase(tokens > 0 ? at + 1 : checkpoints_.begin(), checkpoints_.end());
+  end_ = std::move(to);
+  return {};
+}
+
+std::size_t RecurrentState::saved() const {
+  if (end_.tokens == 0) return 0;
+  return checkpoints_.size() + (last_checkpoint() == end_.tokens ? 0 : 1);
+}
+
+uint64_t RecurrentState::saved_at(std::size_t i) const {
+  return i < checkpoints_.size() ? checkpoints_[i].tokens : end_.tokens;
+}
+
+Status RecurrentState::read(std::size_t i, Array<float>* room, const float** out) const {
+  const Snapshot& s = i + 1 == saved() ? end_ : checkpoints_[i];
+  if (s.floats) {
+    *out = s.floats.get();
+    return {};
+  }
+  room->resize(size());
+  *out = room->data();
+  return s.source->read(s.number, size(), room->data());
+}
+
+void RecurrentState::restore(const std::vector<uint64_t>& tokens,
+                             std::shared_ptr<const float[]> end,
+                             std::shared_ptr<const StateSource> source) {
+  std::vector<Snapshot> checkpoints;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    Snapshot s;
+    s.tokens = tokens[i], s.source = source, s.number = i;
+    checkpoints.push_back(std::move(s));
+  }
+  Snapshot last;
+  if (!tokens.empty()) {
+    checkpoints.back().floats = std::move(end);
+    checkpoints.back().source = nullptr;
+    last = checkpoints.back();
+  }
+  checkpoints_ = std::move(checkpoints);
+  end_ = std::move(last);
+  next_ = nullptr;
+}
+
+}  // namespace kvasir

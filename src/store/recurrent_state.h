@@ -1,0 +1,101 @@
+// The states of a sequence's recurrent layers, which stand for all tokens before the next one.
+//
+// A state has a fixed size and no parts that belong to tokens: a sequence cannot go back to a
+// position whose state nobody kept. So this class holds the state at the end of the sequence, and
+// checkpoints: states at earlier positions, from which rewind() goes on. keep() adds one; where
+// there are too many, the one goes whose neighbours are nearest in proportion to their distance
+// from the end.
+//
+// A step is prepare(), a write of next() for every layer, commit(n). Nothing is visible before
+// commit(), so a failed or cancelled step leaves the states unchanged. Copies (forks) share what
+// is committed, which is never written again. Threads: layers may be written at once; otherwise one
+// at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/memory.h"
+#include "base/status.h"
+
+namespace kvasir {
+
+// Where states are read from when they are needed, a loaded file.
+class StateSource {
+ public:
+  virtual ~StateSource() = default;
+  // State `number` of the file, `size` floats. Code::corrupt names the file.
+  virtual Status read(std::size_t number, std::size_t size, float* out) const = 0;
+};
+
+class RecurrentState {
+ public:
+  // layer_size: floats of a layer's state.
+  RecurrentState(uint32_t layers, std::size_t layer_size, uint32_t max_checkpoints)
+      : layers_(layers), layer_size_(layer_size), max_checkpoints_(max_checkpoints) {}
+  // A fork.
+  RecurrentState(const RecurrentState& other)
+      : layers_(other.layers_), layer_size_(other.layer_size_),
+        max_checkpoints_(other.max_checkpoints_), end_(other.end_),
+        checkpoints_(other.checkpoints_) {}
+  RecurrentState(RecurrentState&&) noexcept = default;
+  RecurrentState& operator=(RecurrentState&&) noexcept = default;
+
+  uint32_t layers() const { return layers_; }
+  std::size_t layer_size() const { return layer_size_; }
+  std::size_t size() const { return layers_ * layer_size_; }  // floats of a state of all layers
+  uint64_t tokens() const { return end_.tokens; }
+  uint64_t bytes() const;      // of all states in memory
+  uint64_t max_bytes() const;  // that they may take
+
+  // Makes room for a step. Throws std::bad_alloc.
+  void prepare();
+  // Of a layer: the state before the step, and that after it.
+  const float* now(uint32_t layer) const { return end_.floats.get() + layer * layer_size_; }
+  float* next(uint32_t layer) { return next_.get() + layer * layer_size_; }
+  void commit(uint64_t n);
+
+  // Makes the end a checkpoint. Throws std::bad_alloc and then leaves all unchanged.
+  void keep();
+  std::size_t checkpoints() const { return checkpoints_.size(); }
+  uint64_t checkpoint_at(std::size_t i) const { return checkpoints_[i].tokens; }  // ascending
+  uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back().tokens; }
+
+  // The last position <= `tokens` at which the sequence can go on after rewind(); 0: at none but
+  // the beginning.
+  uint64_t resume_point(uint64_t tokens) const;
+  // To a resume point. Code::corrupt (of a file): all is unchanged. Throws std::bad_alloc.
+  Status rewind(uint64_t tokens);
+
+  // ---- persistence
+  // States in order: the checkpoints before the end, then the end. None of an empty sequence.
+  std::size_t saved() const;
+  uint64_t saved_at(std::size_t i) const;
+  // The floats of one: those in memory, or else read into *room (size()).
+  Status read(std::size_t i, Array<float>* room, const float** out) const;
+  // Puts the states at these positions (ascending; the last is the end) in place of all. `end` has
+  // the floats of the last; the others are read when they are needed.
+  void restore(const std::vector<uint64_t>& tokens, std::shared_ptr<const float[]> end,
+               std::shared_ptr<const StateSource> source);
+
+ private:
+  struct Snapshot {
+    uint64_t tokens = 0;
+    std::shared_ptr<const float[]> floats;  // null: of an empty sequence, or in the source
+    std::shared_ptr<const StateSource> source;
+    std::size_t number = 0;  // in the source
+  };
+  std::shared_ptr<float[]> make() const;
+  void thin_out();
+
+  uint32_t layers_;
+  std::size_t layer_size_;
+  uint32_t max_checkpoints_;
+  Snapshot end_;
+  std::vector<Snapshot> checkpoints_;  // ascending; none is of 0 tokens
+  std::shared_ptr<float[]> next_;      // of no other object
+};
+
+}  // namespace kvasir

@@ -1,0 +1,360 @@
+// Sequences of models with recurrent layers: their states are part of what was prefilled.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "cachefile/cache_file.h"
+#include "cachefile/pack.h"
+#include "helpers.h"
+#include "session/external_store.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using format::SectionKind;
+
+namespace {
+
+// One of each kind of layer and of each way to combine them.
+constexpr const char* names[] = {"qwen3next",     "qwen35",    "lfm2moe",
+                                 "granitehybrid", "falcon-h1", "nemotron_h"};
+
+std::shared_ptr<const Model> model_of(const std::string& name) {
+  static std::map<std::string, std::shared_ptr<const Model>> models;
+  auto& model = models[name];
+  if (!model) model = test::open_model(FIXTURES "/models/" + name + ".gguf");
+  return model;
+}
+
+std::vector<Token> some_tokens(std::size_t n) {
+  std::vector<Token> tokens(n);
+  uint32_t state = 7;
+  for (Token& t : tokens) {
+    state = state * 1664525 + 1013904223;
+    t = static_cast<Token>(3 + state % 250);
+  }
+  return tokens;
+}
+
+std::unique_ptr<Session> fresh(const std::string& name, std::size_t tokens,
+                               const SessionOptions& options = {}) {
+  auto session = test::open_session(model_of(name), options);
+  if (tokens > 0) test::read(session.get(), some_tokens(tokens));
+  return session;
+}
+
+std::unique_ptr<Session> fork_of(const Session& session) {
+  std::unique_ptr<Session> fork;
+  REQUIRE(session.fork(&fork).ok());
+  return fork;
+}
+
+SessionOptions in_full_precision() {
+  SessionOptions options;
+  options.full_precision = true;
+  return options;
+}
+
+std::unique_ptr<Session> loaded(const std::string& name, const std::string& path,
+                                uint64_t tokens = 0, const SessionOptions& options = {}) {
+  std::unique_ptr<Session> session;
+  const Status s =
+      Session::load(model_of(name), path, options, true, nullptr, {}, &session, tokens);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return session;
+}
+
+void save(Session* session, const std::string& path) {
+  const Status s = session->save(path, nullptr, {});
+  REQUIRE_MESSAGE(s.ok(), s.message());
+}
+
+uint64_t again(const Session& session) { return session.stats().prefilled_again; }
+
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double off = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    off += std::pow(static_cast<double>(a[i] - b[i]), 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(off / norm);
+}
+
+// The same continuation and the same bits, from forks of both.
+void check_same(const Session& a, const Session& b) {
+  CHECK(std::equal(a.tokens().begin(), a.tokens().end(), b.tokens().begin(), b.tokens().end()));
+  const auto first = fork_of(a), second = fork_of(b);
+  CHECK(test::logits_after(first.get(), 100) == test::logits_after(second.get(), 100));
+  CHECK(test::continue_with(first.get(), 8) == test::continue_with(second.get(), 8));
+}
+
+// A model's file with bytes of one tensor replaced.
+void with_tensor(const std::string& name, const std::string& tensor, float value,
+                 const std::string& path) {
+  std::ifstream in(FIXTURES "/models/" + name + ".gguf", std::ios::binary);
+  const std::string text((std::istreambuf_iterator<char>(in)), {});
+  std::vector<std::byte> bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  Gguf gguf;
+  REQUIRE(Gguf::parse(bytes, &gguf).ok());
+  const GgufTensor* t = gguf.find_tensor(tensor);
+  REQUIRE(t);
+  for (std::size_t at = 0; at < t->bytes; at += sizeof value)
+    std::memcpy(&bytes[t->offset + at], &value, sizeof value);
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()),
+             static_cast<std::streamsize>(bytes.size()));
+}
+
+}  // namespace
+
+TEST_CASE("every model with recurrent layers gives the reference's logits token by token") {
+  std::ifstream in(FIXTURES "/models/fixtures.json");
+  std::size_t models = 0;
+  for (const auto& fixture : nlohmann::json::parse(in)) {
+    const std::string file = fixture["model"], name = file.substr(0, file.rfind('.'));
+    const std::set<std::string> architectures = {"qwen3next", "qwen35",     "qwen35moe",
+                                                 "lfm2",      "lfm2moe",    "granitehybrid",
+                                                 "falcon-h1", "nemotron_h", "nemotron_h_moe"};
+    if (!architectures.count(fixture["arch"])) continue;
+    CAPTURE(name);
+    ++models;
+    const std::vector<Token> tokens = fixture["tokens"];
+    const std::vector<std::size_t> positions = fixture["positions"];
+    const std::size_t vocabulary = model_of(name)->config().vocabulary;
+    std::vector<float> expected(positions.size() * vocabulary), logits;
+    std::ifstream(FIXTURES "/models/" + fixture["logits"].get<std::string>(), std::ios::binary)
+        .read(reinterpret_cast<char*>(expected.data()),
+              static_cast<std::streamsize>(expected.size() * sizeof(float)));
+    auto session = fresh(name, 0, in_full_precision());
+    for (const Token token : tokens) {
+      const std::vector<float> row = test::logits_after(session.get(), token);
+      if (std::count(positions.begin(), positions.end(), session->tokens().size() - 1))
+        logits.insert(logits.end(), row.begin(), row.end());
+    }
+    REQUIRE(logits.size() == expected.size());
+    CHECK(difference(logits, expected) < 2e-5);
+    for (std::size_t r = 0; r < positions.size(); ++r) {
+      const auto largest = [&](const std::vector<float>& all) {
+        const auto row = all.begin() + static_cast<std::ptrdiff_t>(r * vocabulary);
+        return std::max_element(row, row + static_cast<std::ptrdiff_t>(vocabulary)) - row;
+      };
+      CHECK(largest(logits) == largest(expected));
+    }
+  }
+  CHECK(models == 12);
+}
+
+TEST_CASE("recurrent layers: one thread and two compute the same bits") {
+  for (const char* name : names) {
+    CAPTURE(name);
+    SessionOptions one, two;
+    one.threads = 1, two.threads = 2;
+    one.prefill_chunk = two.prefill_chunk = 100;
+    check_same(*fresh(name, 330, one), *fresh(name, 330, two));
+  }
+}
+
+TEST_CASE("a step that fails or is cancelled leaves the states as they were") {
+  for (const char* name : names) {
+    CAPTURE(name);
+    const auto session = fresh(name, 100), control = fresh(name, 100);
+    for (int i = 0; i < 3; ++i) {
+      Cancel cancel;
+      cancel.fire();
+      uint64_t done = 0;
+      const Status s = session->prefill_tokens(some_tokens(50), nullptr, &cancel, {}, &done);
+      CHECK(s.code() == Code::cancelled);
+      CHECK(done == 0);
+    }
+    check_same(*session, *control);
+  }
+}
+
+TEST_CASE("a sequence with states is the same saved, loaded and forked") {
+  TempFolder folder;
+  for (const char* name : names)
+    for (const SessionOptions& options : {SessionOptions(), in_full_precision()}) {
+      CAPTURE(name);
+      const auto session = fresh(name, 700, options), control = fresh(name, 700, options);
+      save(session.get(), folder.file("a.kv"));
+      const auto other = loaded(name, folder.file("a.kv"), 0, options), fork = fork_of(*session);
+      CHECK(again(*other) == 0);
+      check_same(*other, *control);
+      // what follows in one does not change the others
+      test::read(fork.get(), some_tokens(60));
+      check_same(*session, *control);
+      save(other.get(), folder.file("b.kv"));
+      check_same(*loaded(name, folder.file("b.kv"), 0, options), *control);
+    }
+}
+
+TEST_CASE("ask and go back is exact: on one session, on forks and after a load") {
+  TempFolder folder;
+  for (const char* name : names)
+    for (const SessionOptions& options : {SessionOptions(), in_full_precision()}) {
+      CAPTURE(name);
+      CAPTURE(options.full_precision);
+      constexpr std::size_t document = 500;
+      const auto session = fresh(name, document, options);
+      save(session.get(), folder.file("a.kv"));
+      const auto other = loaded(name, folder.file("a.kv"), 0, options);
+      GenerateOptions ask;
+      ask.max_tokens = 12;
+      for (int i = 0; i < 10; ++i) {
+        const std::string question = "question " + std::string(static_cast<std::size_t>(i), '?');
+        const auto alone = fresh(name, document, options);
+        const std::string expected = test::ask(alone.get(), question, ask);
+        CHECK(test::ask(session.get(), question, ask) == expected);
+        CHECK(test::ask(other.get(), question, ask) == expected);
+        CHECK(test::ask(fork_of(*session).get(), question, ask) == expected);
+        GenerateOptions keep = ask;
+        keep.keep = true;
+        const auto kept = fork_of(i % 2 ? *session : *other);
+        CHECK(test::ask(kept.get(), question, keep) == expected);
+        CHECK(kept->tokens().size() > document);
+        REQUIRE(kept->rewind(document).ok());
+        CHECK(test::ask(kept.get(), question, ask) == expected);
+        CHECK(again(*kept) == 0);
+      }
+      check_same(*session, *fresh(name, document, options));
+      check_same(*other, *session);
+    }
+}
+
+TEST_CASE("a rewind goes on from the nearest state that was kept, and says what it costs") {
+  SessionOptions options;
+  options.prefill_chunk = 256;
+  for (const char* name : {"qwen35", "lfm2moe"}) {
+    CAPTURE(name);
+    const auto session = fresh(name, 2600, options);
+    REQUIRE(session->rewind(2500).ok());
+    CHECK(session->tokens().size() == 2500);
+    CHECK(again(*session) == 0);  // the next step does it
+    const std::vector<float> logits = test::logits_after(session.get(), 100);
+    CHECK(again(*session) == 2500 - 2048);
+    const auto whole = fresh(name, 2500, options);
+    CHECK(difference(logits, test::logits_after(whole.get(), 100)) < 0.03);
+    // to a position that was kept; before all of them
+    const auto at = fresh(name, 2600, options);
+    REQUIRE(at->rewind(1024).ok());
+    CHECK(difference(test::logits_after(at.get(), 100),
+                     test::logits_after(fresh(name, 1024, options).get(), 100)) < 0.03);
+    CHECK(again(*at) == 0);
+    REQUIRE(at->rewind(900).ok());
+    check_same(*at, *fresh(name, 900, options));
+    CHECK(test::continue_with(at.get(), 3) ==
+          test::continue_with(fresh(name, 900, options).get(), 3));
+    CHECK(again(*at) == 900);
+  }
+}
+
+TEST_CASE("the next token after a rewind needs the last token's logits, which are computed again") {
+  const auto session = fresh("qwen35", 400, in_full_precision());
+  const std::vector<Token> expected = test::continue_with(session.get(), 5);
+  REQUIRE(session->rewind(400).ok());
+  CHECK(test::continue_with(session.get(), 5) == expected);
+}
+
+TEST_CASE("checkpoints are saved, and a prefix costs at most the way from one") {
+  TempFolder folder;
+  SessionOptions options;
+  options.prefill_chunk = 256;
+  const auto session = fresh("qwen35", 3000, options);
+  save(session.get(), folder.file("a.kv"));
+  const auto prefix = loaded("qwen35", folder.file("a.kv"), 2800, options);
+  CHECK(again(*prefix) == 2800 - 2048);
+  CHECK(difference(test::logits_after(prefix.get(), 100),
+                   test::logits_after(fresh("qwen35", 2800, options).get(), 100)) < 0.03);
+  const auto other = loaded("qwen35", folder.file("a.kv"), 0, options);
+  REQUIRE(other->rewind(2100).ok());
+  (void)test::logits_after(other.get(), 100);
+  CHECK(again(*other) == 2100 - 2048);
+  // A loaded sequence saves the checkpoints that it has not read.
+  const auto third = loaded("qwen35", folder.file("a.kv"), 0, options);
+  save(third.get(), folder.file("b.kv"));
+  CHECK(again(*loaded("qwen35", folder.file("b.kv"), 1100, options)) == 1100 - 1024);
+}
+
+TEST_CASE("weights that make a state infinite fail the step by name") {
+  TempFolder folder;
+  for (const auto& [name, tensor] :
+       {std::pair("qwen35", "blk.0.ssm_a"), std::pair("granitehybrid", "blk.0.ssm_a"),
+        std::pair("falcon-h1", "blk.0.ssm_d"), std::pair("lfm2", "blk.0.shortconv.conv.weight")}) {
+    CAPTURE(name);
+    with_tensor(name, tensor, 3e38f, folder.file("a.gguf"));
+    const auto session = test::open_session(test::open_model(folder.file("a.gguf")));
+    for (const std::size_t n : {1u, 40u}) {
+      uint64_t done = 7;
+      const Status s = session->prefill_tokens(some_tokens(n), nullptr, nullptr, {}, &done);
+      CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
+      CHECK(std::string(s.message()).find("layer 0 made NaN or infinity") == 0);
+      CHECK(session->tokens().empty());
+    }
+  }
+}
+
+TEST_CASE("damage in the section of states is found") {
+  TempFolder folder;
+  SessionOptions options;
+  options.prefill_chunk = 256;
+  const auto session = fresh("qwen35", 1500, options);
+  const std::string path = folder.file("a.kv"), damaged = folder.file("b.kv");
+  save(session.get(), path);
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  const CacheFile::Section* section = file->find(SectionKind::recurrent);
+  REQUIRE(section);
+  std::ifstream in(path, std::ios::binary);
+  const std::string sound((std::istreambuf_iterator<char>(in)), {});
+  const auto load_with = [&](uint64_t at) {
+    std::string bytes = sound;
+    bytes[section->offset + at] ^= 1;
+    std::ofstream(damaged, std::ios::binary | std::ios::trunc) << bytes;
+    std::unique_ptr<Session> other;
+    Status s = Session::load(model_of("qwen35"), damaged, options, false, nullptr, {}, &other);
+    if (s.ok()) s = other->rewind(1024);  // reads the checkpoint
+    return s;
+  };
+  for (const uint64_t at :
+       {uint64_t{0}, uint64_t{5}, uint64_t{20}, uint64_t{5000}, section->bytes - 1}) {
+    CAPTURE(at);
+    const Status s = load_with(at);
+    CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
+  }
+}
+
+TEST_CASE("a file with states packs and unpacks to the same bytes") {
+  TempFolder folder;
+  const auto session = fresh("nemotron_h", 400);
+  const std::string path = folder.file("a.kv"), other = folder.file("b.kv");
+  save(session.get(), path);
+  REQUIRE(pack(path, folder.file("a.kvz"), default_level, nullptr, nullptr).ok());
+  REQUIRE(unpack(folder.file("a.kvz"), other, nullptr, nullptr).ok());
+  const auto bytes_of = [](const std::string& name) {
+    std::ifstream in(name, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  CHECK(bytes_of(path) == bytes_of(other));
+}
+
+TEST_CASE("a cache of another engine has no states and is refused") {
+  BareOptions options;
+  options.shape = model_of("qwen35")->config();
+  options.max_tokens = 100;
+  std::unique_ptr<ExternalStore> cache;
+  REQUIRE(ExternalStore::open(options, &cache).ok());
+  const std::vector<Token> tokens = some_tokens(10);
+  std::unique_ptr<Session> session;
+  const Status s =
+      Session::adopt(model_of("qwen35"), *cache, tokens, {}, {}, nullptr, {}, &session);
+  CHECK(s.code() == Code::unsupported);
+  CHECK(std::string(s.message()).find("recurrent") != std::string::npos);
+}
