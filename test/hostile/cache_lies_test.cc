@@ -135,7 +135,16 @@ class Lies {
         grow(SectionKind::sketch, extents * heads * page.sketch_bytes());
         grow(SectionKind::chain, extents * page_tokens / 16 * sizeof(uint64_t));
         grow_windows(image, extents);
+        move_state(image, tokens);
       });
+  }
+
+  // The last state of recurrent layers belongs to the end of the sequence.
+  static void move_state(CacheImage* image, uint64_t tokens) {
+    if (image->index_of(SectionKind::recurrent) == image->sections.size()) return;
+    const uint64_t states = image->get(SectionKind::recurrent, format::recurrent_at("states"), 4);
+    const uint64_t first = format::recurrent_at("tokens of the first state");
+    image->put(SectionKind::recurrent, first + 8 * (states - 1), 8, tokens);
   }
 
   // The windows of a sequence that is so many extents longer, none of which is missing.
@@ -322,6 +331,11 @@ TEST_CASE("every number of an index that lies is refused for little") {
 
 TEST_CASE("every number of windows that lies is refused for little") {
   const Model model = open_model(FIXTURES "/models/gemma3-linear.gguf");
+  try_lies(saved(2300, "bounded", 5, model.get(), KV_KEEP_TURN), model.get());
+}
+
+TEST_CASE("every number of recurrent states that lies is refused for little") {
+  const Model model = open_model(FIXTURES "/models/qwen35.gguf");
   try_lies(saved(2300, "bounded", 5, model.get(), KV_KEEP_TURN), model.get());
 }
 

@@ -87,7 +87,7 @@ TEST_CASE("a state agrees with the reference, with the delta rule and without") 
   for (const Kernels* k : test::all_kernels())
     for (const bool corrects : {false, true})
       for (const auto& [keys, values] :
-           {std::pair(128u, 128u), std::pair(16u, 32u), std::pair(7u, 21u), std::pair(1u, 1u),
+           {std::pair(128u, 128u), std::pair(16u, 32u), std::pair(7u, 21u), std::pair(1u, 33u),
             std::pair(256u, 64u), std::pair(66u, 17u)})
         for (const uint32_t n : {1u, 70u}) {
           CAPTURE(std::string(k->name));

@@ -137,6 +137,87 @@ TEST_CASE("an architecture's row gives norms, activation and scales") {
   CHECK(minicpm.logit_scale == 0.25f);    // width / 256
 }
 
+TEST_CASE("layers are recurrent by a period, by a list or where they have no KV heads") {
+  const auto with_matrices = [](const std::string& name) {
+    GgufBuilder b = model_of(name);
+    const auto number = [&](const char* key, uint32_t value) {
+      b.key(name + ".ssm." + key, value);
+    };
+    number("conv_kernel", 4), number("inner_size", 64), number("state_size", 16);
+    number("time_step_rank", 4), number("group_count", 2);
+    return b;
+  };
+  const ModelConfig qwen35 = config_of(with_matrices("qwen35"));
+  CHECK(qwen35.layers == 1);
+  CHECK(qwen35.recurrent_layers == 3);
+  CHECK(qwen35.recurrent.cyclic_keys);
+  CHECK(qwen35.recurrent.channels == 128);
+  CHECK(qwen35.recurrent.value_dim == 16);
+  // [3][128] inputs, and a panel of 16 columns for each head
+  CHECK(qwen35.recurrent.state_size() == 3 * 128 + 4 * 16 * 16);
+  CHECK(qwen35.layer(3).gates_output);
+  CHECK(qwen35.layer(3).kv == 0);
+  CHECK_FALSE(qwen35.layer(2).has_attention());
+  CHECK(qwen35.layer(2).state == 2);
+  const ModelConfig listed = config_of(
+      with_matrices("qwen3next")
+          .key("qwen3next.attention.recurrent_layers", std::vector<uint32_t>{0, 1, 1, 0}));
+  CHECK(listed.layers == 2);
+  CHECK(listed.layer(1).is_recurrent());
+
+  const auto of = [](const std::string& name, const std::vector<uint32_t>& kv_heads,
+                     const std::vector<uint32_t>& feed_forward) {
+    GgufBuilder b;
+    b.key("general.architecture", name);
+    for (const auto& [key, value] :
+         {std::pair("block_count", 4u), std::pair("embedding_length", 64u),
+          std::pair("context_length", 512u), std::pair("attention.head_count", 4u),
+          std::pair("ssm.conv_kernel", 4u), std::pair("ssm.inner_size", 128u),
+          std::pair("ssm.state_size", 16u), std::pair("ssm.time_step_rank", 4u),
+          std::pair("ssm.group_count", 1u), std::pair("shortconv.l_cache", 3u)})
+      b.key(name + "." + key, value);
+    b.key(name + ".attention.head_count_kv", kv_heads);
+    b.key(name + ".feed_forward_length", feed_forward);
+    return b;
+  };
+  const ModelConfig lfm2 = config_of(of("lfm2", {0, 2, 0, 0}, {96, 96, 96, 96}));
+  CHECK(lfm2.recurrent_layers == 3);
+  CHECK(lfm2.kv_heads == 2);
+  CHECK(lfm2.recurrent.state_size() == 2 * 64);
+  const ModelConfig nemotron = config_of(of("nemotron_h", {0, 0, 2, 0}, {0, 96, 0, 0}));
+  CHECK(nemotron.layer(1).mixer == MixerKind::none);
+  CHECK(nemotron.layer(1).has_dense());
+  CHECK_FALSE(nemotron.layer(0).has_feed_forward());
+  CHECK(nemotron.layer(2).has_attention());
+  CHECK_FALSE(nemotron.layer(2).has_rope());
+  CHECK(nemotron.recurrent_layers == 2);
+  check_refused(of("nemotron_h", {0, 0, 0, 0}, {0, 96, 0, 0}), "head_count_kv");
+  check_refused(of("llama", {0, 0, 2, 0}, {96, 96, 96, 96}), "head_count_kv");
+  const ModelConfig falcon = config_of(with_matrices("falcon-h1"));
+  CHECK(falcon.layer(0).mixer == MixerKind::both);
+  CHECK(falcon.layers == 4);
+  CHECK(falcon.recurrent_layers == 4);
+}
+
+TEST_CASE("a state whose sizes contradict each other is refused") {
+  const auto with = [](uint32_t heads, uint32_t groups, uint32_t inner, uint32_t state) {
+    GgufBuilder b = model_of("qwen35");
+    const auto number = [&](const char* key, uint32_t value) {
+      b.key(std::string("qwen35.ssm.") + key, value);
+    };
+    number("conv_kernel", 4), number("inner_size", inner), number("state_size", state);
+    number("time_step_rank", heads), number("group_count", groups);
+    ModelConfig c;
+    return read(b, &c).code();
+  };
+  CHECK(with(4, 2, 64, 16) == Code::ok);
+  CHECK(with(3, 1, 64, 16) == Code::corrupt);  // no whole number of values a head
+  CHECK(with(4, 3, 64, 16) == Code::corrupt);
+  CHECK(with(128, 2, 64, 16) == Code::corrupt);
+  CHECK(with(1024, 1024, 1 << 18, 4096) == Code::limit);
+  CHECK(with(64, 1, 1 << 18, 4096) == Code::limit);
+}
+
 TEST_CASE("granite without fine-tuned RoPE has none") {
   CHECK(config_of(model_of("granite")).layer(0).has_rope());
   CHECK_FALSE(config_of(model_of("granite").key("granite.rope.scaling.finetuned", false))

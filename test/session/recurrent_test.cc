@@ -283,6 +283,70 @@ TEST_CASE("checkpoints are saved, and a prefix costs at most the way from one") 
   CHECK(again(*loaded("qwen35", folder.file("b.kv"), 1100, options)) == 1100 - 1024);
 }
 
+TEST_CASE("checkpoints are bounded and denser near the end; a fork's are its own") {
+  RecurrentState states(2, 8, 4);
+  const auto step = [](RecurrentState* s, float value) {
+    s->prepare();
+    for (uint32_t l = 0; l < s->layers(); ++l) std::fill_n(s->next(l), s->layer_size(), value);
+    s->commit(100);
+  };
+  const auto value = [](const RecurrentState& s) { return s.now(1)[7]; };
+  states.prepare();
+  CHECK(value(states) == 0);
+  for (int i = 1; i <= 40; ++i) {
+    step(&states, static_cast<float>(i));
+    states.keep(), states.keep();
+    CHECK(states.checkpoints() <= 4);
+    CHECK(states.bytes() <= states.max_bytes());
+  }
+  CHECK(states.last_checkpoint() == 4000);
+  for (std::size_t i = 0; i + 2 < 4; ++i)  // gaps shrink towards the end
+    CHECK(states.checkpoint_at(i + 1) - states.checkpoint_at(i) >=
+          states.checkpoint_at(i + 2) - states.checkpoint_at(i + 1));
+  RecurrentState fork(states);
+  step(&fork, 77);
+  CHECK(value(states) == 40);
+  CHECK(states.resume_point(4000) == 4000);
+  CHECK(states.resume_point(50) == 0);
+  const uint64_t earlier = states.checkpoint_at(2);
+  CHECK(states.resume_point(earlier + 99) == earlier);
+  REQUIRE(states.rewind(earlier).ok());
+  CHECK(states.tokens() == earlier);
+  CHECK(value(states) == static_cast<float>(earlier / 100));
+  CHECK(states.checkpoints() == 3);
+  CHECK(fork.tokens() == 4100);
+  CHECK(value(fork) == 77);
+  CHECK(fork.checkpoints() == 4);
+  REQUIRE(states.rewind(0).ok());
+  states.prepare();
+  CHECK(value(states) == 0);
+  CHECK(states.saved() == 0);
+  CHECK(states.rewind(100).code() == Code::internal);
+}
+
+TEST_CASE("a memory limit counts the states") {
+  const auto model = model_of("qwen35");
+  KvStore store(model->store_shape(), 64);
+  MemoryBudget budget;
+  budget.step_tokens = 128;
+  const uint64_t without = store.min_bytes(1000);
+  REQUIRE(store.set_budget(budget, 0).ok());
+  const uint64_t step = store.min_bytes(1000);
+  CHECK(step > without);
+  budget.states = 12345;
+  REQUIRE(store.set_budget(budget, 0).ok());
+  CHECK(store.min_bytes(1000) == step + 12345);
+  TempFolder folder;
+  SessionOptions options;
+  options.prefill_chunk = 128;
+  options.memory.spill_folder = folder.path();
+  options.memory.bytes = 16 << 20;
+  const auto session = fresh("qwen35", 3900, options);
+  CHECK(session->stats().states_bytes > 0);
+  CHECK(session->stats().private_bytes <= options.memory.bytes);
+  check_same(*session, *fresh("qwen35", 3900, SessionOptions{.prefill_chunk = 128}));
+}
+
 TEST_CASE("weights that make a state infinite fail the step by name") {
   TempFolder folder;
   for (const auto& [name, tensor] :
