@@ -248,6 +248,13 @@ void Session::forget_behind(uint64_t tokens) {
   sequence_.prefilled_tokens = std::min(sequence_.prefilled_tokens, tokens);
   sequence_.sparse_tokens = std::min(sequence_.sparse_tokens, tokens);
   sequence_.logits_at = 0;
+  if (tokens < sequence_.document_logits_at) sequence_.document_logits_at = 0;
+  const Array<float>& kept = sequence_.document_logits;
+  if (tokens > 0 && tokens == sequence_.document_logits_at &&
+      sequence_.logits.size() == kept.size()) {  // a copy without an allocation
+    std::copy(kept.begin(), kept.end(), sequence_.logits.begin());
+    sequence_.logits_at = tokens;
+  }
   if (tokens == 0) sequence_.turn = Turn::empty;
   // the errors were measured in removed text
   if (sequence_.store.sealed_tokens() < sequence_.probed_at)

@@ -69,6 +69,10 @@ struct SequenceState {
 
   Array<float> logits;     // after the last token, valid if logits_at == tokens.size()
   uint64_t logits_at = 0;  // tokens before these logits
+  // Those at the end of the document, of a model with recurrent layers: no token can be taken out
+  // of a state to compute them again.
+  Array<float> document_logits;
+  uint64_t document_logits_at = 0;
 
   Array<float> layer_errors;      // [layers] largest of all probes (layer_probe.h); may be empty
   uint64_t probed_at = 0;         // sealed tokens at the last probe

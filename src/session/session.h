@@ -216,6 +216,7 @@ class Session {
                     Array<float>* errors);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
   void keep_state(const AppendRequest& request);
+  void keep_document();
   Status append_token(Token token, const Cancel* cancel);
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);

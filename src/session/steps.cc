@@ -26,7 +26,7 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
     request.kind == TextKind::document ? windows->unmark() : windows->mark();
   if (sequence_.states && request.kind != TextKind::document &&
       sequence_.prefilled_tokens == sequence_.tokens.size())
-    sequence_.states->keep();
+    keep_document();
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   try {
     return append_chunks(request, done);
@@ -93,7 +93,17 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   return {};
 }
 
-// A checkpoint of the recurrent layers every so many tokens of a document, and at its end.
+// A checkpoint at the end of the document, which a question or an answer follows.
+void Session::keep_document() {
+  SequenceState& s = sequence_;
+  s.states->keep();
+  if (!s.has_logits() || s.document_logits_at == s.tokens.size()) return;
+  s.document_logits_at = 0;
+  s.document_logits = s.logits;
+  s.document_logits_at = s.tokens.size();
+}
+
+// A checkpoint of the recurrent layers every so many tokens of a document.
 void Session::keep_state(const AppendRequest& request) {
   constexpr uint64_t interval = 1024;
   std::optional<RecurrentState>& states = sequence_.states;
