@@ -18,6 +18,10 @@ type FileInfo struct {
 	Precision     Precision
 	ModelName     string // of the model that wrote it
 	ChatFormat    string // of its turns; "": none, or written by an older library
+
+	RecurrentLayers int   // layers with a state; 0: none
+	States          int   // that the file has: of the end, and of checkpoints before it
+	StateBytes      int64 // of all of them
 }
 
 // InspectFile describes a cache file. It verifies header and tables only.
@@ -40,6 +44,10 @@ func InspectFile(path string) (FileInfo, error) {
 		Precision:     Precision(info.precision),
 		ModelName:     text(info.model_name[:]),
 		ChatFormat:    text(info.chat_format[:]),
+
+		RecurrentLayers: int(info.recurrent_layers),
+		States:          int(info.states),
+		StateBytes:      int64(info.state_bytes),
 	}, err
 }
 

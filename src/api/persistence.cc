@@ -2,6 +2,7 @@
 #include "api/handles.h"
 #include "cachefile/cache_peek.h"
 #include "cachefile/pack.h"
+#include "session/saved_states.h"
 
 using namespace kvasir;
 
@@ -66,6 +67,11 @@ kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error)
     i.precision = saved.full_precision ? KV_PRECISION_F32 : KV_PRECISION_INT8;
     api::copy_shown(i.model_name, file.identity().model_name);
     api::copy_text(i.chat_format, chat.format);
+    StatesSummary states;
+    RETURN_IF_ERROR(summarise_states(file, &states));
+    i.recurrent_layers = states.layers;
+    i.states = states.states;
+    i.state_bytes = states.bytes;
     return api::write_result(i, info, "info");
   });
 }

@@ -120,6 +120,21 @@ Status check_states(const CachePeek& file, const ModelConfig& config, const Save
       recurrent_head_bytes + uint64_t{out->size()} * config.state_size() * sizeof(float));
 }
 
+Status summarise_states(const CachePeek& file, StatesSummary* out) {
+  *out = {};
+  const CachePeek::Section* section = file.find(SectionKind::recurrent);
+  if (!section) return {};
+  Array<std::byte> bytes;
+  RETURN_IF_ERROR(file.read(SectionKind::recurrent, recurrent_head_bytes, &bytes));
+  if (bytes.size() < recurrent_head_bytes)
+    return Status::error(Code::corrupt, "%s: section 'recurrent': no head", file.path().c_str());
+  const auto* at = reinterpret_cast<const uint8_t*>(bytes.data());
+  out->layers = load32(at + recurrent_at("layers"));
+  out->states = load32(at + recurrent_at("states"));
+  out->bytes = section->bytes - recurrent_head_bytes;
+  return {};
+}
+
 Status states_serve(const CachePeek& file, const ModelConfig& config, uint64_t tokens, bool* out) {
   *out = true;
   if (config.recurrent_layers == 0) return {};

@@ -33,6 +33,13 @@ Status find_wrong_state(const RecurrentState& states, const char** what);
 // Code::corrupt, Code::version, Code::io.
 Status check_states(const CachePeek& file, const ModelConfig& config, const SavedSequence& state,
                     SavedStates* out);
+// What a file says of its states, of any model; not checked.
+struct StatesSummary {
+  uint32_t layers = 0, states = 0;
+  uint64_t bytes = 0;  // of all states
+};
+// Code::corrupt, Code::io. Throws std::bad_alloc.
+Status summarise_states(const CachePeek& file, StatesSummary* out);
 // Whether a session of the file's first `tokens` tokens goes on from a later position than the
 // beginning, as Session::load() does. Always without recurrent layers. Codes as check_states().
 Status states_serve(const CachePeek& file, const ModelConfig& config, uint64_t tokens, bool* out);

@@ -13,8 +13,11 @@
 
 #include "cachefile/cache_file.h"
 #include "cachefile/pack.h"
+#include "failing_allocations.h"
 #include "helpers.h"
+#include "kvasir.h"
 #include "session/external_store.h"
+#include "session/saved_states.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -178,6 +181,35 @@ TEST_CASE("a step that fails or is cancelled leaves the states as they were") {
   }
 }
 
+TEST_CASE("a question without memory leaves the states as they were") {
+  for (const char* name : {"qwen35", "falcon-h1"}) {
+    CAPTURE(name);
+    const std::vector<Token> more = some_tokens(40);
+    const auto control = fresh(name, 100), longer = fresh(name, 100);
+    test::read(longer.get(), more);
+    const auto session = fresh(name, 100);
+    bool reached = true;
+    for (long first = 0; reached; ++first) {
+      CAPTURE(first);
+      const auto fork = first % 2 ? fork_of(*session) : fresh(name, 100);
+      bool failed = false;
+      {
+        const FailingAllocations failing(first, true);
+        uint64_t done = 0;
+        try {
+          failed = !fork->prefill_tokens(more, nullptr, nullptr, {}, &done).ok();
+        } catch (const std::bad_alloc&) {
+          failed = true;
+        }
+        reached = failing.reached();
+      }
+      REQUIRE(fork->tokens().size() == (failed ? 100 : 140));
+      if (first % 7 == 0) check_same(*fork, failed ? *control : *longer);
+    }
+    check_same(*session, *control);
+  }
+}
+
 TEST_CASE("a sequence with states is the same saved, loaded and forked") {
   TempFolder folder;
   for (const char* name : names)
@@ -259,8 +291,23 @@ TEST_CASE("a rewind goes on from the nearest state that was kept, and says what 
 TEST_CASE("the next token after a rewind needs the last token's logits, which are computed again") {
   const auto session = fresh("qwen35", 400, in_full_precision());
   const std::vector<Token> expected = test::continue_with(session.get(), 5);
-  REQUIRE(session->rewind(400).ok());
+  REQUIRE(session->rewind(400).ok());  // the document's end, whose logits were kept
   CHECK(test::continue_with(session.get(), 5) == expected);
+  CHECK(again(*session) == 0);
+  REQUIRE(session->rewind(390).ok());
+  const std::vector<Token> earlier = test::continue_with(session.get(), 5);
+  CHECK(again(*session) == 390);
+  CHECK(earlier == test::continue_with(fresh("qwen35", 390, in_full_precision()).get(), 5));
+  // Another text of the same length has other logits.
+  REQUIRE(session->rewind(300).ok());
+  const std::vector<Token> others(100, 65);
+  test::read(session.get(), others);
+  const auto control = fresh("qwen35", 300, in_full_precision());
+  test::read(control.get(), others);
+  CHECK(test::continue_with(session.get(), 5) == test::continue_with(control.get(), 5));
+  REQUIRE(session->rewind(400).ok());
+  REQUIRE(control->rewind(400).ok());
+  CHECK(test::continue_with(session.get(), 5) == test::continue_with(control.get(), 5));
 }
 
 TEST_CASE("checkpoints are saved, and a prefix costs at most the way from one") {
@@ -281,6 +328,50 @@ TEST_CASE("checkpoints are saved, and a prefix costs at most the way from one") 
   const auto third = loaded("qwen35", folder.file("a.kv"), 0, options);
   save(third.get(), folder.file("b.kv"));
   CHECK(again(*loaded("qwen35", folder.file("b.kv"), 1100, options)) == 1100 - 1024);
+}
+
+TEST_CASE("a file says which states it has, and which prefixes they serve") {
+  TempFolder folder;
+  SessionOptions options;
+  options.prefill_chunk = 256;
+  const std::string path = folder.file("a.kv");
+  kv_file_info info{};
+  info.struct_size = sizeof info;
+  save(fresh("qwen35", 2600, options).get(), path);
+  REQUIRE(kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK);
+  const ModelConfig& config = model_of("qwen35")->config();
+  CHECK(info.recurrent_layers == 3);
+  CHECK(info.states == 3);  // after 1024 and 2048 tokens, and at the end
+  CHECK(info.state_bytes == 3 * config.state_size() * sizeof(float));
+  CachePeek peek;
+  REQUIRE(CachePeek::open(path, &peek).ok());
+  for (const auto& [tokens, expected] : {std::pair(900u, false), std::pair(1030u, false),
+                                         std::pair(1100u, true), std::pair(2600u, true)}) {
+    CAPTURE(tokens);
+    bool serves = !expected;
+    REQUIRE(states_serve(peek, config, tokens, &serves).ok());
+    CHECK(serves == expected);
+  }
+  save(fresh("qwen35", 0).get(), path);
+  REQUIRE(kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK);
+  CHECK(info.states == 0);
+  CHECK(info.recurrent_layers == 3);
+}
+
+TEST_CASE("every strategy answers over the layers that attend") {
+  for (const char* strategy : {"full", "window", "quest", "flat", "dipr", "bounded", "ood", "hnsw",
+                               "dipr-graph", "filter-layers", "snapkv", "infllm", "ivf"}) {
+    CAPTURE(strategy);
+    SessionOptions options;
+    options.select.strategy = strategy;
+    options.select.budget_tokens = 128;
+    const auto session = fresh("falcon-h1", 1300, options);
+    GenerateOptions ask;
+    ask.max_tokens = 4;
+    const std::string text = test::ask(session.get(), "?", ask);
+    CHECK(test::ask(session.get(), "?", ask) == text);
+    (void)test::continue_with(session.get(), 2);
+  }
 }
 
 TEST_CASE("checkpoints are bounded and denser near the end; a fork's are its own") {

@@ -108,8 +108,13 @@ void inspect_cache(Console& console, const std::string& path) {
           " of them in int8 pages, the newest in the window");
   row(console, "KV cache",
       byte_count(info.kv_bytes) + (info.precision == KV_PRECISION_F32 ? ", f32" : ", int8"));
+  if (info.recurrent_layers > 0)
+    row(console, "states",
+        byte_count(info.state_bytes) + " of " + std::to_string(info.recurrent_layers) +
+            " recurrent layers, at " + std::to_string(info.states) + " positions");
   if (info.chat_format[0] != '\0') row(console, "chat format", info.chat_format);
-  row(console, "layers", std::to_string(info.layers));
+  row(console, "layers",
+      std::to_string(info.layers) + (info.recurrent_layers > 0 ? " with keys and values" : ""));
   row(console, "heads", std::to_string(info.kv_heads) + " KV, of " + std::to_string(info.head_dim));
   row(console, "file",
       byte_count(info.file_bytes) + ", format " + std::to_string(info.format_version));
@@ -123,6 +128,9 @@ void inspect_cache(Console& console, const std::string& path) {
                     {"kv_bytes", info.kv_bytes},
                     {"precision", info.precision == KV_PRECISION_F32 ? "f32" : "int8"},
                     {"chat_format", info.chat_format},
+                    {"recurrent_layers", info.recurrent_layers},
+                    {"states", info.states},
+                    {"state_bytes", info.state_bytes},
                     {"layers", info.layers},
                     {"kv_heads", info.kv_heads},
                     {"head_dim", info.head_dim}};

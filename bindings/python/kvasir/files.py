@@ -30,6 +30,9 @@ class FileInfo:
     precision: Union[Precision, int]
     model_name: str  # of the model that wrote it, truncated
     chat_format: str  # of its turns; empty: none, or written by an older library
+    recurrent_layers: int  # layers with a state; 0: none
+    states: int  # that the file has: of the end, and of checkpoints before it
+    state_bytes: int  # of all of them
 
 
 @dataclass(frozen=True)

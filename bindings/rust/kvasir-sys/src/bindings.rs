@@ -277,6 +277,9 @@ pub struct kv_file_info {
     pub precision: u32,
     pub model_name: [::std::os::raw::c_char; 64usize],
     pub chat_format: [::std::os::raw::c_char; 32usize],
+    pub recurrent_layers: u32,
+    pub states: u32,
+    pub state_bytes: u64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -32,6 +32,12 @@ pub struct FileInfo {
     pub model_name: String,
     /// Chat format of its turns; empty: none, or written by an older library.
     pub chat_format: String,
+    /// Layers with a state; 0: none.
+    pub recurrent_layers: u32,
+    /// States that the file has: of the end, and of checkpoints before it.
+    pub states: u32,
+    /// Bytes of all of them.
+    pub state_bytes: u64,
 }
 
 /// Description of a packed file.
@@ -81,6 +87,9 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
         precision: Precision::of(info.precision),
         model_name: text(&info.model_name),
         chat_format: text(&info.chat_format),
+        recurrent_layers: info.recurrent_layers,
+        states: info.states,
+        state_bytes: info.state_bytes,
     })
 }
 
