@@ -1,8 +1,10 @@
-"""The model that train.py trains: Gemma 3's layers at a small size.
+"""The models that train.py trains. All numbers of SHAPES go into the GGUF file.
 
-Five of six layers see a window of tokens, the sixth sees all. Queries and keys have norms; a layer
-has norms before and after its mixer and its feed-forward network; the two kinds of layers have
-RoPE bases of their own. All numbers of SHAPE go into the GGUF file.
+gemma3: five of six layers see a window of tokens, the sixth sees all. Queries and keys have norms;
+a layer has norms before and after its mixer and its feed-forward network; the two kinds of layers
+have RoPE bases of their own.
+
+qwen35: three of four layers are gated delta nets, the fourth is gated attention.
 """
 
 import math
@@ -11,20 +13,43 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-SHAPE = {
+try:  # Triton kernels, many times as fast on a GPU
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+except ImportError:
+    chunk_gated_delta_rule = None
+
+COMMON = {
     "vocabulary": 6144,
     "width": 384,
     "layers": 12,
     "heads": 6,
     "kv_heads": 2,
     "head_dim": 64,
-    "feed_forward": 768,
-    "window": 512,
-    "period": 6,  # layers whose number + 1 is a multiple see all tokens
     "base": 5e6,
-    "window_base": 1e4,
     "epsilon": 1e-6,
     "context": 131072,
+}
+SHAPES = {
+    "gemma3": COMMON
+    | {
+        "architecture": "gemma3",
+        "feed_forward": 768,
+        "period": 6,  # layers whose number + 1 is a multiple see all tokens
+        "rope_dim": 64,
+        "window": 512,
+        "window_base": 1e4,
+    },
+    "qwen35": COMMON
+    | {
+        "architecture": "qwen35",
+        "feed_forward": 640,
+        "period": 4,
+        "rope_dim": 32,
+        "key_heads": 3,
+        "value_heads": 6,
+        "state": 64,  # of a head: state x state numbers
+        "convolution": 4,
+    },
 }
 
 
@@ -39,8 +64,9 @@ class Norm(nn.Module):
 
 
 def rotate(x, cos, sin):
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+    """Turns the first dimensions of each head, as many as there are cosines and sines."""
+    a, b, rest = x.tensor_split((cos.size(-1), 2 * cos.size(-1)), -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
 def attend_window(q, k, v, window):
@@ -71,76 +97,194 @@ def attend_window(q, k, v, window):
     return out.reshape(batch, heads, blocks * window, dim)[:, :, :tokens]
 
 
-class Layer(nn.Module):
-    def __init__(self, shape, windowed):
+def product(inputs, outputs):
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+def delta_rule(q, k, v, log_decay, beta, chunk=64):
+    """The gated delta rule in chunks: q, k, v [batch, tokens, heads, n]; log_decay and beta [batch,
+    tokens, heads]. For each token M = exp(log_decay) M, M += k beta (v - M^T k), out = M^T q."""
+    tokens, dim = q.size(1), q.size(-1)
+
+    def in_chunks(x):  # [batch, heads, chunks, chunk, ...]
+        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -tokens % chunk)).transpose(1, 2).float()
+        return x.unflatten(2, (-1, chunk))
+
+    q, k, v, log_decay, beta = (in_chunks(x) for x in (q, k, v, log_decay, beta))
+    decay = log_decay.cumsum(-1)
+    ratio = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()
+    system = (beta[..., None] * (k @ k.transpose(-1, -2)) * ratio).tril(-1)
+    system = system + torch.eye(chunk, device=q.device)
+    right = torch.cat((v, k * decay.exp()[..., None]), -1) * beta[..., None]
+    u, w = torch.linalg.solve_triangular(system, right, upper=False).tensor_split((dim,), -1)
+    own = (q @ k.transpose(-1, -2)) * ratio
+    q, last = q * decay.exp()[..., None], decay[..., -1:]
+    k = k * (last - decay).exp()[..., None]
+    state = q.new_zeros(q.size(0), q.size(1), dim, dim)
+    out = []
+    for i in range(q.size(2)):
+        new = u[:, :, i] - w[:, :, i] @ state
+        out.append(q[:, :, i] @ state + own[:, :, i] @ new)
+        state = state * last[:, :, i, :, None].exp() + k[:, :, i].transpose(-1, -2) @ new
+    return torch.cat(out, 2)[:, :, :tokens].transpose(1, 2)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape, windowed=False, gated=False):
         super().__init__()
-        self.shape, self.windowed = shape, windowed
-        width, dim, ff = shape["width"], shape["head_dim"], shape["feed_forward"]
-        q, kv = shape["heads"] * dim, shape["kv_heads"] * dim
+        self.shape, self.windowed, self.gated = shape, windowed, gated
+        width, dim = shape["width"], shape["head_dim"]
+        self.attn_q = product(width, shape["heads"] * dim * (2 if gated else 1))
+        self.attn_k = product(width, shape["kv_heads"] * dim)
+        self.attn_v = product(width, shape["kv_heads"] * dim)
+        self.attn_output = product(shape["heads"] * dim, width)
+        self.attn_q_norm = Norm(dim, shape["epsilon"])
+        self.attn_k_norm = Norm(dim, shape["epsilon"])
 
-        def product(inputs, outputs):
-            return nn.Linear(inputs, outputs, bias=False)
-
-        self.attn_q, self.attn_k = product(width, q), product(width, kv)
-        self.attn_v, self.attn_output = product(width, kv), product(q, width)
-        self.ffn_gate, self.ffn_up = product(width, ff), product(width, ff)
-        self.ffn_down = product(ff, width)
-        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
-            setattr(self, name, Norm(width, shape["epsilon"]))
-        for name in ("attn_q_norm", "attn_k_norm"):
-            setattr(self, name, Norm(dim, shape["epsilon"]))
-
-    def attend(self, x, cos, sin):
+    def forward(self, x, cos, sin):
         batch, tokens, _ = x.shape
         dim, group = self.shape["head_dim"], self.shape["heads"] // self.shape["kv_heads"]
 
-        def heads(product):
-            return product(x).view(batch, tokens, -1, dim).transpose(1, 2)
+        def heads(matrix):
+            return matrix(x).view(batch, tokens, -1, dim).transpose(1, 2)
 
-        q = rotate(self.attn_q_norm(heads(self.attn_q)), cos, sin)
+        q, gate = heads(self.attn_q), None
+        if self.gated:  # q and its gate alternate
+            q, gate = q[:, 0::2], q[:, 1::2]
+        q = rotate(self.attn_q_norm(q), cos, sin)
         k = rotate(self.attn_k_norm(heads(self.attn_k)), cos, sin).repeat_interleave(group, 1)
         v = heads(self.attn_v).repeat_interleave(group, 1)
         if self.windowed and tokens > self.shape["window"]:
             out = attend_window(q, k, v, self.shape["window"])
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.gated:
+            out = out * gate.sigmoid()
         return self.attn_output(out.transpose(1, 2).reshape(batch, tokens, -1))
 
+
+class DeltaNet(nn.Module):
+    def __init__(self, shape):
+        super().__init__()
+        self.shape = shape
+        width, dim, n = shape["width"], shape["state"], shape["value_heads"]
+        channels = (2 * shape["key_heads"] + n) * dim
+        self.attn_qkv, self.attn_gate = product(width, channels), product(width, n * dim)
+        self.ssm_beta, self.ssm_alpha = product(width, n), product(width, n)
+        self.ssm_conv1d = nn.Linear(shape["convolution"], channels, bias=False)
+        self.ssm_dt = nn.Module()
+        self.ssm_dt.bias = nn.Parameter(torch.empty(n).uniform_(-4, -1))
+        self.ssm_a = nn.Parameter(-torch.empty(n).uniform_(1, 8))
+        self.ssm_norm = Norm(dim, shape["epsilon"])
+        self.ssm_out = product(n * dim, width)
+
+    def convolve(self, x):
+        taps = self.ssm_conv1d.weight
+        x = F.pad(x.transpose(1, 2), (taps.size(1) - 1, 0))
+        x = F.conv1d(x, taps[:, None].to(x.dtype), groups=taps.size(0))
+        return F.silu(x).transpose(1, 2)
+
     def forward(self, x, cos, sin):
-        x = x + self.post_attention_norm(self.attend(self.attn_norm(x), cos, sin))
-        h = self.ffn_norm(x)
-        h = self.ffn_down(F.gelu(self.ffn_gate(h), approximate="tanh") * self.ffn_up(h))
-        return x + self.post_ffw_norm(h)
+        batch, tokens, _ = x.shape
+        dim, keys, values = (self.shape[n] for n in ("state", "key_heads", "value_heads"))
+        mixed = self.convolve(self.attn_qkv(x))
+        q, k, v = mixed.split((keys * dim, keys * dim, values * dim), -1)
+        q, k, v = (y.reshape(batch, tokens, -1, dim) for y in (q, k, v))
+        q, k = F.normalize(q.float(), dim=-1) / math.sqrt(dim), F.normalize(k.float(), dim=-1)
+        # Value head h uses key head h mod `keys`.
+        q, k = (y.repeat(1, 1, values // keys, 1) for y in (q, k))
+        beta = self.ssm_beta(x).float().sigmoid()
+        log_decay = self.ssm_a * F.softplus(self.ssm_alpha(x).float() + self.ssm_dt.bias)
+        if chunk_gated_delta_rule and x.is_cuda:
+            half = (y.to(torch.bfloat16) for y in (q, k, v))
+            out = chunk_gated_delta_rule(*half, log_decay, beta, scale=1.0)[0]
+        else:
+            out = delta_rule(q, k, v, log_decay, beta)
+        out = self.ssm_norm(out.to(x.dtype)) * F.silu(self.attn_gate(x)).view_as(out)
+        return self.ssm_out(out.reshape(batch, tokens, -1).to(x.dtype))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape, activation):
+        super().__init__()
+        width, ff = shape["width"], shape["feed_forward"]
+        self.ffn_gate, self.ffn_up = product(width, ff), product(width, ff)
+        self.ffn_down = product(ff, width)
+        self.activation = activation
+
+    def forward(self, x):
+        return self.ffn_down(self.activation(self.ffn_gate(x)) * self.ffn_up(x))
+
+
+def gelu(x):
+    return F.gelu(x, approximate="tanh")
+
+
+class SandwichLayer(nn.Module):  # gemma3
+    def __init__(self, shape, is_full):
+        super().__init__()
+        self.is_full = is_full
+        self.mixer, self.ffn = Attention(shape, windowed=not is_full), FeedForward(shape, gelu)
+        for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
+            setattr(self, name, Norm(shape["width"], shape["epsilon"]))
+
+    def forward(self, x, cos, sin):
+        x = x + self.post_attention_norm(self.mixer(self.attn_norm(x), cos, sin))
+        return x + self.post_ffw_norm(self.ffn(self.ffn_norm(x)))
+
+
+class HybridLayer(nn.Module):  # qwen35
+    def __init__(self, shape, is_full):
+        super().__init__()
+        self.is_full = is_full
+        self.mixer = Attention(shape, gated=True) if is_full else DeltaNet(shape)
+        self.ffn = FeedForward(shape, F.silu)
+        for name in ("attn_norm", "post_attention_norm"):
+            setattr(self, name, Norm(shape["width"], shape["epsilon"]))
+
+    def forward(self, x, cos, sin):
+        x = x + self.mixer(self.attn_norm(x), cos, sin)
+        return x + self.ffn(self.post_attention_norm(x))
 
 
 class Reader(nn.Module):
-    def __init__(self, shape=None):
+    def __init__(self, shape):
         super().__init__()
-        self.shape = shape = dict(SHAPE if shape is None else shape)
+        self.shape = shape
+        layer = SandwichLayer if shape["architecture"] == "gemma3" else HybridLayer
         self.token_embd = nn.Embedding(shape["vocabulary"], shape["width"])
         self.blk = nn.ModuleList(
-            Layer(shape, (i + 1) % shape["period"] != 0) for i in range(shape["layers"])
+            layer(shape, (i + 1) % shape["period"] == 0) for i in range(shape["layers"])
         )
         self.output_norm = Norm(shape["width"], shape["epsilon"])
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
+                nn.init.normal_(parameter, std=0.3 if "conv1d" in name else 0.02)
+
+    def tensors(self):
+        """{name in a GGUF file: parameter}"""
+        return {
+            name.replace("mixer.", "").replace("ffn.", ""): value
+            for name, value in self.state_dict().items()
+        }
 
     def angles(self, base, tokens, like):
-        dim = self.shape["head_dim"]
+        dim = self.shape["rope_dim"]
         frequencies = base ** -(torch.arange(0, dim, 2, device=like.device).float() / dim)
         angles = torch.outer(torch.arange(tokens, device=like.device).float(), frequencies)
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
     def hidden(self, ids):
         """[batch, tokens, width] before the output matrix."""
-        x = self.token_embd(ids) * math.sqrt(self.shape["width"])
+        x = self.token_embd(ids)
+        if self.shape["architecture"] == "gemma3":
+            x = x * math.sqrt(self.shape["width"])
         if torch.is_autocast_enabled():
             x = x.bfloat16()
-        near = self.angles(self.shape["window_base"], ids.size(1), x)
         far = self.angles(self.shape["base"], ids.size(1), x)
+        near = self.angles(self.shape.get("window_base", 1e4), ids.size(1), x)
         for layer in self.blk:
-            x = layer(x, *(near if layer.windowed else far))
+            x = layer(x, *(far if layer.is_full else near))
         return self.output_norm(x)
 
     def forward(self, ids, targets, mask, text_weight=0.4):

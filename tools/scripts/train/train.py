@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Trains a small reader with windowed layers and writes its weights: needs PyTorch and a GPU.
+"""Trains a small reader and writes its weights: needs PyTorch and a GPU.
 
-    train.py --corpus FOLDER --tokenizer MODEL.gguf --out FOLDER --seconds 1200 [--from FOLDER]
+    train.py {gemma3|qwen35} --corpus FOLDER --tokenizer MODEL.gguf --out FOLDER --seconds 1200
 
 FOLDER of the corpus holds plain text, *.txt. A reader learns to answer questions about the document
-before them, at growing lengths. --from goes on with the weights of an earlier run. write_gguf.py
-makes a model of them.
+before them, at growing lengths. --from FOLDER goes on with the weights of an earlier run.
+write_gguf.py makes a model of them.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from documents import TASKS, Documents, corpus_of, tokenizer_of
-from reader import Reader
+from reader import SHAPES, Reader
 
 # (tokens of a document, documents of a step, share of the time)
 STAGES = [(2048, 64, 0.40), (8192, 24, 0.30), (32768, 6, 0.30)]
@@ -64,7 +64,7 @@ def save(model, folder):
     for old in folder.glob("weights.*.npz"):
         old.unlink()
     parts, size = [{}], 0
-    for name, value in model.state_dict().items():
+    for name, value in model.tensors().items():
         array = value.detach().half().cpu().numpy()
         if size + array.nbytes > 14e6:
             parts.append({})
@@ -75,17 +75,21 @@ def save(model, folder):
         np.savez(folder / f"weights.{number}.npz", **part)
 
 
-def load(folder):
-    state = {}
+@torch.no_grad()
+def load(model, folder):
+    tensors = model.tensors()
     for path in sorted(folder.glob("weights.*.npz")):
         with np.load(path) as arrays:
-            state |= {name: torch.tensor(arrays[name].astype(np.float32)) for name in arrays.files}
-    return state
+            for name in arrays.files:
+                tensors[name].copy_(torch.tensor(arrays[name].astype(np.float32)))
 
 
 def optimizers(model):
-    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and "embd" not in n]
-    others = [p for n, p in model.named_parameters() if p.dim() != 2 or "embd" in n]
+    def by_adam(name):
+        return "embd" in name or "conv1d" in name
+
+    matrices = [p for n, p in model.named_parameters() if p.dim() == 2 and not by_adam(n)]
+    others = [p for n, p in model.named_parameters() if p.dim() != 2 or by_adam(n)]
     return [
         torch.optim.Muon(matrices, lr=RATE, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0),
@@ -101,6 +105,7 @@ def rate(done, goes_on):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("architecture", choices=SHAPES)
     parser.add_argument("--corpus", type=pathlib.Path, required=True)
     parser.add_argument("--held", type=pathlib.Path, help="folder of texts to evaluate on")
     parser.add_argument("--tokenizer", required=True, help="GGUF file that has it")
@@ -120,9 +125,9 @@ def main():
 
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
-    model = Reader().to(a.device)
+    model = Reader(SHAPES[a.architecture]).to(a.device)
     if a.start:
-        model.load_state_dict(load(a.start))
+        load(model, a.start)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
     steps = optimizers(model)
     stages = STAGES_FROM if a.start else STAGES

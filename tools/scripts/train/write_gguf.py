@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Makes a GGUF file of the weights of train.py: needs the packages gguf and torch.
 
-    write_gguf.py WEIGHTS-FOLDER TOKENIZER.gguf OUT.gguf [q8_0 | f16 | f32]
+    write_gguf.py {gemma3|qwen35} WEIGHTS-FOLDER TOKENIZER.gguf OUT.gguf [q8_0 | f16 | f32]
 """
 
 import pathlib
@@ -9,7 +9,7 @@ import sys
 
 import gguf
 import numpy as np
-from reader import SHAPE
+from reader import SHAPES
 
 KINDS = {
     "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
@@ -28,9 +28,19 @@ def add_shape(writer, shape):
     writer.add_key_length(shape["head_dim"])
     writer.add_value_length(shape["head_dim"])
     writer.add_rope_freq_base(shape["base"])
-    writer.add_float32("gemma3.rope.freq_base_swa", shape["window_base"])
-    writer.add_sliding_window(shape["window"])
-    writer.add_uint32("gemma3.attention.sliding_window_pattern", shape["period"])
+    writer.add_rope_dimension_count(shape["rope_dim"])
+    if shape["architecture"] == "gemma3":
+        writer.add_float32("gemma3.rope.freq_base_swa", shape["window_base"])
+        writer.add_sliding_window(shape["window"])
+        writer.add_uint32("gemma3.attention.sliding_window_pattern", shape["period"])
+    else:
+        writer.add_uint32("qwen35.full_attention_interval", shape["period"])
+        writer.add_ssm_conv_kernel(shape["convolution"])
+        writer.add_ssm_inner_size(shape["value_heads"] * shape["state"])
+        writer.add_ssm_state_size(shape["state"])
+        writer.add_ssm_time_step_rank(shape["value_heads"])
+        writer.add_ssm_group_count(shape["key_heads"])
+        writer.add_rope_dimension_sections([shape["rope_dim"] // 2, 0, 0, 0])
     writer.add_layer_norm_rms_eps(shape["epsilon"])
     writer.add_vocab_size(shape["vocabulary"])
 
@@ -52,16 +62,18 @@ def weights_of(folder):
 
 
 def main():
-    if len(sys.argv) not in (4, 5) or (len(sys.argv) == 5 and sys.argv[4] not in KINDS):
+    arguments = sys.argv[1:] if len(sys.argv) == 6 else sys.argv[1:] + ["q8_0"]
+    if len(arguments) != 5 or arguments[0] not in SHAPES or arguments[4] not in KINDS:
         sys.exit(__doc__)
-    kind, file_type = KINDS[sys.argv[4] if len(sys.argv) == 5 else "q8_0"]
-    writer = gguf.GGUFWriter(sys.argv[3], "gemma3")
-    writer.add_name("window reader")
+    architecture, weights, tokenizer, out, kind = arguments
+    kind, file_type = KINDS[kind]
+    writer = gguf.GGUFWriter(out, architecture)
+    writer.add_name(f"reader, {architecture}")
     writer.add_file_type(file_type)
-    add_shape(writer, SHAPE)
-    copy_tokenizer(writer, sys.argv[2])
-    for name, array in weights_of(pathlib.Path(sys.argv[1])).items():
-        matrix = array.ndim == 2
+    add_shape(writer, SHAPES[architecture])
+    copy_tokenizer(writer, tokenizer)
+    for name, array in weights_of(pathlib.Path(weights)).items():
+        matrix = array.ndim == 2 and "conv1d" not in name
         stored = gguf.quants.quantize(array, kind) if matrix else array
         writer.add_tensor(name, stored, raw_dtype=kind if matrix else None)
     writer.write_header_to_file()
