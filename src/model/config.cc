@@ -111,6 +111,8 @@ std::vector<MixerKind> read_mixers(const Gguf& gguf, Schema* schema, const Archi
   const auto layers = static_cast<uint32_t>(kv_heads.size());
   std::vector<MixerKind> mixers(layers, MixerKind::attention);
   const auto array = gguf.get_ints(schema->prefix() + list);
+  if (row.attention_every > 0 && schema->has(list) && !array)
+    schema->refuse("does not list its recurrent layers one by one", list);
   if (row.attention_every > 0 && array && array->size() < layers)
     schema->fail(Status::error(Code::corrupt, "the model's '%s%s' has %zu values for %u layers",
                                schema->prefix().c_str(), list, array->size(), layers));

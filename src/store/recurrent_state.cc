@@ -10,7 +10,7 @@ std::shared_ptr<float[]> RecurrentState::make() const {
 }
 
 uint64_t RecurrentState::bytes() const {
-  uint64_t states = (end_.floats ? 1 : 0) + (next_ ? 1 : 0);
+  uint64_t states = uint64_t{end_.floats != nullptr} + uint64_t{next_ != nullptr};
   for (const Snapshot& s : checkpoints_) states += s.floats && s.floats != end_.floats;
   return states * size() * sizeof(float);
 }

@@ -164,6 +164,8 @@ TEST_CASE("layers are recurrent by a period, by a list or where they have no KV 
           .key("qwen3next.attention.recurrent_layers", std::vector<uint32_t>{0, 1, 1, 0}));
   CHECK(listed.layers == 2);
   CHECK(listed.layer(1).is_recurrent());
+  check_refused(with_matrices("qwen3next").key("qwen3next.attention.recurrent_layers", true),
+                "recurrent_layers");
 
   const auto of = [](const std::string& name, const std::vector<uint32_t>& kv_heads,
                      const std::vector<uint32_t>& feed_forward) {
