@@ -45,17 +45,18 @@ void RecurrentState::keep() {
 
 // Keeps the distances between checkpoints in proportion to their distance from the end.
 void RecurrentState::thin_out() {
-  if (checkpoints_.size() <= max_checkpoints_) return;
   const uint64_t end = end_.tokens;
-  std::size_t worst = 0;
-  double least = 2;
-  for (std::size_t i = 0; i + 1 < checkpoints_.size(); ++i) {
-    const uint64_t before = i == 0 ? 0 : checkpoints_[i - 1].tokens;
-    const double gap = static_cast<double>(checkpoints_[i + 1].tokens - before) /
-                       static_cast<double>(end - before);
-    if (gap < least) least = gap, worst = i;
+  while (checkpoints_.size() > max_checkpoints_) {
+    std::size_t worst = 0;
+    double least = 2;
+    for (std::size_t i = 0; i + 1 < checkpoints_.size(); ++i) {
+      const uint64_t before = i == 0 ? 0 : checkpoints_[i - 1].tokens;
+      const double gap = static_cast<double>(checkpoints_[i + 1].tokens - before) /
+                         static_cast<double>(end - before);
+      if (gap < least) least = gap, worst = i;
+    }
+    checkpoints_.erase(checkpoints_.begin() + static_cast<std::ptrdiff_t>(worst));
   }
-  checkpoints_.erase(checkpoints_.begin() + static_cast<std::ptrdiff_t>(worst));
 }
 
 uint64_t RecurrentState::resume_point(uint64_t tokens) const {
@@ -124,6 +125,7 @@ void RecurrentState::restore(const std::vector<uint64_t>& tokens,
   checkpoints_ = std::move(checkpoints);
   end_ = std::move(last);
   next_ = nullptr;
+  thin_out();
 }
 
 }  // namespace kvasir

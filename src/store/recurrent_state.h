@@ -76,7 +76,8 @@ class RecurrentState {
   // The floats of one: those in memory, or else read into *room (size()).
   Status read(std::size_t i, Array<float>* room, const float** out) const;
   // Puts the states at these positions (ascending; the last is the end) in place of all. `end` has
-  // the floats of the last; the others are read when they are needed.
+  // the floats of the last; the others are read when they are needed. Of more than max_checkpoints
+  // some are left out.
   void restore(const std::vector<uint64_t>& tokens, std::shared_ptr<const float[]> end,
                std::shared_ptr<const StateSource> source);
 
