@@ -143,6 +143,7 @@ class Lister {
   void attention() {
     const uint64_t width = c_.width, q = l_->q_width(), kv = l_->kv_width();
     const bool biased = r_.biases && l_->biases;
+    if (l_->is_latent()) return latent(l_->latent);
     if (r_.fused_qkv) {
       matrix(names_.qkv, width, q + 2 * kv, biased);
     } else {
@@ -154,6 +155,22 @@ class Lister {
     qk_norm(names_.q_norm, l_->heads);
     if (l_->writes_kv) qk_norm(names_.k_norm, l_->kv_heads);
     if (l_->sinks) add(std::string(names_.sinks) + ".weight", {l_->heads}, TensorRole::vector);
+  }
+
+  void latent(const LatentConfig& c) {
+    const uint64_t width = c_.width, heads = l_->heads;
+    matrix("attn_q_a", width, c.query_rank);
+    norm("attn_q_a_norm", c.query_rank);
+    matrix("attn_q_b", c.query_rank, heads * c.query());
+    matrix("attn_kv_a_mqa", width, c.rank + c.rotated);
+    norm("attn_kv_a_norm", c.rank);
+    if (c.joint) {
+      matrix("attn_kv_b", c.rank, heads * (c.plain + c.values));
+    } else {
+      add("attn_k_b.weight", {c.plain, c.rank, heads}, TensorRole::matrix);
+      add("attn_v_b.weight", {c.rank, c.values, heads}, TensorRole::matrix);
+    }
+    matrix(names_.o, heads * c.values, width);
   }
 
   void qk_norm(const char* name, uint64_t heads) {
@@ -220,6 +237,21 @@ class Lister {
   std::vector<MadeTensor> tensors_;
 };
 
+// A head has as many numbers with RoPE as without it, and as many values. Newer files have keys of
+// the absorbed form.
+template <class F>
+void add_latent_keys(const ModelRecipe& r, F&& number) {
+  const uint32_t half = r.head_dim, whole = 2 * half;
+  const bool absorbed = r.architecture == "deepseek2";
+  number("attention.kv_lora_rank", r.latent_rank), number("attention.q_lora_rank", r.rank);
+  number("rope.dimension_count", half);
+  number("attention.head_count_kv", absorbed ? 1 : r.heads);
+  number("attention.key_length", absorbed ? r.latent_rank + half : whole);
+  number("attention.value_length", absorbed ? r.latent_rank : half);
+  if (absorbed)
+    number("attention.key_length_mla", whole), number("attention.value_length_mla", half);
+}
+
 GgufBuilder keys_of(const ModelRecipe& r, const TestVocabulary& words) {
   GgufBuilder b = bpe_file(words);
   const std::string prefix = r.architecture + ".";
@@ -227,8 +259,13 @@ GgufBuilder keys_of(const ModelRecipe& r, const TestVocabulary& words) {
   b.key("general.architecture", r.architecture);
   number("block_count", r.layers), number("embedding_length", r.width);
   number("context_length", r.context);
-  number("attention.head_count", r.heads), number("attention.head_count_kv", r.kv_heads);
-  number("attention.key_length", r.head_dim), number("attention.value_length", r.head_dim);
+  number("attention.head_count", r.heads);
+  if (r.latent_rank > 0) {
+    add_latent_keys(r, number);
+  } else {
+    number("attention.head_count_kv", r.kv_heads);
+    number("attention.key_length", r.head_dim), number("attention.value_length", r.head_dim);
+  }
   number("feed_forward_length", r.feed_forward);
   if (r.window > 0) number("attention.sliding_window", r.window);
   if (r.experts > 0) {
@@ -251,6 +288,7 @@ void add_optional_parts(const ModelRecipe& r, ModelConfig* c) {
   for (LayerConfig& layer : c->layer_configs) {
     if (row.optional_ffn_norm) layer.norms = row.norms;
     if (row.optional_qk_norm) layer.qk_norm = row.qk_norm;
+    if (r.architecture == "deepseek2") layer.latent.joint = false;
     layer.v_is_k = row.norms_values && r.keys_are_values && !layer.is_windowed();
   }
 }
@@ -375,9 +413,9 @@ void complete(ModelRecipe* r) {
   };
   if (is({"gemma2", "gemma3", "olmo2", "exaone4", "cohere2", "gpt-oss", "llama4"})) add_windows(r);
   if (is({"llama4", "ernie4_5-moe", "qwen2moe", "qwen3moe", "dots1", "bailingmoe2", "gpt-oss",
-          "granitemoe", "glm4moe"}))
+          "granitemoe", "glm4moe", "deepseek2"}))
     add_experts(r);
-  if (is({"llama4", "qwen2moe", "dots1", "bailingmoe2", "glm4moe", "ernie4_5-moe"}))
+  if (is({"llama4", "qwen2moe", "dots1", "bailingmoe2", "glm4moe", "ernie4_5-moe", "deepseek2"}))
     r->shared_width = 96;
   if (is({"qwen2", "qwen2moe", "gpt-oss", "seed_oss", "starcoder2", "glm4", "glm4moe"}))
     r->biases = true;
@@ -385,6 +423,7 @@ void complete(ModelRecipe* r) {
   if (is({"granite", "granitemoe", "minicpm"})) add_scales(r);
   if (name == "gemma4") add_gemma4(r);
   if (name == "gemma3n") add_gemma3n(r);
+  if (is({"deepseek2", "minicpm3"})) r->latent_rank = 48, r->rank = 32;
   r->fused_qkv = is({"phi3", "bailingmoe2"}), r->fused_up = is({"phi3", "glm4"});
   r->tied = is({"gemma2", "cohere2", "command-r", "smollm3", "qwen3"});
 }

@@ -48,7 +48,8 @@ struct ModelRecipe {
   bool fused_qkv = false, fused_up = false;  // one tensor of q, k and v; of gate and up
   bool tied = false;                         // no output matrix
   bool keys_are_values = false;              // Gemma 4: in layers without a window
-  uint32_t rank = 16;                        // of LAuReL
+  uint32_t latent_rank = 0;                  // of latent attention; 0: none
+  uint32_t rank = 16;                        // of LAuReL; of the queries of latent attention
   float router_gain = 4;                     // of the logits of routers
   std::function<void(GgufBuilder*, const std::string& prefix)> more_keys;
   std::function<TensorType(const MadeTensor&)> type_of;  // of matrices; default: F32

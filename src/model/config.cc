@@ -51,7 +51,7 @@ void read_windows(const Gguf& gguf, Schema* schema, ModelConfig* c) {
     }
 }
 
-ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
+ExpertConfig read_experts(Schema* schema, const ModelConfig& c) {
   const Architecture& row = *c.architecture;
   ExpertConfig e;
   e.count = static_cast<uint32_t>(schema->optional("expert_count", 0, 0, gguf_limits::experts));
@@ -74,8 +74,7 @@ ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c
              : gating == 1 ? Gating::softmax
              : gating == 2 ? Gating::sigmoid
                            : Gating::softmax_chosen;
-  e.normalise =
-      gguf.get_bool(schema->prefix() + "expert_weights_norm").value_or(row.normalises_experts);
+  e.normalise = schema->optional_bool("expert_weights_norm", row.normalises_experts);
   e.scale = static_cast<float>(schema->optional_float("expert_weights_scale", 0, -1e6, 1e6));
   if (e.scale == 0) e.scale = 1;
   e.groups = static_cast<uint32_t>(
@@ -92,8 +91,8 @@ ExpertConfig read_experts(const Gguf& gguf, Schema* schema, const ModelConfig& c
 }
 
 // The layers that have experts.
-void place_experts(const Gguf& gguf, Schema* schema, ModelConfig* c) {
-  const ExpertConfig experts = read_experts(gguf, schema, *c);
+void place_experts(Schema* schema, ModelConfig* c) {
+  const ExpertConfig experts = read_experts(schema, *c);
   if (experts.count == 0) return;
   const uint64_t dense = schema->optional("leading_dense_block_count", 0, 0, UINT32_MAX);
   const uint64_t step = schema->optional("interleave_moe_layer_step", 1, 0, UINT32_MAX);
@@ -101,6 +100,12 @@ void place_experts(const Gguf& gguf, Schema* schema, ModelConfig* c) {
     if (l >= dense && step > 0 && (l + 1) % step == 0 &&
         (!c->architecture->single_blocks || c->layer(l).mixer == MixerKind::none))
       c->layer_configs[l].experts = experts;
+  const bool places = std::any_of(c->layer_configs.begin(), c->layer_configs.end(),
+                                  [](const LayerConfig& l) { return l.has_experts(); });
+  if (!places)
+    schema->fail(Status::error(Code::corrupt,
+                               "the model has %u experts ('%sexpert_count') and no layer for them",
+                               experts.count, schema->prefix().c_str()));
 }
 
 // The layers that keep a state: by a list of the file, by its period, or by their KV heads.
@@ -167,8 +172,7 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
                             : heads;
   const auto feed_forward = schema->sizes("feed_forward_length", layers, gguf_limits::feed_forward);
   const std::vector<MixerKind> mixers = read_mixers(gguf, schema, row, kv_heads, feed_forward);
-  const bool rotates = !row.finetuned_rope ||
-                       gguf.get_bool(schema->prefix() + "rope.scaling.finetuned").value_or(true);
+  const bool rotates = !row.finetuned_rope || schema->optional_bool("rope.scaling.finetuned", true);
   for (uint32_t l = 0; l < layers; ++l) {
     LayerConfig layer;
     layer.mixer = mixers[l];
@@ -180,7 +184,8 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
       layer.qk_norm = QkNorm::none;
     layer.qk_norm_after_rope = row.qk_norm_after_rope;
     layer.v_norm = row.norms_values;
-    layer.v_is_k = row.norms_values && !has_tensor(gguf, l, "attn_v.weight");
+    layer.v_is_k = row.norms_values && !has_tensor(gguf, l, "attn_v.weight") &&
+                   !has_tensor(gguf, l, "attn_qkv.weight");
     layer.biases = row.biases;
     layer.sinks = row.sinks;
     layer.activation = row.activation;
@@ -195,7 +200,7 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
     c->layer_configs.push_back(layer);
   }
   read_windows(gguf, schema, c);
-  place_experts(gguf, schema, c);
+  place_experts(schema, c);
   const bool has_windows = std::any_of(c->layer_configs.begin(), c->layer_configs.end(),
                                        [](const LayerConfig& l) { return l.is_windowed(); });
   if (has_windows && row.rope_in_windows_only)
@@ -219,7 +224,10 @@ uint32_t check_head_size(Schema* schema, uint32_t size) {
 // Keys and values of all heads have one size.
 uint32_t read_head_size(Schema* schema, const char* keys, const char* values, uint32_t otherwise) {
   const auto size = static_cast<uint32_t>(schema->optional(keys, otherwise, 2, 4096));
-  if (size < 2 || schema->optional(values, size, 2, 4096) != size)
+  if (size < 2)
+    schema->fail(Status::error(Code::corrupt, "the model's heads have %u dimensions ('%s%s')", size,
+                               schema->prefix().c_str(), keys));
+  if (schema->optional(values, size, 2, 4096) != size)
     schema->refuse("has keys and values of different sizes", values);
   return check_head_size(schema, size);
 }
@@ -252,10 +260,16 @@ void read_altup(const Gguf& gguf, Schema* schema, ModelConfig* c) {
   c->streams = static_cast<uint32_t>(schema->optional("altup.num_inputs", 4, 2, max_streams));
   if (schema->optional("altup.active_idx", 0, 0, UINT32_MAX) != 0)
     schema->refuse("computes on another stream than the first", "altup.active_idx");
-  const auto sparsity = gguf.get_floats(schema->prefix() + "activation_sparsity_scale");
+  constexpr const char* key = "activation_sparsity_scale";
+  const auto sparsity = gguf.get_floats(schema->prefix() + key);
+  const auto is_none = [](float x) { return std::isnan(x); };
+  if (schema->has(key) && (!sparsity || sparsity->size() < c->depth() ||
+                           std::any_of(sparsity->begin(), sparsity->end(), is_none)))
+    return schema->fail(Status::error(Code::corrupt,
+                                      "the model's '%s%s' has no number for each layer",
+                                      schema->prefix().c_str(), key));
   for (uint32_t l = 0; l < c->depth(); ++l) {
-    float given = l < sparse_layers ? top_five_percent : 0;
-    if (sparsity) given = l < sparsity->size() ? (*sparsity)[l] : 0;
+    const float given = sparsity ? (*sparsity)[l] : l < sparse_layers ? top_five_percent : 0;
     c->layer_configs[l].sparsity = given > 0 && given < 100 ? given : 0;
   }
 }
@@ -266,6 +280,8 @@ void share_layers(Schema* schema, ModelConfig* c) {
   const bool counts = c->architecture->altup && c->depth() > usual_own;
   const uint64_t shared = schema->optional("attention.shared_kv_layers",
                                            counts ? c->depth() - usual_own : 0, 0, c->depth() - 1);
+  if (shared > 0 && !c->architecture->norms_values)
+    return schema->refuse("shares keys and values among layers", "attention.shared_kv_layers");
   const uint64_t own = c->depth() - shared;
   for (uint64_t l = own; l < c->depth(); ++l) c->layer_configs[l].writes_kv = false;
 }
@@ -370,7 +386,7 @@ void read_temperature(Schema* schema, ModelConfig* c) {
                                            c->ropes[0].original_context, 1, uint64_t{1} << 40);
 }
 
-void refuse_unsupported(Schema* schema, const Gguf& gguf, const Architecture& row) {
+void refuse_unsupported(Schema* schema, const Architecture& row) {
   if (!row.softcaps) {
     schema->refuse_nonzero("attn_logit_softcapping", "capped attention logits");
     schema->refuse_nonzero("final_logit_softcapping", "capped logits");
@@ -385,7 +401,7 @@ void refuse_unsupported(Schema* schema, const Gguf& gguf, const Architecture& ro
   }
   schema->refuse_nonzero("attention.max_alibi_bias", "ALiBi");
   schema->refuse_nonzero("attention.clamp_kqv", "clamped projections");
-  if (gguf.get_bool(schema->prefix() + "attention.causal") == false)
+  if (!schema->optional_bool("attention.causal", true))
     schema->fail(Status::error(Code::unsupported,
                                "the model's attention is not causal: it is not a text generator"));
 }
@@ -437,7 +453,7 @@ Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
   read_ropes(gguf, &schema, &c);
   read_scales(&schema, &c);
   read_temperature(&schema, &c);
-  refuse_unsupported(&schema, gguf, *c.architecture);
+  refuse_unsupported(&schema, *c.architecture);
   RETURN_IF_ERROR(schema.take());
   *out = std::move(c);
   return {};

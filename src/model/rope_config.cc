@@ -18,8 +18,8 @@ RopeScaling scaling_of(const Gguf& gguf, Schema* schema) {
   if (type == "longrope") return RopeScaling::longrope;
   schema->fail(Status::error(
       Code::unsupported,
-      "the model's RoPE scaling is '%s': Kvasir knows none, linear, yarn and longrope",
-      Quoted(type).text()));
+      "the model's RoPE scaling ('%s') is '%s': Kvasir knows none, linear, yarn and longrope",
+      key.c_str(), Quoted(type).text()));
   return RopeScaling::none;
 }
 
@@ -36,7 +36,8 @@ void read_yarn(Schema* schema, const ModelConfig& c, RopeConfig* rope) {
   rope->yarn_beta_slow = schema->optional_float("rope.scaling.yarn_beta_slow", 1, 1e-3, 1e6);
   if (schema->optional_float("rope.scaling.yarn_ext_factor", 1, 0, 1e3) != 1)
     schema->refuse("extrapolates YaRN by a factor that is not 1", "rope.scaling.yarn_ext_factor");
-  double log_multiplier = schema->optional_float("rope.scaling.yarn_log_multiplier", 0, 0, 1e3);
+  constexpr const char* key = "rope.scaling.yarn_log_multiplier";
+  const double log_multiplier = schema->optional_float(key, 0, 0, 1e3);
   if (c.architecture->latent && log_multiplier > 0) {
     // The file has a tenth of it. It scales the scores, and the cosines and sines by nothing.
     const double scale = 1 + 0.1 * 10 * log_multiplier * std::log(rope->factor);
@@ -44,13 +45,28 @@ void read_yarn(Schema* schema, const ModelConfig& c, RopeConfig* rope) {
     return;
   }
   rope->magnitude *= yarn_magnitude(*rope, log_multiplier);
+  if (!(rope->magnitude > 0 && rope->magnitude < 1e6))
+    schema->fail(Status::error(Code::corrupt,
+                               "the model's YaRN has a magnitude that is not positive: check '%s%s'"
+                               " and 'rope.scaling.factor'",
+                               schema->prefix().c_str(), key));
+}
+
+void refuse_odd(Schema* schema, const RopeConfig& rope) {
+  if (rope.dim % 2)
+    schema->fail(Status::error(Code::corrupt, "the model rotates an odd number of dimensions (%u)",
+                               rope.dim));
 }
 
 RopeConfig read_set(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
   RopeConfig rope;
   rope.neox = c.architecture->rope_neox;
   // Sections for time, height and width; a text's are the same, but pairs are NeoX's.
-  const auto sections = gguf.get_ints(schema->prefix() + "rope.dimension_sections");
+  constexpr const char* key = "rope.dimension_sections";
+  const auto sections = gguf.get_ints(schema->prefix() + key);
+  if (schema->has(key) && !sections)
+    schema->fail(Status::error(Code::corrupt, "the model's '%s%s' are no whole numbers",
+                               schema->prefix().c_str(), key));
   if (sections && sections->size() > 1 && (*sections)[0] > 0 && (*sections)[1] > 0)
     rope.neox = true;
   const LatentConfig& latent = c.layer(0).latent;
@@ -58,9 +74,7 @@ RopeConfig read_set(const Gguf& gguf, Schema* schema, const ModelConfig& c) {
                         : c.layers > 0  ? c.head_dim
                                         : c.windows.head_dim;
   rope.dim = static_cast<uint32_t>(schema->optional("rope.dimension_count", head, 2, head));
-  if (rope.dim % 2)
-    schema->fail(Status::error(Code::corrupt, "the model rotates an odd number of dimensions (%u)",
-                               rope.dim));
+  refuse_odd(schema, rope);
   rope.base = schema->optional_float("rope.freq_base", 10000, 1.0001, 1e12);
   const double alpha = schema->optional_float("rope.scaling.alpha", 0, 0, 1e6);
   if (alpha > 0 && head > 2) rope.base *= std::pow(alpha, head / (head - 2.0));
@@ -85,6 +99,7 @@ RopeConfig windowed_set(Schema* schema, const ModelConfig& c, const RopeConfig& 
   const uint32_t head = c.windows.head_dim;
   rope.dim = static_cast<uint32_t>(
       schema->optional("rope.dimension_count_swa", std::min(full.dim, head), 2, head));
+  refuse_odd(schema, rope);
   rope.divisors = !row.freqs_in_full_only;
   if (row.scaling_in_full_only) rope.scaling = RopeScaling::none, rope.magnitude = 1;
   return rope;

@@ -71,6 +71,15 @@ class Schema {
     return *value;
   }
 
+  bool optional_bool(const char* key, bool otherwise) {
+    if (!gguf_.find(prefix_ + key)) return otherwise;
+    const auto value = gguf_.get_bool(prefix_ + key);
+    if (!value)
+      fail(Status::error(Code::corrupt, "the model's '%s%s' is neither true nor false",
+                         prefix_.c_str(), key));
+    return value.value_or(otherwise);
+  }
+
   // A feature that changes the result and that the forward pass lacks.
   void refuse_nonzero(const char* key, const char* feature) {
     const auto value = gguf_.get_float(prefix_ + key);

@@ -249,7 +249,8 @@ class LayerBinder {
     norm(layer_.norm_after(), names_.ffn_post_norm, &w_.ffn_post_norm);
     if (model_.layer_input > 0) layer_input(width, model_.layer_input);
     if (model_.streams > 1) altup(width, model_.streams);
-    bind_.vector(name("layer_output_scale.weight"), 1, false, &w_.output_scale);
+    if (model_.architecture->norms_values)
+      bind_.vector(name("layer_output_scale.weight"), 1, false, &w_.output_scale);
   }
 
  private:

@@ -193,6 +193,8 @@ const Mix mixes[] = {
     {"granite", "Q5_K_M", q5_k_m, "F32 Q5_K Q6_K"},
     {"granite", "Q2_K", q2_k_s, "F32 Q2_K Q3_K Q4_K Q6_K"},
     {"glm4", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K Q8_0", 256, 704},
+    {"deepseek2", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K Q8_0", 256, 512, 352, 800},
+    {"minicpm3", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K"},
     {"smollm3", "Q8_0", q8, "F32 Q8_0"},
     {"smollm3", "UD-Q4_K_XL", ud_q4_k_xl, "F32 IQ4_XS Q4_K Q5_K Q6_K"},
 };
@@ -205,6 +207,7 @@ ModelRecipe recipe_of(const Mix& mix) {
   r.heads = 4, r.kv_heads = 2, r.head_dim = 64;
   if (r.experts > 0) r.experts = 6, r.used = 2, r.expert_width = mix.expert_width;
   r.shared_width = mix.shared_width;
+  if (r.latent_rank > 0) r.latent_rank = 96, r.rank = 96;
   r.type_of = [recipe = r, rule = mix.rule](const MadeTensor& t) {
     const Question q{t, t.part(), recipe};
     return q.is_kept() ? f16 : in_rows_of(t.cols(), rule(q));
@@ -288,8 +291,8 @@ void check_same(const std::vector<float>& a, const std::vector<float>& b, bool q
 
 TEST_CASE("popular files give the logits of their weights as F32") {
   for (const Mix& mix : mixes) {
-    CAPTURE(mix.family);
-    CAPTURE(mix.name);
+    CAPTURE(std::string(mix.family));
+    CAPTURE(std::string(mix.name));
     const ModelRecipe recipe = recipe_of(mix);
     const MadeModel made = test::make_model(recipe);
     const auto model = open(made.build()), floats = open(made.build_floats());
@@ -324,7 +327,7 @@ TEST_CASE("any input may be a model's widest") {
     add("an expert", family)->expert_width = 2048;
   add("the shared expert", "qwen2moe")->shared_width = 2048;
   for (auto& [what, recipe] : all) {
-    CAPTURE(what);
+    CAPTURE(std::string(what));
     CAPTURE(recipe.architecture);
     recipe.type_of = [](const MadeTensor& t) {
       return t.part() == "token_embd" ? f16 : t.cols() % 32 ? f32 : q8_0;
