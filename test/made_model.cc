@@ -89,7 +89,7 @@ class Lister {
   std::vector<MadeTensor> list() {
     const uint64_t width = c_.width, depth = c_.depth();
     add("token_embd.weight", {width, vocabulary_}, TensorRole::embedding);
-    norm("output_norm", width);
+    norm(names_.output_norm, width);
     if (!r_.tied) add("output.weight", {width, vocabulary_}, TensorRole::matrix);
     if (c_.layer_input > 0) {
       const uint64_t all = depth * c_.layer_input;
@@ -124,10 +124,12 @@ class Lister {
 
   void layer() {
     const uint64_t width = c_.width;
-    if (l_->norm_before()) norm(names_.mixer_norm, width);
-    attention();
+    const bool feeds = l_->has_feed_forward();
+    if (l_->norm_before() && l_->mixer != MixerKind::none) norm(names_.mixer_norm, width);
+    if (l_->has_attention()) attention();
+    if (l_->is_recurrent()) recurrent(c_.recurrent);
     if (l_->norm_after()) norm(names_.mixer_post_norm, width);
-    if (l_->norm_before() && !l_->is_parallel()) norm(names_.ffn_norm, width);
+    if (l_->norm_before() && !l_->is_parallel() && feeds) norm(names_.ffn_norm, width);
     if (l_->has_dense()) dense();
     if (l_->has_experts()) experts(l_->experts);
     if (l_->norm_after()) norm(names_.ffn_post_norm, width);
@@ -147,7 +149,7 @@ class Lister {
     if (r_.fused_qkv) {
       matrix(names_.qkv, width, q + 2 * kv, biased);
     } else {
-      matrix(names_.q, width, q, biased);
+      matrix(names_.q, width, l_->gates_output ? 2 * q : q, biased);
       if (l_->writes_kv) matrix(names_.k, width, kv, biased);
       if (l_->writes_kv && !l_->v_is_k) matrix(names_.v, width, kv, biased);
     }
@@ -171,6 +173,32 @@ class Lister {
       add("attn_v_b.weight", {c.rank, c.values, heads}, TensorRole::matrix);
     }
     matrix(names_.o, heads * c.values, width);
+  }
+
+  void recurrent(const RecurrentConfig& r) {
+    const uint64_t width = c_.width, heads = r.heads, inner = r.inner();
+    if (r.kind == RecurrentKind::convolution) {
+      matrix("shortconv.in_proj", width, 3 * width), matrix("shortconv.out_proj", width, width);
+      return add("shortconv.conv.weight", {r.taps, r.channels}, TensorRole::vector);
+    }
+    const bool mamba = r.kind == RecurrentKind::mamba;
+    if (mamba) {
+      matrix("ssm_in", width, inner + r.channels + heads);
+      add("ssm_conv1d.bias", {r.channels}, TensorRole::vector);
+      add("ssm_d", {1, heads}, TensorRole::vector);
+    } else {
+      matrix(names_.qkv, width, r.channels), matrix("attn_gate", width, inner);
+      if (r.cyclic_keys) matrix("ssm_beta", width, heads), matrix("ssm_alpha", width, heads);
+      else matrix("ssm_ba", width, 2 * heads);
+    }
+    matrix("ssm_out", inner, width);
+    add("ssm_conv1d.weight", {r.taps, r.channels}, TensorRole::vector);
+    add("ssm_dt.bias", {heads}, TensorRole::vector);
+    add("ssm_a", mamba ? std::vector<uint64_t>{1, heads} : std::vector<uint64_t>{heads},
+        TensorRole::decay);
+    if (!mamba) norm("ssm_norm", r.value_dim);
+    else if (l_->mixer != MixerKind::both)
+      add("ssm_norm.weight", {inner / r.key_heads, r.key_heads}, TensorRole::norm);
   }
 
   void qk_norm(const char* name, uint64_t heads) {
@@ -209,10 +237,12 @@ class Lister {
       add(std::string(name) + ".weight", {cols, rows, count}, TensorRole::matrix);
       if (biased) add(std::string(name) + ".bias", {rows, count}, TensorRole::vector);
     };
-    each("ffn_gate_exps", width, inner), each("ffn_up_exps", width, inner);
+    if (l_->gated) each("ffn_gate_exps", width, inner);
+    each("ffn_up_exps", width, inner);
     each("ffn_down_exps", inner, width);
     if (e.shared_width == 0) return;
-    matrix("ffn_gate_shexp", width, e.shared_width), matrix("ffn_up_shexp", width, e.shared_width);
+    if (l_->gated) matrix("ffn_gate_shexp", width, e.shared_width);
+    matrix("ffn_up_shexp", width, e.shared_width);
     matrix("ffn_down_shexp", e.shared_width, width);
     if (c_.architecture->gates_shared_expert)
       add("ffn_gate_inp_shexp.weight", {width}, TensorRole::vector);
@@ -263,10 +293,12 @@ GgufBuilder keys_of(const ModelRecipe& r, const TestVocabulary& words) {
   if (r.latent_rank > 0) {
     add_latent_keys(r, number);
   } else {
-    number("attention.head_count_kv", r.kv_heads);
+    if (r.layer_kv_heads.empty()) number("attention.head_count_kv", r.kv_heads);
+    else b.key(prefix + "attention.head_count_kv", r.layer_kv_heads);
     number("attention.key_length", r.head_dim), number("attention.value_length", r.head_dim);
   }
-  number("feed_forward_length", r.feed_forward);
+  if (r.layer_feed_forward.empty()) number("feed_forward_length", r.feed_forward);
+  else b.key(prefix + "feed_forward_length", r.layer_feed_forward);
   if (r.window > 0) number("attention.sliding_window", r.window);
   if (r.experts > 0) {
     number("expert_count", r.experts), number("expert_used_count", r.used);
@@ -309,6 +341,7 @@ void fill(const ModelRecipe& r, const ModelConfig& c, Random* random, MadeTensor
   if (c.architecture->unit_scale && (part == "attn_q_norm" || part == "attn_k_norm"))
     mean = 1 / std::pow(static_cast<float>(t->cols()), 0.25f), sigma = 0.1f * mean;
   if (t->role == TensorRole::vector) sigma = 0.2f;
+  if (t->role == TensorRole::decay) mean = -0.5f, sigma = 0.1f;
   t->bytes = random_weights(t->type, n, mean, sigma, random);
 }
 
@@ -406,6 +439,26 @@ void add_gemma3n(ModelRecipe* r) {
   };
 }
 
+// States of 4 heads of 16 by 16 numbers, in 2 groups.
+void add_states(ModelRecipe* r) {
+  const bool delta = r->architecture.starts_with("qwen"), both = r->architecture == "falcon-h1",
+             single = r->architecture.starts_with("nemotron");
+  r->layers = 4;
+  if (!delta && !both)
+    r->layer_kv_heads =
+        single ? std::vector<uint32_t>{0, 0, 2, 0} : std::vector<uint32_t>{0, 2, 0, 2};
+  if (single) r->layer_feed_forward = {0, 96, 0, 96};
+  const auto before = r->more_keys;
+  r->more_keys = [before, delta](GgufBuilder* b, const std::string& at) {
+    if (before) before(b, at);
+    if (at.starts_with("lfm2")) return (void)b->key(at + "shortconv.l_cache", uint32_t{3});
+    b->key(at + "ssm.conv_kernel", uint32_t{4}).key(at + "ssm.inner_size", uint32_t{64});
+    b->key(at + "ssm.state_size", uint32_t{16}).key(at + "ssm.time_step_rank", uint32_t{4});
+    b->key(at + "ssm.group_count", uint32_t{2});
+    if (delta) b->key(at + "full_attention_interval", uint32_t{2});
+  };
+}
+
 void complete(ModelRecipe* r) {
   const std::string& name = r->architecture;
   const auto is = [&](std::initializer_list<const char*> names) {
@@ -413,16 +466,19 @@ void complete(ModelRecipe* r) {
   };
   if (is({"gemma2", "gemma3", "olmo2", "exaone4", "cohere2", "gpt-oss", "llama4"})) add_windows(r);
   if (is({"llama4", "ernie4_5-moe", "qwen2moe", "qwen3moe", "dots1", "bailingmoe2", "gpt-oss",
-          "granitemoe", "glm4moe", "deepseek2"}))
+          "granitemoe", "glm4moe", "deepseek2", "qwen3next", "qwen35moe", "lfm2moe",
+          "nemotron_h_moe"}))
     add_experts(r);
-  if (is({"llama4", "qwen2moe", "dots1", "bailingmoe2", "glm4moe", "ernie4_5-moe", "deepseek2"}))
+  if (is({"llama4", "qwen2moe", "dots1", "bailingmoe2", "glm4moe", "ernie4_5-moe", "deepseek2",
+          "qwen3next", "qwen35moe", "nemotron_h_moe"}))
     r->shared_width = 96;
   if (is({"qwen2", "qwen2moe", "gpt-oss", "seed_oss", "starcoder2", "glm4", "glm4moe"}))
     r->biases = true;
   if (is({"mistral3", "gpt-oss"})) add_yarn(r);
-  if (is({"granite", "granitemoe", "minicpm"})) add_scales(r);
+  if (is({"granite", "granitemoe", "minicpm", "granitehybrid"})) add_scales(r);
   if (name == "gemma4") add_gemma4(r);
   if (name == "gemma3n") add_gemma3n(r);
+  if (find_architecture(name)->recurrent != RecurrentKind::none) add_states(r);
   if (is({"deepseek2", "minicpm3"})) r->latent_rank = 48, r->rank = 32;
   r->fused_qkv = is({"phi3", "bailingmoe2"}), r->fused_up = is({"phi3", "glm4"});
   r->tied = is({"gemma2", "cohere2", "command-r", "smollm3", "qwen3"});

@@ -23,7 +23,7 @@
 
 namespace kvasir::test {
 
-enum class TensorRole { matrix, embedding, router, norm, vector };
+enum class TensorRole { matrix, embedding, router, norm, vector, decay };
 
 struct MadeTensor {
   std::string name;
@@ -41,6 +41,7 @@ struct MadeTensor {
 struct ModelRecipe {
   std::string architecture = "llama";
   uint32_t layers = 2, width = 64, heads = 4, kv_heads = 2, head_dim = 16, feed_forward = 96;
+  std::vector<uint32_t> layer_kv_heads, layer_feed_forward;  // of each layer, in place of one
   uint32_t context = 512, window = 0;
   uint32_t layer_input = 32, window_head_dim = 8;  // of Gemma 3n and 4
   uint32_t experts = 0, used = 0, expert_width = 0, shared_width = 0;

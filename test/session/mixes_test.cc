@@ -195,6 +195,11 @@ const Mix mixes[] = {
     {"glm4", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K Q8_0", 256, 704},
     {"deepseek2", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K Q8_0", 256, 512, 352, 800},
     {"minicpm3", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K"},
+    {"qwen35", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q5_K Q6_K"},
+    // A state remembers another expert of an early token: no 8-bit activations here.
+    {"qwen3next", "F16", half, "F16 F32", 256, 512, 352, 800},
+    {"lfm2", "Q4_K_M", q4_k_m, "F32 Q4_K Q6_K"},
+    {"granitehybrid", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K"},
     {"smollm3", "Q8_0", q8, "F32 Q8_0"},
     {"smollm3", "UD-Q4_K_XL", ud_q4_k_xl, "F32 IQ4_XS Q4_K Q5_K Q6_K"},
 };
