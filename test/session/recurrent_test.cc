@@ -144,6 +144,16 @@ TEST_CASE("every model with recurrent layers gives the reference's logits token 
     }
     REQUIRE(logits.size() == expected.size());
     CHECK(difference(logits, expected) < 2e-5);
+    // Steps that need the last token's output only advance the states of all layers too.
+    const std::vector<float> last(expected.end() - static_cast<std::ptrdiff_t>(vocabulary),
+                                  expected.end());
+    for (const uint32_t chunk : {5u, 64u, 256u}) {
+      SessionOptions options = in_full_precision();
+      options.prefill_chunk = chunk;
+      auto other = fresh(name, 0, options);
+      test::read(other.get(), std::span(tokens).first(tokens.size() - 1));
+      CHECK(difference(test::logits_after(other.get(), tokens.back()), last) < 2e-5);
+    }
     for (std::size_t r = 0; r < positions.size(); ++r) {
       const auto largest = [&](const std::vector<float>& all) {
         const auto row = all.begin() + static_cast<std::ptrdiff_t>(r * vocabulary);
