@@ -36,6 +36,14 @@ __device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttentio
   alignas(Vector) float q[each];
   float o[each] = {}, m = -INFINITY, l = 0;
   read(a.q + ((std::size_t{head} * a.n + token) * kv.group + row) * dim, q);
+  // A learned score without a value. Scores are those of centred keys.
+  if (kv.sink_logits && w == 0) {
+    alignas(Vector) float centre[each];
+    read(kv.centre + std::size_t{head} * dim, centre);
+    float sum = 0;
+    for (uint32_t d = 0; d < each; ++d) sum += q[d] * centre[d];
+    m = kv.sink_logits[at_row] - warp_sum(sum), l = 1;
+  }
   for (uint32_t at = w * near_together; at < all; at += near_warps * near_together) {
     alignas(Vector) float k[near_together][each], v[near_together][each];
     float s[near_together];

@@ -2,6 +2,7 @@
 // thread has four neighbouring numbers, so eight threads have a block of 32 inputs.
 #include <cmath>
 
+#include "backend/activation.h"
 #include "layout.h"
 #include "rounding.h"
 
@@ -92,6 +93,57 @@ __device__ inline void norm_row(const float* x, const float* weight, float epsil
   }
 }
 
+__device__ inline float tanh_of(float x) {
+  const float e = expf(-2.0f * fabsf(x));
+  return copysignf((1.0f - e) / (1.0f + e), x);
+}
+
+// A comparison with NaN is false: NaN stays.
+__device__ inline float clamped(float x, float low, float high) {
+  return x > high ? high : x < low ? low : x;
+}
+
+__device__ inline float activated(Activation f, float gate, float up) {
+  switch (f) {
+    case Activation::silu:
+      return gate / (1.0f + expf(-gate)) * up;
+    case Activation::gelu:
+      return 0.5f * gate *
+             (1.0f + tanh_of(0.797884561f * (gate + 0.044715f * gate * gate * gate))) * up;
+    case Activation::relu_squared:
+      gate = gate < 0.0f ? 0.0f : gate;
+      return gate * gate * up;
+    case Activation::clamped_silu:
+      gate = clamped(gate, -INFINITY, 7.0f);
+      return gate / (1.0f + expf(-1.702f * gate)) * (clamped(up, -7.0f, 7.0f) + 1.0f);
+  }
+  return 0.0f;
+}
+
+// The norm of one head's numbers, by a warp: (x - shift) * factor * weight.
+struct HeadNorm {
+  float shift = 0, factor = 1;
+  const float* weight = nullptr;
+  __device__ float of(float x, uint32_t d) const {
+    return (x - shift) * factor * (weight ? weight[d] : 1.0f);
+  }
+};
+
+__device__ inline HeadNorm head_norm(const float* x, uint32_t dim, DeviceHeadNorm kind,
+                                     const float* weight, float epsilon) {
+  const uint32_t lane = threadIdx.x % 32;
+  float shift = 0, sum = 0;
+  if (kind == DeviceHeadNorm::layer) {
+#pragma unroll 1
+    for (uint32_t d = lane; d < dim; d += 32) sum += x[d];
+    shift = warp_sum(sum) / static_cast<float>(dim);
+  }
+  sum = 0;
+#pragma unroll 1
+  for (uint32_t d = lane; d < dim; d += 32) sum += (x[d] - shift) * (x[d] - shift);
+  return {shift, 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(dim) + epsilon), weight};
+}
+
 }  // namespace
 
 extern "C" {
@@ -119,19 +171,70 @@ __global__ void __launch_bounds__(threads) quantize(DeviceActivations x, DeviceC
   if (x.q) round_inputs(v.values, at, at < n, x);
 }
 
+// A block a row. Like norm_row(), a thread writes only what it alone reads.
+__global__ void __launch_bounds__(norm_threads)
+    layer_norm(const float* x, const float* weight, const float* bias, float epsilon,
+               DeviceCheck check, DeviceActivations out) {
+  let_next_begin();
+  after_previous();
+  const uint32_t cols = out.cols, each = blockDim.x * elementwise_each,
+                 first = threadIdx.x * elementwise_each;
+  const std::size_t begin = std::size_t{blockIdx.x} * cols;
+  x += begin;
+  float sum = 0;
+  bool bad = false;
+#pragma unroll 1
+  for (uint32_t at = first; at < cols; at += each) {
+    const Four v = load(x, at, cols);
+    for (const float a : v.values) sum += a;
+    bad |= is_bad(v, check.limit);
+  }
+  report(bad, check);
+  const float mean = block_sum(sum) / static_cast<float>(cols);
+  __syncthreads();  // block_sum() uses its memory again
+  sum = 0;
+#pragma unroll 1
+  for (uint32_t at = first; at < cols; at += each) {
+    const Four v = load(x, at, cols);
+    for (unsigned i = 0; i < elementwise_each; ++i)
+      sum += at + i < cols ? (v.values[i] - mean) * (v.values[i] - mean) : 0.0f;
+  }
+  const float factor = 1.0f / sqrtf(block_sum(sum) / static_cast<float>(cols) + epsilon);
+#pragma unroll 1
+  for (uint32_t from = 0; from < cols; from += each) {
+    const uint32_t at = from + first;
+    Four v = load(x, at, cols);
+    const Four w = load(weight, at, cols), b = bias ? load(bias, at, cols) : Four{};
+    for (unsigned i = 0; i < elementwise_each; ++i)
+      v.values[i] = (v.values[i] - mean) * factor * w.values[i] + b.values[i];
+    if (out.f32) store(out.f32 + begin, at, cols, v);
+    if (out.q) round_inputs(v.values, begin + at, at < cols, out);
+  }
+}
+
 __global__ void __launch_bounds__(threads)
-    swiglu(const float* gate, const float* up, DeviceCheck check, DeviceActivations out) {
+    activate(Activation f, const float* gate, const float* up, DeviceCheck check,
+             DeviceActivations out) {
   let_next_begin();
   after_previous();
   const std::size_t n = std::size_t{out.n} * out.cols,
                     at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
   Four v = load(gate, at, n);
-  const Four u = load(up, at, n);
+  const Four u = up ? load(up, at, n) : Four{1, 1, 1, 1};
   for (unsigned i = 0; i < elementwise_each; ++i)
-    v.values[i] = v.values[i] / (1.0f + expf(-v.values[i])) * u.values[i];
+    v.values[i] = activated(f, v.values[i], u.values[i]);
   report(is_bad(v, check.limit), check);
   if (out.f32) store(out.f32, at, n, v);
   if (out.q) round_inputs(v.values, at, at < n, out);
+}
+
+__global__ void __launch_bounds__(threads) scale(float* x, std::size_t n, float factor) {
+  let_next_begin();
+  after_previous();
+  const std::size_t at = (std::size_t{blockIdx.x} * threads + threadIdx.x) * elementwise_each;
+  Four v = load(x, at, n);
+  for (float& a : v.values) a *= factor;
+  store(x, at, n, v);
 }
 
 // A warp per head of a token.
@@ -141,32 +244,45 @@ __global__ void __launch_bounds__(threads) rotate(DeviceHeads h, DeviceCheck che
                  of_q = h.n * h.heads, of_k = h.n * h.kv_heads;
   if (row >= of_q + 2 * of_k) return;
   const bool is_q = row < of_q, is_v = row >= of_q + of_k;
-  const float* norm = is_v ? nullptr : is_q ? h.q_norm : h.k_norm;
-  const uint32_t half = is_v ? 0 : h.rotary_dim / 2;
-  const std::size_t angles = std::size_t{is_q ? row / h.heads : (row - of_q) / h.kv_heads} * half;
+  const uint32_t heads = is_q ? h.heads : h.kv_heads,
+                 of_kind = is_q   ? row
+                           : is_v ? row - of_q - of_k
+                                  : row - of_q,
+                 token = of_kind / heads, half = is_v ? 0 : h.rotary_dim / 2;
+  const std::size_t angles = std::size_t{token} * half;
   float* x = h.qkv + std::size_t{row} * h.head_dim;
-  float factor = 1;
-  if (norm) {
-    float sum = 0;
-#pragma unroll 1
-    for (uint32_t d = lane; d < h.head_dim; d += 32) sum += x[d] * x[d];
-    factor = 1.0f / sqrtf(warp_sum(sum) / static_cast<float>(h.head_dim) + h.epsilon);
-  }
+  const DeviceHeadNorm kind = !is_v      ? h.norm
+                              : h.norm_v ? DeviceHeadNorm::rms
+                                         : DeviceHeadNorm::none;
+  const float* weights = is_v ? nullptr : is_q ? h.q_norm : h.k_norm;
+  if (weights) weights += std::size_t{of_kind % heads} * h.norm_stride;
+  const bool has_norm = kind != DeviceHeadNorm::none, after = has_norm && h.norm_after_rope;
+  HeadNorm norm;
+  if (has_norm && !after) norm = head_norm(x, h.head_dim, kind, weights, h.epsilon);
+  const float factor = is_q ? h.q_factor * (h.q_factors ? h.q_factors[token] : 1.0f) : 1.0f;
   bool bad = false;
-  const auto get = [&](uint32_t d) { return norm ? x[d] * factor * norm[d] : x[d]; };
   const auto put = [&](uint32_t d, float v) {
     x[d] = v;
     bad |= !(fabsf(v) < check.limit);
   };
+  const float first_factor = after ? 1.0f : factor;
 #pragma unroll 1
   for (uint32_t i = lane; i < half; i += 32) {
     const uint32_t one = h.neox ? i : 2 * i, other = h.neox ? half + i : one + 1;
-    const float c = h.cos[angles + i], s = h.sin[angles + i], a = get(one), b = get(other);
-    put(one, a * c - b * s);
-    put(other, a * s + b * c);
+    const float c = h.cos[angles + i], s = h.sin[angles + i], a = norm.of(x[one], one),
+                b = norm.of(x[other], other);
+    put(one, (a * c - b * s) * first_factor);
+    put(other, (a * s + b * c) * first_factor);
   }
 #pragma unroll 1
-  for (uint32_t d = 2 * half + lane; d < h.head_dim; d += 32) put(d, get(d));
+  for (uint32_t d = 2 * half + lane; d < h.head_dim; d += 32)
+    put(d, norm.of(x[d], d) * first_factor);
+  if (after) {
+    __syncwarp();  // a lane reads what others have written
+    norm = head_norm(x, h.head_dim, kind, weights, h.epsilon);
+#pragma unroll 1
+    for (uint32_t d = lane; d < h.head_dim; d += 32) put(d, norm.of(x[d], d) * factor);
+  }
   report(bad, check);
 }
 

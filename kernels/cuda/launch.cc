@@ -2,9 +2,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <span>
 
 #include "backend/device_operations.h"
+#include "backend/prefill_dims.h"
 #include "launch.h"
 #include "launch_experts.h"
 
@@ -122,10 +124,20 @@ int add_rms_norm(DeviceStream* s, const float* x, const float* weight, float eps
                 out);
 }
 
-int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check,
-           const DeviceActivations& out) {
-  return launch(s, "swiglu", Grid{blocks_of(std::size_t{out.n} * out.cols)}, elementwise_threads,
-                gate, up, check, out);
+int layer_norm(DeviceStream* s, const float* x, const float* weight, const float* bias,
+               float epsilon, const DeviceCheck& check, const DeviceActivations& out) {
+  return launch(s, "layer_norm", Grid{out.n}, norm_threads_of(out), x, weight, bias, epsilon, check,
+                out);
+}
+
+int activate(DeviceStream* s, Activation f, const float* gate, const float* up,
+             const DeviceCheck& check, const DeviceActivations& out) {
+  return launch(s, "activate", Grid{blocks_of(std::size_t{out.n} * out.cols)}, elementwise_threads,
+                f, gate, up, check, out);
+}
+
+int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
+  return launch(s, "scale", Grid{blocks_of(n)}, elementwise_threads, x, n, factor);
 }
 
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
@@ -246,10 +258,34 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
 }
 
 int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
-  const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, prefill_rows);
+  const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, prefill_block_rows(r.dim));
   return launch(s, PrefillName(r.dim).text,
                 Grid{blocks, r.kv_heads, 1, prefill_shared_bytes(r.dim)}, prefill_threads, r, out,
                 lse);
+}
+
+// ---- windows
+
+struct WindowName {
+  char text[32];
+  explicit WindowName(uint32_t dim) { std::snprintf(text, sizeof text, "window_attend_%u", dim); }
+};
+
+int attend_window(DeviceStream* s, const DeviceWindow& w, const float* q, const float* k,
+                  const float* v, float* out) {
+  const uint32_t dim = *std::find_if(std::begin(window_dims), std::end(window_dims) - 1,
+                                     [&](uint32_t each) { return w.head_dim <= each; });
+  const unsigned group = w.heads / w.kv_heads, parts = window_parts(w.n);
+  const Grid grid{blocks_for(std::size_t{w.n} * group, window_rows), w.kv_heads, parts};
+  const int error = launch(s, WindowName(dim).text, grid, window_threads, w, q, k, v);
+  return error ? error
+               : launch(s, "window_finish", Grid{w.n * w.heads}, window_finish_threads, w, out,
+                        parts);
+}
+
+int keep_window(DeviceStream* s, const DeviceWindow& w, const float* k, const float* v) {
+  const uint32_t kept = std::min(w.n, w.room);
+  return launch(s, "window_keep", Grid{kept, w.kv_heads}, window_finish_threads, w, k, v, kept);
 }
 
 // ---- nearest keys
@@ -281,7 +317,8 @@ int find_kernels(DeviceContext* context) {
     context->kernels.emplace(name, function);
     return 0;
   };
-  for (const char* name : {"quantize", "rms_norm", "add_rms_norm", "swiglu", "rotate"})
+  for (const char* name :
+       {"quantize", "rms_norm", "add_rms_norm", "layer_norm", "activate", "scale", "rotate"})
     if (const int error = find(name, context->modules[0])) return error;
   for (TensorType type : types)
     for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
@@ -312,17 +349,21 @@ int find_kernels(DeviceContext* context) {
   CUmodule reading = context->modules[4];
   for (const char* name : {"prefill_largest", "prefill_lay_out", "prefill_queries"})
     if (const int error = find(name, reading)) return error;
-  for (const uint32_t dim : attended_dims)
+  for (const uint32_t dim : prefill_dims)
     if (const int error = find(PrefillName(dim).text, reading)) return error;
   for (const uint32_t dim : attended_dims)
     if (const int error = find(NearestName(dim).text, context->modules[5])) return error;
   if (const int error = find("nearest_choose", context->modules[5])) return error;
+  for (const char* name : {"window_finish", "window_keep"})
+    if (const int error = find(name, context->modules[9])) return error;
+  for (const uint32_t dim : window_dims)
+    if (const int error = find(WindowName(dim).text, context->modules[9])) return error;
   const auto allow = [&](const char* name, uint32_t bytes) -> int {  // dynamic shared memory
     return driver().cuFuncSetAttribute(context->kernels.find(name)->second,
                                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                        static_cast<int>(bytes));
   };
-  for (const uint32_t dim : attended_dims)
+  for (const uint32_t dim : prefill_dims)
     if (const int error = allow(PrefillName(dim).text, prefill_shared_bytes(dim))) return error;
   for (const TensorType type : types) {
     if (has_wide(type))

@@ -163,6 +163,13 @@ __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill 
   max_score = warp_max(max_score);
   const float scale = inverse(max_score);
   const std::size_t to = std::size_t{head} * r.q_room + row;
+  if (r.sink_scores) {  // keys are centred
+    float sum = 0;
+    for (uint32_t d = lane; d < r.head_dim; d += warp)
+      sum += r.centre ? at(d) * r.centre[head * r.dim + d] : 0.0f;
+    sum = warp_sum(sum) / sqrtf(static_cast<float>(r.head_dim));
+    if (lane == 0) r.sink_scores[to] = r.sink_logits[head * r.group + row % r.group] - sum;
+  }
   for (uint32_t d = lane; d < r.dim / 2; d += warp)
     reinterpret_cast<uint32_t*>(r.q + to * r.dim)[d] =
         halves(at(2 * d) * scale, at(2 * d + 1) * scale);
@@ -175,9 +182,6 @@ __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill 
 namespace {
 
 // ---- attention
-
-constexpr int row_tiles = prefill_rows / 4 / 16;  // per warp, of 16 rows each
-constexpr int key_tiles = prefill_keys / 8;
 
 __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -214,28 +218,31 @@ __device__ inline void copy_rows(uint32_t to, const uint16_t* from) {
   }
 }
 
-// Block (rows of queries, the last ones first; head). A warp has 32 rows: O += P V over 64 keys
-// with P = e^(Q K^T - the largest).
+// Block (rows of queries, the last ones first; head). A warp has a quarter of the rows: O += P V
+// over a tile of keys with P = e^(Q K^T - the largest).
 template <int dim>
 __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
+  constexpr uint32_t block_rows = prefill_block_rows(dim), tile_of_keys = prefill_tile_keys(dim);
+  constexpr int row_tiles = block_rows / 4 / 16;  // per warp, of 16 rows each
+  constexpr int key_tiles = tile_of_keys / 8;
   extern __shared__ uint4 shared[];
-  constexpr uint32_t tile_bytes = prefill_keys * dim * 2;
-  const uint32_t queries = shared_address(shared), first_tile = queries + prefill_rows * dim * 2;
+  constexpr uint32_t tile_bytes = tile_of_keys * dim * 2;
+  const uint32_t queries = shared_address(shared), first_tile = queries + block_rows * dim * 2;
   const uint32_t lane = threadIdx.x % warp, g = lane / 4, t = lane % 4;
-  const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * prefill_rows,
+  const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * block_rows,
                  warp_row = threadIdx.x / warp * (row_tiles * 16);
   after_previous();
   const uint32_t before = r.pages * r.page_tokens + r.window;
-  const uint32_t last_token = min((first_row + prefill_rows - 1) / r.group, r.n - 1);
+  const uint32_t last_token = min((first_row + block_rows - 1) / r.group, r.n - 1);
   // From key 0 to the last row's own.
-  const uint32_t tiles = (before + last_token + prefill_keys) / prefill_keys;
+  const uint32_t tiles = (before + last_token + tile_of_keys) / tile_of_keys;
   // Tiles that all rows see in full.
-  const uint32_t unmasked = (before + first_row / r.group + 1) / prefill_keys;
+  const uint32_t unmasked = (before + first_row / r.group + 1) / tile_of_keys;
   const uint16_t* keys = r.keys + std::size_t{head} * r.room * dim;
   const uint16_t* values = r.values + std::size_t{head} * r.room * dim;
-  copy_rows<dim, prefill_rows>(queries, r.q + (std::size_t{head} * r.q_room + first_row) * dim);
-  copy_rows<dim, prefill_keys>(first_tile, keys);
-  copy_rows<dim, prefill_keys>(first_tile + tile_bytes, values);
+  copy_rows<dim, block_rows>(queries, r.q + (std::size_t{head} * r.q_room + first_row) * dim);
+  copy_rows<dim, tile_of_keys>(first_tile, keys);
+  copy_rows<dim, tile_of_keys>(first_tile + tile_bytes, values);
   copies_given();
 
   float o[row_tiles][dim / 8][4] = {}, max_score[row_tiles][2], sum[row_tiles][2] = {},
@@ -259,9 +266,9 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
                    tile_values = tile_keys + tile_bytes;
     if (tile + 1 < tiles) {
       const uint32_t next = first_tile + (tile + 1) % 2 * 2 * tile_bytes;
-      const std::size_t from = std::size_t{tile + 1} * prefill_keys * dim;
-      copy_rows<dim, prefill_keys>(next, keys + from);
-      copy_rows<dim, prefill_keys>(next + tile_bytes, values + from);
+      const std::size_t from = std::size_t{tile + 1} * tile_of_keys * dim;
+      copy_rows<dim, tile_of_keys>(next, keys + from);
+      copy_rows<dim, tile_of_keys>(next + tile_bytes, values + from);
       copies_given();
     }
 
@@ -294,7 +301,7 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
           for (int i = 0; i < 4; ++i) {
             const uint32_t seen =
                 before + (first_row + warp_row + m * 16 + i / 2 * 8 + g) / r.group;
-            if (tile * prefill_keys + k * 8 + 2 * t + i % 2 > seen) s[m][k][i] = -INFINITY;
+            if (tile * tile_of_keys + k * 8 + 2 * t + i % 2 > seen) s[m][k][i] = -INFINITY;
           }
     }
 
@@ -358,12 +365,20 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float all = warp_sum(sum[m][i], 4), scale = unit / all;
       const uint32_t row = first_row + warp_row + m * 16 + i * 8 + g, token = row / r.group;
+      float all = warp_sum(sum[m][i], 4), largest = max_score[m][i] * factor[m][i], keep = 1;
+      if (r.sink_scores) {
+        const float score = r.sink_scores[std::size_t{head} * r.q_room + row] * 1.44269504f,
+                    before = largest;
+        largest = fmaxf(before, score);
+        keep = power_of_two(before - largest);
+        all = all * keep + power_of_two(score - largest);
+      }
+      const float scale = unit * keep / all;
       if (token >= r.n) continue;
       const std::size_t at =
           std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
-      if (t == 0) lse[at] = max_score[m][i] * factor[m][i] * 0.693147181f + logf(all);
+      if (t == 0) lse[at] = largest * 0.693147181f + logf(all);
 #pragma unroll
       for (int d = 0; d < dim / 8; ++d)
 #pragma unroll
@@ -384,6 +399,10 @@ __global__ void __launch_bounds__(prefill_threads, 3)
 __global__ void __launch_bounds__(prefill_threads, 2)
     prefill_attend_128(DevicePrefill r, float* out, float* lse) {
   attend_text<128>(r, out, lse);
+}
+__global__ void __launch_bounds__(prefill_threads, 1)
+    prefill_attend_256(DevicePrefill r, float* out, float* lse) {
+  attend_text<256>(r, out, lse);
 }
 
 }  // extern "C"

@@ -1,4 +1,5 @@
 // Attention in scalar double precision, in two plain passes: the maximum, then the sums.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -94,6 +95,42 @@ void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
         s[t] += double{q.f32[r * dim + d]} * double{k[t * dim + d]};
     }
     attend_row(s, values, q.dim, o + r * dim, m + r, l + r);
+  }
+}
+
+void attend_window(const DeviceWindow& w, uint64_t position, const float* q, const float* k,
+                   const float* v, const float* ring, double* out) {
+  const std::size_t dim = w.head_dim, group = w.heads / w.kv_heads;
+  const auto row_of = [&](const float* step, std::size_t which, std::size_t head, uint64_t at) {
+    if (at >= position) return step + ((at - position) * w.kv_heads + head) * dim;
+    return ring + ((head * 2 + which) * w.room + at % w.room) * dim;
+  };
+  for (std::size_t t = 0; t < w.n; ++t) {
+    for (std::size_t h = 0; h < w.heads; ++h) {
+      const float* row = q + (t * w.heads + h) * dim;
+      const uint64_t own = position + t, first = first_seen_of(w, own);
+      std::vector<double> scores;
+      for (uint64_t at = first; at <= own; ++at) {
+        const float* key = row_of(k, 0, h / group, at);
+        double sum = 0;
+        for (std::size_t d = 0; d < dim; ++d) sum += double{row[d]} * double{key[d]};
+        sum /= std::sqrt(static_cast<double>(dim));
+        const double cap = double{w.softcap};
+        scores.push_back(cap > 0 ? cap * std::tanh(sum / cap) : sum);
+      }
+      double m = *std::max_element(scores.begin(), scores.end());
+      if (w.sinks) m = std::max(m, double{w.sinks[h]});
+      double l = w.sinks ? std::exp(double{w.sinks[h]} - m) : 0;
+      double* to = out + (t * w.heads + h) * dim;
+      std::fill_n(to, dim, 0.0);
+      for (std::size_t i = 0; i < scores.size(); ++i) {
+        const double weight = std::exp(scores[i] - m);
+        const float* value = row_of(v, 1, h / group, first + i);
+        l += weight;
+        for (std::size_t d = 0; d < dim; ++d) to[d] += weight * double{value[d]};
+      }
+      for (std::size_t d = 0; d < dim; ++d) to[d] /= l;
+    }
   }
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "backend/device_experts.h"
+#include "backend/device_window.h"
 #include "backend/kernels.h"
 
 namespace kvasir::reference {
@@ -59,6 +60,11 @@ void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
                   std::size_t stride);
 void attend_rows(const QueryRows& q, const float* k, const float* v, uint32_t n,
                  const uint32_t* limit, double* o, double* m, double* l);
+
+// Attention of n tokens from `position` on, each through its window. q, k, v: as DeviceKernels has
+// them; ring: the tokens before.
+void attend_window(const DeviceWindow& w, uint64_t position, const float* q, const float* k,
+                   const float* v, const float* ring, double* out);
 
 // ---- store.cc
 

@@ -18,10 +18,12 @@
 #include <utility>
 #include <vector>
 
+#include "backend/activation.h"
 #include "backend/device_attention.h"
 #include "backend/device_experts.h"
 #include "backend/device_inputs.h"
 #include "backend/device_nearest.h"
+#include "backend/device_window.h"
 #include "backend/free_space.h"
 #include "backend/page_rates.h"
 #include "base/cancel.h"
@@ -124,10 +126,15 @@ struct DeviceKernels {
   // out.f32 += rms_norm(x). Checks x; out has f32 alone.
   int (*add_rms_norm)(DeviceStream* stream, const float* x, const float* weight, float epsilon,
                       const DeviceCheck& check, const DeviceActivations& out);
-  // Checks its output; out.f32 may be gate.
-  int (*swiglu)(DeviceStream* stream, const float* gate, const float* up, const DeviceCheck& check,
-                const DeviceActivations& out);
-  // Checks q, k and v after the rotation.
+  // Kernels::layer_norm; bias null: zeros. Checks x; out.f32 may be x.
+  int (*layer_norm)(DeviceStream* stream, const float* x, const float* weight, const float* bias,
+                    float epsilon, const DeviceCheck& check, const DeviceActivations& out);
+  // Kernels::activate; up null: f(gate). Checks its output; out.f32 may be gate.
+  int (*activate)(DeviceStream* stream, Activation f, const float* gate, const float* up,
+                  const DeviceCheck& check, const DeviceActivations& out);
+  // x[i] *= factor
+  int (*scale)(DeviceStream* stream, float* x, std::size_t n, float factor);
+  // Checks q, k and v afterwards.
   int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);
 
   // ---- experts, called in this order; backend/device_experts.h; all pointers device
@@ -176,6 +183,13 @@ struct DeviceKernels {
   int (*prepare_prefill)(DeviceStream* stream, const DevicePrefill& r, const float* q,
                          const float* k, const float* v);
   int (*attend_prefill)(DeviceStream* stream, const DevicePrefill& r, float* out, float* lse);
+
+  // ---- attention of a layer whose queries see a window; all pointers device, arguments as above
+  // Reads tokens before the step from the ring. out: like q; not checked.
+  int (*attend_window)(DeviceStream* stream, const DeviceWindow& w, const float* q, const float* k,
+                       const float* v, float* out);
+  // After attend_window(): writes the step's newest keys and values to the ring.
+  int (*keep_window)(DeviceStream* stream, const DeviceWindow& w, const float* k, const float* v);
 
   // ---- building an index of keys; backend/device_nearest.h
   // The k items with the largest scores of each query, best first, ties to the lowest item. Scores

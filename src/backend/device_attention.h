@@ -45,6 +45,7 @@ struct DeviceKv {
   const float* centre;      // [kv_heads][dim]
   float* window;            // [kv_heads][2][window_rows][dim]
   uint32_t window_rows;
+  const float* sink_logits = nullptr;  // [kv_heads * group] learned scores without values, or null
 };
 
 // A cache of the quads of one layer that recent tokens selected, because the next token selects
@@ -175,10 +176,12 @@ struct DevicePrefill {
   // rows of the arrays below: all tokens in whole tiles of prefill_keys, n * group in whole blocks
   // of prefill_rows
   uint32_t room, q_room;
-  uint16_t *keys, *values;  // half precision [kv_heads][room][dim]
-  uint16_t* q;              // half precision [kv_heads][q_room][dim]
-  float* q_scale;           // [kv_heads][q_room]
-  float* largest;           // [kv_heads][2] largest magnitude of keys, of values
+  uint16_t *keys, *values;             // half precision [kv_heads][room][dim]
+  uint16_t* q;                         // half precision [kv_heads][q_room][dim]
+  float* q_scale;                      // [kv_heads][q_room]
+  float* largest;                      // [kv_heads][2] largest magnitude of keys, of values
+  const float* sink_logits = nullptr;  // as in DeviceKv
+  float* sink_scores = nullptr;        // [kv_heads][q_room] those of each row; null without them
 };
 constexpr uint32_t prefill_rows = 128, prefill_keys = 64;
 

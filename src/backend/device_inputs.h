@@ -23,17 +23,26 @@ struct DeviceCheck {
   uint32_t* first;  // device
 };
 
-// q, k and v of n tokens, one after the other as a projection writes them, and the operation on q
-// and k: the norm of each head where the architecture has one, then Kernels::rope.
+// A norm of each head: Kernels::rms_norm or Kernels::layer_norm.
+enum class DeviceHeadNorm : uint8_t { none, rms, layer };
+
+// q, k and v of n tokens, one after the other as a projection writes them, and the operation on
+// them: the norm of each head of q and k, Kernels::rope, and the factors of q.
 struct DeviceHeads {
-  uint32_t n, heads, kv_heads, head_dim;
+  uint32_t n = 0, heads = 0, kv_heads = 0, head_dim = 0;  // kv_heads 0: q alone
   // [n][heads][head_dim], then [n][kv_heads][head_dim] twice; all pointers device
-  float* qkv;
-  const float *q_norm, *k_norm;  // [head_dim]; null: no norm
-  float epsilon;
-  uint32_t rotary_dim;
-  bool neox;
-  const float *cos, *sin;  // [n][rotary_dim / 2]
+  float* qkv = nullptr;
+  DeviceHeadNorm norm = DeviceHeadNorm::none;
+  bool norm_after_rope = false;
+  bool norm_v = false;                               // v: RMS norm of each head, without weights
+  const float *q_norm = nullptr, *k_norm = nullptr;  // weights; null: ones
+  uint32_t norm_stride = 0;  // from the weights of a head to those of the next one: 0 or head_dim
+  float epsilon = 0;
+  uint32_t rotary_dim = 0;  // 0: no RoPE
+  bool neox = false;
+  const float *cos = nullptr, *sin = nullptr;  // [n][rotary_dim / 2]
+  float q_factor = 1;
+  const float* q_factors = nullptr;  // [n] more factors of q; null: ones
 };
 
 }  // namespace kvasir

@@ -66,7 +66,6 @@ class CpuExecutor final : public LayerExecutor {
   void scale_queries(const LayerConfig& c);
   void add(float* x, const Norm& post_norm, uint32_t n);
   void activate(const LayerConfig& c, uint32_t n);
-  void make_layer_inputs();
   void finish_layer(uint32_t layer, uint32_t first);
   void add_layer_input(float* x, const Norm& post_norm, uint32_t n, uint32_t first);
   Status check_layer(uint32_t layer, uint32_t first);
@@ -90,7 +89,6 @@ class CpuExecutor final : public LayerExecutor {
   Buffer<float> q_, k_, v_, a_;  // [n][heads or kv_heads][head_dim]; a: attention's output
   Buffer<float> query_gates_;    // [n][heads][2][head_dim]: queries and their output's gates
   Buffer<float> gate_, up_;      // [n][feed_forward]
-  Buffer<float> layer_inputs_;   // [n][depth][layer_input]
   CpuProducts products_;
   std::unique_ptr<AltUp> altup_;             // of a model with several streams
   std::unique_ptr<CpuExperts> experts_;      // null where no layer has experts
@@ -111,8 +109,7 @@ CpuExecutor::CpuExecutor(const Model& model, uint32_t first_layer, HostAttention
           &w.recurrent.gate, &w.recurrent.alpha, &w.recurrent.beta, &w.recurrent.out})
       products_.consider(linear->w);
   }
-  for (const WeightView& w : {weights.output.w, weights.input_projection.w, weights.stream_in.first,
-                              weights.stream_out.first})
+  for (const WeightView& w : {weights.output.w, weights.stream_in.first, weights.stream_out.first})
     products_.consider(w);
   const std::vector<LayerConfig>& layers = model.config().layer_configs;
   const auto any_layer = [&](auto&& is) {
@@ -134,6 +131,7 @@ Status CpuExecutor::plan(const StepContext& c, const Request&, LayerRun* run) {
   facts.has_pages = c.store.pages().pages() > 0;
   facts.mapped = c.store.pages().mapped_bytes() > 0;
   run->segments = segments_of(facts);
+  run->has_windows = c.windows != nullptr;
   return {};
 }
 
@@ -141,7 +139,6 @@ Status CpuExecutor::begin(const StepContext& c) {
   step_ = &c, cancel_ = &c.cancel, n_ = c.tokens();
   resize(n_);
   products_.begin(c.cancel);
-  if (model_.config().layer_input > 0) make_layer_inputs();
   if (altup_) altup_->begin(c.x, n_, c.cancel);
   if (recurrent_) recurrent_->begin(n_, c.states, c.cancel);
   return {};
@@ -452,32 +449,6 @@ void CpuExecutor::activate(const LayerConfig& c, uint32_t n) {
   });
 }
 
-// What each layer gets of each token besides the stream, from its embedding e:
-//
-//   (norm(W e / sqrt(width)) + sqrt(size) E[token]) / sqrt(2), of each layer
-void CpuExecutor::make_layer_inputs() {
-  const ModelConfig& c = model_.config();
-  const Weights& w = model_.weights();
-  const uint32_t size = c.layer_input;
-  const std::size_t cols = std::size_t{c.depth()} * size;
-  multiply(step_->x, n_, c.width, {{&w.input_projection, layer_inputs_.get()}});
-  const float projected = 1 / std::sqrt(static_cast<float>(c.width)),
-              embedded = std::sqrt(static_cast<float>(size)), both = 1 / std::sqrt(2.0f);
-  by_rows(n_, [&](std::size_t first, uint32_t count) {
-    Array<float> embedding(cols);
-    for (std::size_t t = first; t < first + count; ++t) {
-      float* inputs = layer_inputs_.get() + t * cols;
-      for (std::size_t i = 0; i < cols; ++i) inputs[i] *= projected;
-      kernels_.rms_norm(inputs, w.input_norm.weight.data(), c.norm_epsilon, c.depth(), size,
-                        inputs);
-      kernels_.dequantize_row(w.input_embedding, static_cast<uint32_t>(step_->step.tokens[t]),
-                              embedding.data());
-      for (std::size_t i = 0; i < cols; ++i)
-        inputs[i] = (inputs[i] + embedded * embedding[i]) * both;
-    }
-  });
-}
-
 // h_ goes to the stream, or to the streams that the layer does not compute on.
 void CpuExecutor::add_layer_input(float* x, const Norm& post_norm, uint32_t n, uint32_t first) {
   if (!altup_) return add(x, post_norm, n);
@@ -505,7 +476,7 @@ void CpuExecutor::finish_layer(uint32_t layer, uint32_t first) {
     by_rows(n, [&](std::size_t begin, uint32_t count) {
       for (std::size_t t = begin; t < begin + count; ++t)
         kernels_.activate(Activation::gelu, gate_.get() + t * size,
-                          layer_inputs_.get() + ((first + t) * c.depth() + layer) * size, size);
+                          step_->layer_inputs + ((first + t) * c.depth() + layer) * size, size);
     });
     multiply(gate_.get(), n, size, {{&w.input_out, h_.get()}});
     add_layer_input(x, w.input_norm, n, first);
@@ -545,7 +516,6 @@ void CpuExecutor::resize(uint32_t n) {
   grow(a_, n * q_width);
   grow(query_gates_, n * gated);
   grow(gate_, std::size_t{n} * std::max(c.feed_forward, c.layer_input));
-  grow(layer_inputs_, std::size_t{n} * c.depth() * c.layer_input);
   grow(up_, std::size_t{n} * c.feed_forward);
   if (altup_) altup_->resize(n);
   if (recurrent_) recurrent_->resize(n);

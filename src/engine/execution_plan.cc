@@ -78,6 +78,7 @@ std::string ExecutionPlan::text(const std::vector<std::string>& names) const {
       if (s.sixteenths < 16) out += " " + std::to_string(s.sixteenths) + "/16";
       out += " " + executor(s.executor) + " (" + name_of(s.place) + ")";
     }
+    if (run.has_windows) out += ", sliding windows " + executor(run.windows_executor);
     if (run.experts_on_cpu) out += ", experts cpu";
   }
   return out;

@@ -53,6 +53,9 @@ struct LayerRun {
   Fallback staging = Fallback::none;   // why the GPU that attends does not read pages itself
   std::string share;                   // co-execution: how the pages are shared, for people
   bool experts_on_cpu = false;         // a GPU computes all of its layers but their experts
+  // Layers whose queries see a window; windows_executor attends them.
+  bool has_windows = false;
+  int windows_executor = on_cpu;
   std::vector<Segment> segments;
 };
 

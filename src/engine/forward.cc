@@ -41,7 +41,8 @@ Status Forward::create(std::shared_ptr<const Model> model, uint64_t context, Thr
 }
 
 Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool)
-    : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool), host_(*model_, pool) {}
+    : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool), host_(*model_, pool),
+      layer_inputs_(*model_, pool) {}
 
 // Abandons the executor's part of a step unless it is complete.
 class Forward::Part {
@@ -60,12 +61,13 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   const CancelLatch cancel(step.cancel);
   resize(step.size());
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
-  const StepContext c{step,  cancel,   stores.store, stores.windows, stores.states,
-                      pool_, x_.get(), cos_.get(),   sin_.get(),     gpus};
+  const StepContext c{step,     cancel,     stores.store, stores.windows, stores.states,      pool_,
+                      x_.get(), cos_.get(), sin_.get(),   gpus,           layer_inputs_.get()};
   RETURN_IF_ERROR(make_plan(c));
   if (c.states) c.states->prepare();
 
   embed(c);
+  layer_inputs_.make(c);
   for (const auto& executor : executors_) {
     Part part(executor.get());
     RETURN_IF_ERROR(executor->begin(c));
@@ -187,7 +189,7 @@ void Forward::commit(const StepContext& c) {
   store.commit(c.tokens(), cpu_kernels(), pool_);
   if (c.windows) c.windows->commit(c.tokens(), cpu_kernels(), pool_);
   if (c.states) c.states->commit(c.tokens());
-  for (const auto& executor : executors_) executor->committed(store);
+  for (const auto& executor : executors_) executor->committed(c);
   if (step.queries && !was_centred && !store.centre().empty())
     step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim);
 }
@@ -202,6 +204,7 @@ void Forward::resize(uint32_t n) {
   grow(x_, std::size_t{n} * model_->config().width);
   grow(cos_, std::size_t{n} * model_->config().angles());
   grow(sin_, std::size_t{n} * model_->config().angles());
+  layer_inputs_.resize(n);
   capacity_ = n;
 }
 

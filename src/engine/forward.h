@@ -13,6 +13,7 @@
 #include "engine/execution_plan.h"
 #include "engine/host_attention.h"
 #include "engine/layer_executor.h"
+#include "engine/layer_inputs.h"
 #include "engine/step.h"
 #include "model/model.h"
 
@@ -58,6 +59,7 @@ class Forward {
   uint32_t capacity_ = 0;    // tokens that the workspace holds
   Buffer<float> x_;          // [n][width] residual stream, between executors
   Buffer<float> cos_, sin_;  // [RoPE sets][n][rope dim / 2]
+  LayerInputs layer_inputs_;
 };
 
 }  // namespace kvasir

@@ -15,17 +15,42 @@ static bool have_experts(const ModelConfig& config, const DeviceWeights& layers)
   return false;
 }
 
+GpuExecutor::KvLayers GpuExecutor::kv_layers(const ModelConfig& config,
+                                             const DeviceWeights& weights, bool windowed) {
+  KvLayers out;
+  for (uint32_t l = weights.first_layer(); l < weights.end_layer(); ++l) {
+    const LayerConfig& c = config.layer(l);
+    if (c.is_windowed() != windowed || !c.writes_kv) continue;
+    if (out.count++ == 0) out.first = c.kv;
+  }
+  return out;
+}
+
 GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attention)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
       model_(model), config_(model.config()), size_(widths_of(config_)), number_(number),
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
+      kv_(kv_layers(config_, weights_, false)), windows_kv_(kv_layers(config_, weights_, true)),
       device_(weights_.device()), ops_(device_->kernels()), host_(attention),
       graphs_(ops_, 3 * std::size_t{layers()} + 3), has_experts_(have_experts(config_, weights_)),
-      selective_(device_, weights_.sketches(), config_, model.store_shape(), first_layer(),
-                 layers()),
-      hybrid_(device_, weights_.sketches(), config_, model.store_shape(), first_layer(), layers()),
-      prefill_attention_(device_, config_, model.store_shape(), first_layer(), layers()) {}
+      windows_(device_, config_, windows_kv_.first, windows_kv_.count),
+      selective_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
+      hybrid_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
+      prefill_attention_(device_, config_, model.store_shape(), kv_.first, kv_.count) {
+  for (uint32_t l = first_layer(); l < end_layer(); ++l) {
+    const LayerConfig& c = config_.layer(l);
+    if (c.is_windowed() && !c.writes_kv) last_sharing_ = l;
+    if (c.is_windowed() && c.writes_kv && config_.shares_kv()) source_ = l;
+  }
+  if (last_sharing_ == no_layer) source_ = no_layer;
+  std::vector<const float*> sinks;
+  for (uint32_t l = first_layer(); l < end_layer(); ++l)
+    if (config_.layer(l).sinks && !config_.layer(l).is_windowed() && config_.layer(l).writes_kv)
+      sinks.push_back(weights_.layers()[local(l)].sinks.get());
+  selective_.set_sink_logits(sinks), hybrid_.set_sink_logits(sinks);
+  prefill_attention_.set_sink_logits(std::move(sinks));
+}
 
 GpuExecutor::~GpuExecutor() {
   if (stream_) (void)ops_.wait(stream_);
@@ -44,7 +69,15 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   mode_ = AttentionMode::cpu;
   pool_threads_ = c.pool->threads();
   Fallback why = request.why;
-  switch (request.gpu) {
+  RETURN_IF_ERROR(plan_windows(c, &why));
+  HostAttention::GpuWork work = request.gpu;
+  if (windows_kv_.count > 0 && !has_windows_) work = HostAttention::GpuWork::none;  // no room
+  if (config_.attention_softcap != 0 && kv_.count > 0)
+    work = HostAttention::GpuWork::none, why = Fallback::capped_scores;
+  if (config_.shares_kv() && kv_.count > 0)
+    work = HostAttention::GpuWork::none, why = Fallback::shared_keys;
+  if (kv_.count == 0) work = HostAttention::GpuWork::none;
+  switch (work) {
     case HostAttention::GpuWork::none:
       trim();
       break;
@@ -60,13 +93,15 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   run->fallback = why;
   run->staging = staging();
   run->experts_on_cpu = has_experts_;
+  run->has_windows = windows_kv_.count > 0;
+  run->windows_executor = has_windows_ ? number_ : on_cpu;
   run->share = hybrid ? hybrid_.share() : std::string();
   SegmentFacts facts{.attention = mode_, .executor = number_, .chosen = !c.attends_everything()};
   facts.has_pages = c.store.pages().pages() > 0;
   facts.mapped = c.store.pages().mapped_bytes() > 0;
   facts.staged = run->staging != Fallback::none;
   facts.gpu_sixteenths = hybrid ? hybrid_.sixteenths() : 0;
-  run->segments = segments_of(facts);
+  run->segments = kv_.count > 0 ? segments_of(facts) : std::vector<Segment>();
   return {};
 }
 
@@ -79,7 +114,7 @@ Status GpuExecutor::plan_decode(const StepContext& c, Fallback* why) {
 
 Status GpuExecutor::measure_rate(const StepContext& c) {
   double rate = 0;
-  RETURN_IF_ERROR(host_->page_rate(c, first_layer(), end_layer(), &rate));
+  RETURN_IF_ERROR(host_->page_rate(c, kv_.first, kv_.first + kv_.count, &rate));
   if (c.cancel.fired() || rate == 0) return {};
   return hybrid_.measure(rate, pool_threads_, c.cancel, stream_);
 }
@@ -105,6 +140,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   replays_ = records_ = has_logits_ = false;
   RETURN_IF_ERROR(resize(n_));
   if (has_experts_) RETURN_IF_ERROR(resize_experts(n_));
+  forget_moved_graphs();
   *bad_layer_.get() = no_layer;
   enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
   const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
@@ -119,6 +155,14 @@ Status GpuExecutor::begin(const StepContext& c) {
   upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
+  if (has_windows_) enqueue(windows_.begin(c.windows->tokens(), stream_));
+  if (config_.temperature.scale != 0) {
+    std::vector<float> factors(n_);
+    for (uint32_t i = 0; i < n_; ++i) factors[i] = config_.temperature.at(c.store.tokens() + i);
+    enqueue(ops_.upload(stream_, work_.factors, factors.data(), n_ * sizeof(float)));
+  }
+  std::vector<float> staged;
+  if (config_.layer_input > 0) enqueue_layer_inputs(&staged);
   if (!by_host) RETURN_IF_ERROR(wait("a step"));
   switch (mode_) {
     case AttentionMode::cpu:
@@ -138,7 +182,19 @@ Status GpuExecutor::begin(const StepContext& c) {
   return {};
 }
 
+// Uploads what each layer gets of each token: [depth][n][size].
+void GpuExecutor::enqueue_layer_inputs(std::vector<float>* staged) {
+  const std::size_t size = config_.layer_input, depth = config_.depth();
+  staged->resize(depth * n_ * size);
+  for (std::size_t t = 0; t < n_; ++t)
+    for (std::size_t l = 0; l < depth; ++l)
+      std::copy_n(step_->layer_inputs + (t * depth + l) * size, size,
+                  staged->data() + (l * n_ + t) * size);
+  enqueue(ops_.upload(stream_, work_.layer_inputs, staged->data(), staged->size() * sizeof(float)));
+}
+
 Status GpuExecutor::mixer(uint32_t layer) {
+  if (attends_window(layer)) return mix_window(layer);
   RETURN_IF_ERROR(project(layer));
   return attend(layer);
 }
@@ -208,7 +264,9 @@ void GpuExecutor::abandon() noexcept {
   experts_status_ = Status();
 }
 
-void GpuExecutor::committed(const KvStore& store) {
+void GpuExecutor::committed(const StepContext& c) {
+  const KvStore& store = c.store;
+  if (has_windows_) windows_.committed(*c.windows);
   switch (mode_) {
     case AttentionMode::cpu:
       break;
@@ -251,7 +309,7 @@ Status GpuExecutor::project_for_cpu(uint32_t layer) {
 }
 
 Status GpuExecutor::attend_on_cpu(uint32_t layer) {
-  const float *q = host_qkv_.get(), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
+  const auto [q, k, v] = projected(layer, host_qkv_.get());
   host_->write(*step_, layer, {.q = q, .k = k, .v = v});
   return host_->attend(*step_, layer, q, host_a_.get());
 }
@@ -264,9 +322,11 @@ Status GpuExecutor::end_on_cpu() {
   return wait("a step");
 }
 
-// The rest of the layer before this one. The CPU has attended it.
+// The rest of the layer before this one. The CPU has attended it, or the GPU through a window.
 void GpuExecutor::complete_before(uint32_t layer) {
-  enqueue(ops_.upload(stream_, work_.a, host_a_.get(), n_ * size_.q * sizeof(float)));
+  const std::size_t floats = n_ * config_.layer(layer - 1).q_width();
+  if (!attends_window(layer - 1))
+    enqueue(ops_.upload(stream_, work_.a, host_a_.get(), floats * sizeof(float)));
   check_and_feed_forward(layer - 1, work_.a);
 }
 
@@ -293,79 +353,26 @@ void GpuExecutor::end_recording() {
   if (graphs_.end(stream_, layers() + (has_logits_ ? 2 : 1), &error_)) return;
   for (uint32_t l = first_layer(); l < end_layer(); ++l) {
     enqueue_attended(l);
-    (void)attend_selective(l);  // fails in staging only
+    if (attends_window(l)) enqueue_window(l, attended(l), work_.a);
+    else (void)attend_selective(l);  // fails in staging only
   }
   enqueue(selective_.enqueue_results(stream_));
   enqueue_results();
 }
 
-// q, k and v go to qkv, one after another. The check is of the layer's input, which the layer
-// before made.
-void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
-  float *k = qkv + n_ * size_.q, *v = k + n_ * size_.kv;
-  const DeviceCheck before = check(layer > first_layer() ? layer - 1 : layer);
-  const DeviceActivations h = norm(w.mixer_norm.get(), before, {&w.q, &w.k, &w.v});
-  multiply(h, {{&w.q, qkv}, {&w.k, k}, {&w.v, v}});
-  const LayerConfig& c = config_.layer(layer);
-  if (c.qk_norm == QkNorm::projection) {
-    norm_in_place(qkv, w.q_norm.get(), c.q_width(), check(layer));
-    norm_in_place(k, w.k_norm.get(), c.kv_width(), check(layer));
-  }
-  const bool rotates = c.has_rope(), by_head = c.qk_norm == QkNorm::head;
-  const std::size_t angles = rotates ? n_ * config_.angles_before(c.rope) : 0;
-  const DeviceHeads heads{.n = n_,
-                          .heads = c.heads,
-                          .kv_heads = c.kv_heads,
-                          .head_dim = c.head_dim,
-                          .qkv = qkv,
-                          .q_norm = by_head ? w.q_norm.get() : nullptr,
-                          .k_norm = by_head ? w.k_norm.get() : nullptr,
-                          .epsilon = config_.norm_epsilon,
-                          .rotary_dim = rotates ? config_.ropes[c.rope].dim : 0,
-                          .neox = rotates && config_.ropes[c.rope].neox,
-                          .cos = work_.cos + angles,
-                          .sin = work_.sin + angles};
-  enqueue(ops_.rotate(stream_, heads, check(layer)));
-}
-
 void GpuExecutor::enqueue_attended(uint32_t layer) {
-  if (layer > first_layer()) enqueue_feed_forward(layer - 1, output_of(layer - 1, work_.a));
+  if (layer > first_layer()) enqueue_rest(layer - 1);
   enqueue_projection(layer, attended(layer));
 }
 
-// The output of a layer's attention, which is in a.
-DeviceActivations GpuExecutor::output_of(uint32_t layer, float* a) const {
-  DeviceActivations x = inputs(a, size_.q, {&weights_.layers()[local(layer)].o});
-  x.f32 = a;
-  return x;
-}
-
-void GpuExecutor::check_and_feed_forward(uint32_t layer, float* a) {
-  enqueue(ops_.quantize(stream_, output_of(layer, a), check(layer)));
-  enqueue_feed_forward(layer, output_of(layer, a));
-}
-
-// a: the output of the layer's attention, which has been checked.
-void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& a) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
-  add_product(a, w.o, w.mixer_post_norm.get(), layer);
-  if (config_.layer(layer).has_experts()) {
-    experts_status_ = run_experts(layer);
-    return;
-  }
-  const DeviceActivations h = norm(w.ffn_norm.get(), check(layer), {&w.gate, &w.up});
-  const DeviceActivations gated = inputs(work_.gate, size_.feed_forward, {&w.down});
-  multiply(h, {{&w.gate, work_.gate}, {&w.up, work_.up}});
-  enqueue(ops_.swiglu(stream_, work_.gate, work_.up, check(layer), gated));
-  add_product(gated, w.down, w.ffn_post_norm.get(), layer);
-  if (layer + 1 < end_layer()) return;  // the next layer checks x
-  enqueue(ops_.quantize(stream_, {n_, config_.width, work_.x}, check(layer)));
+void GpuExecutor::enqueue_rest(uint32_t layer) {
+  if (attends_window(layer)) check_and_feed_forward(layer, work_.a);
+  else enqueue_feed_forward(layer, output_of(layer, work_.a));
 }
 
 // After the last layer's attention, where a GPU attended the step.
 void GpuExecutor::enqueue_results() {
-  enqueue_feed_forward(end_layer() - 1, output_of(end_layer() - 1, work_.a));
+  enqueue_rest(end_layer() - 1);
   enqueue(ops_.download(stream_, attended_host_.get(), attended_.get(),
                         layers() * attended_floats() * sizeof(float)));
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -379,57 +386,14 @@ void GpuExecutor::enqueue_results() {
 Status GpuExecutor::finish_decode() {
   const bool hybrid = mode_ == AttentionMode::co_execution;
   step_->pool->run(layers(), [&](uint32_t i, uint32_t) {
-    const float* q = attended_host_.get() + i * attended_floats();
-    const float *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
-    const float* lse = hybrid ? hybrid_.lse_of(i) : selective_.lse_of(i);
-    host_->keep(*step_, first_layer() + i, {.q = q, .k = k, .v = v, .lse = lse});
+    const uint32_t layer = first_layer() + i;
+    const auto [q, k, v] = projected(layer, attended_host_.get() + i * attended_floats());
+    const float* lse = nullptr;
+    if (!config_.layer(layer).is_windowed())
+      lse = hybrid ? hybrid_.lse_of(local_kv(layer)) : selective_.lse_of(local_kv(layer));
+    host_->keep(*step_, layer, {.q = q, .k = k, .v = v, .lse = lse});
   });
   return {};
-}
-
-// Of n tokens from `first` on.
-void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n) {
-  DeviceActivations normed = inputs(work_.h, size_.width, {&weights_.output()});
-  normed.n = n;
-  enqueue(ops_.rms_norm(stream_, work_.x + first * size_.width, weights_.output_norm(),
-                        config_.norm_epsilon, check(end_layer() - 1), normed));
-  multiply(normed, {{&weights_.output(), work_.logits}});
-}
-
-void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Product> products,
-                           bool add) {
-  DeviceProduct given[3];
-  DeviceProduct* end = given;
-  for (const Product& p : products) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
-  enqueue(ops_.matmul(stream_, {given, end}, x, add));
-}
-
-// The normalised residual stream as the input of matrices, or the stream itself where there is no
-// such norm. Either is checked.
-DeviceActivations GpuExecutor::norm(const float* weight, const DeviceCheck& check,
-                                    std::initializer_list<const DeviceWeights::Matrix*> matrices) {
-  DeviceActivations out = inputs(weight ? work_.h : work_.x, size_.width, matrices);
-  if (weight) {
-    enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.norm_epsilon, check, out));
-    return out;
-  }
-  out.f32 = work_.x;
-  enqueue(ops_.quantize(stream_, out, check));
-  return out;
-}
-
-void GpuExecutor::norm_in_place(float* x, const float* weight, uint32_t cols,
-                                const DeviceCheck& check) {
-  enqueue(ops_.rms_norm(stream_, x, weight, config_.norm_epsilon, check, {n_, cols, x}));
-}
-
-// The residual stream += W a, which is normalised first where there is such a norm.
-void GpuExecutor::add_product(const DeviceActivations& a, const DeviceWeights::Matrix& w,
-                              const float* post_norm, uint32_t layer) {
-  if (!post_norm) return multiply(a, {{&w, work_.x}}, true);
-  multiply(a, {{&w, work_.h}});
-  enqueue(ops_.add_rms_norm(stream_, work_.h, post_norm, config_.norm_epsilon, check(layer),
-                            {n_, config_.width, work_.x}));
 }
 
 Status make_gpu_executor(const Model& model, int number, HostAttention* attention,

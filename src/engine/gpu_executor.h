@@ -6,6 +6,8 @@
 //   gpu_selective  gpu_selective.cc  no wait between layers, one graph for a step of one token
 //   co_execution   gpu_hybrid.cc     CPU and GPU attend a layer together
 //   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next one is computed
+// Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where
+// their keys and values fit.
 // W_o and the feed-forward network of layer l are enqueued with project(l + 1): a graph holds both.
 // The CPU computes experts: the residual stream comes down and goes up again, without graphs.
 #pragma once
@@ -13,6 +15,7 @@
 #include <initializer_list>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "engine/cpu_experts.h"
 #include "engine/gpu_graphs.h"
@@ -21,6 +24,7 @@
 #include "offload/gpu_hybrid_attention.h"
 #include "offload/gpu_prefill_attention.h"
 #include "offload/gpu_selective_attention.h"
+#include "offload/gpu_window_attention.h"
 
 namespace kvasir {
 
@@ -37,7 +41,7 @@ class GpuExecutor final : public LayerExecutor {
   Status end() override;
   void abandon() noexcept override;
   Status logits(uint32_t first, float* out) override;
-  void committed(const KvStore& store) override;
+  void committed(const StepContext& step) override;
 
  private:
   static constexpr uint32_t no_layer = UINT32_MAX;
@@ -47,8 +51,27 @@ class GpuExecutor final : public LayerExecutor {
   };
   uint32_t layers() const { return end_layer() - first_layer(); }
   uint32_t local(uint32_t layer) const { return layer - first_layer(); }
+  // Layers of a store that the executor has.
+  struct KvLayers {
+    uint32_t first = 0, count = 0;
+  };
+  static KvLayers kv_layers(const ModelConfig& config, const DeviceWeights& weights, bool windowed);
+  uint32_t local_kv(uint32_t layer) const { return config_.layer(layer).kv - kv_.first; }
+  // Whether the GPU attends the layer through a window.
+  bool attends_window(uint32_t layer) const {
+    return has_windows_ && config_.layer(layer).is_windowed();
+  }
+  // A layer's arrays in one of n_ tokens.
+  struct Projected {
+    float *q, *k, *v;
+  };
+  Projected projected(uint32_t layer, float* qkv) const {
+    const LayerConfig& c = config_.layer(layer);
+    return {qkv, qkv + n_ * c.q_width(), qkv + n_ * (c.q_width() + c.kv_width())};
+  }
 
   // ---- the plan --------------------------------------------------------------------------------
+  Status plan_windows(const StepContext& c, Fallback* why);
   Status plan_selective(const StepContext& c, Fallback* why);
   Status plan_hybrid(const StepContext& c, Fallback* why);
   Status plan_prefill(const StepContext& c, Fallback* why);
@@ -61,6 +84,9 @@ class GpuExecutor final : public LayerExecutor {
   void trim();
 
   // ---- the four modes of attention ------------------------------------------------------------
+  Status mix_window(uint32_t layer);
+  Status mix_window_for_cpu(uint32_t layer);
+  void enqueue_window(uint32_t layer, float* qkv, float* out);
   Status project(uint32_t layer);
   Status attend(uint32_t layer);
   Status project_for_cpu(uint32_t layer);
@@ -90,14 +116,19 @@ class GpuExecutor final : public LayerExecutor {
   void end_recording();
   void enqueue_projection(uint32_t layer, float* qkv);
   void enqueue_attended(uint32_t layer);  // feed-forward of the layer before, and the projection
+  void enqueue_rest(uint32_t layer);      // of a layer that the GPU has attended
   void enqueue_feed_forward(uint32_t layer, const DeviceActivations& a);
   void check_and_feed_forward(uint32_t layer, float* a);
   Status run_experts(uint32_t layer);
   void complete_before(uint32_t layer);
+  void enqueue_layer_inputs(std::vector<float>* staged);
+  void finish_layer(uint32_t layer);
   void enqueue_results();
   void enqueue_logits(uint32_t first, uint32_t n);
   void enqueue_copy(uint32_t layer);
   void enqueue_last_feed_forward(uint32_t layer, float* a);
+  Status begin_delivery();
+  Status deliver_before(uint32_t layer);
   Status deliver(uint32_t layer);
   Status finish_decode();
   DeviceActivations output_of(uint32_t layer, float* a) const;
@@ -107,11 +138,14 @@ class GpuExecutor final : public LayerExecutor {
   }
   void multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                 bool add = false);
-  DeviceActivations norm(const float* weight, const DeviceCheck& check,
+  DeviceActivations norm(const DeviceWeights::Norm& weights, float* h, const DeviceCheck& check,
                          std::initializer_list<const DeviceWeights::Matrix*> matrices);
+  void enqueue_norm(const float* x, const DeviceWeights::Norm& weights, const DeviceCheck& check,
+                    const DeviceActivations& out);
+  DeviceHeads heads_of(uint32_t layer, float* qkv) const;
   void norm_in_place(float* x, const float* weight, uint32_t cols, const DeviceCheck& check);
   void add_product(const DeviceActivations& a, const DeviceWeights::Matrix& w,
-                   const float* post_norm, uint32_t layer);
+                   const DeviceWeights::Norm& post_norm, uint32_t layer);
   DeviceCheck check(uint32_t layer) const { return {too_large, layer, work_.first_bad}; }
 
   // ---- memory ---------------------------------------------------------------------------------
@@ -122,12 +156,14 @@ class GpuExecutor final : public LayerExecutor {
   Status resize_attended(uint32_t n);
   Status resize_prefill(uint32_t n);
   Status prepare_output();
+  void forget_moved_graphs();
   template <class Prepare>
   Status or_with_less(Status s, uint32_t least, const Prepare& prepare);
   void release_workspace();
   void release_selective();
   void release_hybrid();
   void release_prefill();
+  bool release_one();
   void wait_for_streams() noexcept;
   void forget_graphs() { graphs_.forget(stream_); }
   std::size_t attended_floats() const { return n_ * (size_.q + 2 * size_.kv); }  // of a layer
@@ -146,6 +182,9 @@ class GpuExecutor final : public LayerExecutor {
   const Widths size_;
   const int number_;
   const DeviceWeights& weights_;
+  const KvLayers kv_, windows_kv_;  // without and with a window
+  // The layer whose keys and values later layers with a window attend, and the last of those.
+  uint32_t source_ = no_layer, last_sharing_ = no_layer;
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
   HostAttention* const host_;
@@ -181,6 +220,8 @@ class GpuExecutor final : public LayerExecutor {
   PinnedBuffer<float> experts_x_;  // [n][width] the residual stream
   Buffer<float> experts_h_;        // [n][width]
 
+  GpuWindowAttention windows_;
+  bool has_windows_ = false;  // the GPU attends them in this step
   GpuSelectiveAttention selective_;
   GpuHybridAttention hybrid_;
   GpuPrefillAttention prefill_attention_;

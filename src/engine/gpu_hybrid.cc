@@ -41,33 +41,35 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
 // One graph holds a layer's projection and what begins with it. Where the layer's pages were read
 // for its filter group, it holds the layer's attention too.
 Status GpuExecutor::project_hybrid(uint32_t layer) {
-  const uint32_t l = local(layer);
-  const float *q = attended(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
+  const uint32_t l = local_kv(layer);
+  const auto [q, k, v] = projected(layer, attended(layer));
   const bool packed = hybrid_.is_packed(l);
   if (packed) enqueue(hybrid_.wait_for_packed(stream_));
-  as_graph(layers() + 3 + (packed ? layers() : 0) + l, [&] {
+  const float* const queries = q;
+  as_graph(layers() + 3 + (packed ? layers() : 0) + local(layer), [&, k = k, v = v] {
     enqueue_attended(layer);
-    enqueue(hybrid_.enqueue_projected(stream_, l, q, k, v));
+    enqueue(hybrid_.enqueue_projected(stream_, l, queries, k, v));
     if (packed) {
       enqueue(hybrid_.enqueue_packed(stream_, l));
       enqueue(hybrid_.enqueue_finish(stream_, l, true, output_of(layer, work_.a), check(layer)));
       return;
     }
-    float* host = attended_host_.get() + l * attended_floats();
-    enqueue(ops_.download(stream_, host, q, n_ * size_.q * sizeof(float)));
+    float* host = attended_host_.get() + local(layer) * attended_floats();
+    const std::size_t floats = n_ * config_.layer(layer).q_width();
+    enqueue(ops_.download(stream_, host, queries, floats * sizeof(float)));
     enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   });
   return {};
 }
 
 Status GpuExecutor::attend_hybrid(uint32_t layer) {
-  const uint32_t l = local(layer);
+  const uint32_t l = local_kv(layer);
   if (hybrid_.is_packed(l)) return {};
   const DeviceActivations out = output_of(layer, work_.a);
   enqueue(hybrid_.enqueue_near(l));
   RETURN_IF_ERROR(wait("a layer"));
   hybrid_.set_layer({l, out, check(layer)});
-  const float* q = attended_host_.get() + l * attended_floats();
+  const float* q = attended_host_.get() + local(layer) * attended_floats();
   RETURN_IF_ERROR(host_->attend_with_gpu(*step_, layer, q, &hybrid_));
   if (step_->cancel.fired()) return {};
   if (!hybrid_.is_finished()) enqueue(hybrid_.enqueue_finish(stream_, l, false, out, check(layer)));

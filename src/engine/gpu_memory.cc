@@ -8,13 +8,17 @@ namespace kvasir {
 
 Status GpuExecutor::resize(uint32_t n) {
   Status s = try_resize(n);
-  if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = try_resize(n);
-  if (s.code() == Code::no_memory && prefill_attention_.holds_memory())
-    release_prefill(), s = try_resize(n);
-  if (s.code() == Code::no_memory && hybrid_.holds_memory()) release_hybrid(), s = try_resize(n);
-  if (s.code() != Code::no_memory || !selective_.holds_memory()) return s;
-  release_selective();
-  return try_resize(n);
+  while (s.code() == Code::no_memory && release_one()) s = try_resize(n);
+  return s;
+}
+
+// Releases what can be made again, one part at a time. Returns false where there is none.
+bool GpuExecutor::release_one() {
+  if (selective_.drop_hot_quads()) return true;
+  if (prefill_attention_.holds_memory()) return release_prefill(), true;
+  if (hybrid_.holds_memory()) return release_hybrid(), true;
+  if (selective_.holds_memory()) return release_selective(), true;
+  return false;
 }
 
 Status GpuExecutor::try_resize(uint32_t n) {
@@ -101,9 +105,13 @@ Status GpuExecutor::prepare_output() {
   has_logits_ = step_->step.want == ForwardStep::Logits::last && weights_.has_output();
   if (has_logits_ && !host_logits_.get())
     RETURN_IF_ERROR(host_logits_.allocate(device_, size_.vocabulary));
-  const uint64_t now = selective_.generation() + hybrid_.generation();
-  if (std::exchange(graph_generation_, now) != now) forget_graphs();  // graphs hold addresses
   return {};
+}
+
+// Graphs hold addresses.
+void GpuExecutor::forget_moved_graphs() {
+  const uint64_t now = selective_.generation() + hybrid_.generation() + windows_.generation();
+  if (std::exchange(graph_generation_, now) != now) forget_graphs();
 }
 
 }  // namespace kvasir

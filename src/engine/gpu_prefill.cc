@@ -60,23 +60,29 @@ Status GpuExecutor::resize_prefill(uint32_t n) {
 }
 
 Status GpuExecutor::attend_prefill(uint32_t layer) {
-  float *q = prefill_slot(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
-  float *lse = v + n_ * size_.kv, *out = prefill_output(layer);
-  if (layer == first_layer()) {
-    outputs_ = host_->outputs_wanted(step_->step);
-    if (outputs_room_ < outputs_) {
-      outputs_room_ = 0;
-      RETURN_IF_ERROR(prefill_outputs_.allocate(device_, std::size_t{2} * outputs_ * size_.q));
-      outputs_room_ = outputs_;
-    }
-  }
-  enqueue(prefill_attention_.enqueue(stream_, local(layer), q, k, v, out, lse));
-  if (layer > first_layer()) {
-    RETURN_IF_ERROR(deliver(layer - 1));
-    if (step_->cancel.fired()) return {};
-  }
+  const auto [q, k, v] = projected(layer, prefill_slot(layer));
+  float* lse = prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv);
+  enqueue(
+      prefill_attention_.enqueue(stream_, local_kv(layer), q, k, v, prefill_output(layer), lse));
+  return deliver_before(layer);
+}
+
+// While a layer is computed, the one before it goes to the store.
+Status GpuExecutor::deliver_before(uint32_t layer) {
+  if (layer == first_layer()) RETURN_IF_ERROR(begin_delivery());
+  else RETURN_IF_ERROR(deliver(layer - 1));
+  if (step_->cancel.fired()) return {};
   enqueue_copy(layer);
   return layer == first_layer() ? host_->reserve_pages(*step_) : Status();
+}
+
+Status GpuExecutor::begin_delivery() {
+  outputs_ = host_->outputs_wanted(step_->step);
+  if (outputs_room_ >= outputs_) return {};
+  outputs_room_ = 0;
+  RETURN_IF_ERROR(prefill_outputs_.allocate(device_, std::size_t{2} * outputs_ * size_.q));
+  outputs_room_ = outputs_;
+  return {};
 }
 
 void GpuExecutor::enqueue_copy(uint32_t layer) {
@@ -97,17 +103,18 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
 Status GpuExecutor::deliver(uint32_t layer) {
   RETURN_IF_ERROR(wait("a layer", copies_));
   if (step_->cancel.fired()) return {};
-  const std::size_t projected = n_ * (size_.q + 2 * size_.kv);
-  const float* q = prefill_host_.get() + layer % 2 * (projected + lse_floats(n_));
-  const float *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
+  const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
+  float* const rows = prefill_host_.get() + layer % 2 * (floats + lse_floats(n_));
+  const auto [q, k, v] = projected(layer, rows);
   const float* outputs = prefill_outputs_.get() + layer % 2 * outputs_ * size_.q;
   RETURN_IF_ERROR(host_->take(*step_, layer,
                               {.q = q,
                                .k = k,
                                .v = v,
-                               .lse = q + projected,
+                               .lse = rows + floats,
                                .attended = outputs_ > 0 ? outputs : nullptr}));
-  enqueue(prefill_attention_.put_ahead(step_->store, local(layer), step_->pool, copies_));
+  if (config_.layer(layer).is_windowed()) return {};
+  enqueue(prefill_attention_.put_ahead(step_->store, local_kv(layer), step_->pool, copies_));
   return {};
 }
 
@@ -118,7 +125,7 @@ Status GpuExecutor::end_prefill() {
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   enqueue(ops_.wait(copies_));
   RETURN_IF_ERROR(wait("a step"));
-  if (!step_->cancel.fired()) host_->count_prefill(*step_, layers());
+  if (!step_->cancel.fired()) host_->count_prefill(*step_, kv_.count);
   return {};
 }
 
@@ -127,9 +134,9 @@ void GpuExecutor::enqueue_last_feed_forward(uint32_t layer, float* a) {
   const uint32_t wanted = weights_.has_output() ? step_->step.logits_wanted() : n_;
   if (wanted == 0) return;
   const uint32_t n = std::exchange(n_, wanted), first = n - wanted;
-  work_.x += first * size_.width;
-  check_and_feed_forward(layer, a + first * size_.q);
-  work_.x -= first * size_.width, n_ = n;
+  work_.x += first * size_.width, work_.y += first * size_.parallel;
+  check_and_feed_forward(layer, a + first * config_.layer(layer).q_width());
+  work_.x -= first * size_.width, work_.y -= first * size_.parallel, n_ = n;
 }
 
 }  // namespace kvasir

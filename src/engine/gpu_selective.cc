@@ -72,17 +72,17 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
 
 Status GpuExecutor::attend_selective(uint32_t layer) {
   if (replays_ || error_) return {};
-  const float *q = attended(layer), *k = q + n_ * size_.q, *v = k + n_ * size_.kv;
-  enqueue(selective_.enqueue_choice(stream_, local(layer), q, k, v));
+  const auto [q, k, v] = projected(layer, attended(layer));
+  enqueue(selective_.enqueue_choice(stream_, local_kv(layer), q, k, v));
   if (error_) return {};
   if (selective_.needs_staging()) {
     const StepContext& c = *step_;
     RETURN_IF_ERROR(
-        selective_.stage_chosen(c.store, c.step.plan, local(layer), c.cancel, c.pool, stream_));
+        selective_.stage_chosen(c.store, c.step.plan, local_kv(layer), c.cancel, c.pool, stream_));
     if (c.cancel.fired()) return {};
   }
   enqueue(
-      selective_.enqueue_chosen(stream_, local(layer), output_of(layer, work_.a), check(layer)));
+      selective_.enqueue_chosen(stream_, local_kv(layer), output_of(layer, work_.a), check(layer)));
   return {};
 }
 

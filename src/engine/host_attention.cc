@@ -135,16 +135,17 @@ Status HostAttention::attend_with_gpu(const StepContext& c, uint32_t layer, cons
                                       HybridGpu* gpu) {
   const ForwardStep& step = c.step;
   const Plan& plan = step.plan;
-  AttentionRequest request{.layer = layer,
+  const uint32_t kv = config_.layer(layer).kv;
+  AttentionRequest request{.layer = kv,
                            .tokens = c.tokens(),
                            .q = q,
                            .store = c.store,
-                           .selector = plan.is_dense(layer) ? nullptr : step.selector,
+                           .selector = plan.is_dense(kv) ? nullptr : step.selector,
                            .plan = plan,
                            .memory = step.memory,
                            .cancel = c.cancel};
   RETURN_IF_ERROR(attention_.run_with_gpu(request, gpu));
-  if (c.cancel.fired() || !step.memory || !plan.is_filter(layer)) return {};
+  if (c.cancel.fired() || !step.memory || !plan.is_filter(kv)) return {};
   const float* lse = nullptr;
   RETURN_IF_ERROR(gpu->lse(&lse));
   request.selector = step.selector;
@@ -156,17 +157,17 @@ Status HostAttention::attend_with_gpu(const StepContext& c, uint32_t layer, cons
   SelectorQuery query{.kernels = cpu_kernels(),
                       .pages = c.store.pages(),
                       .sketch = c.store.sketch(),
-                      .layer = layer,
+                      .layer = kv,
                       .kv_head = 0,
                       .rows = {},
                       .near_m = nullptr,
                       .near_l = nullptr,
                       .first_page = 1,
-                      .budget_tokens = plan.budget(layer),
+                      .budget_tokens = plan.budget(kv),
                       .share = true};
   query.memory = step.memory;
   step.selector->choose(query, &scratch, &choice);
-  return gpu->pack(layer, choice);
+  return gpu->pack(kv, choice);
 }
 
 Status HostAttention::page_rate(const StepContext& c, uint32_t first, uint32_t end, double* rate) {
@@ -175,18 +176,21 @@ Status HostAttention::page_rate(const StepContext& c, uint32_t first, uint32_t e
 }
 
 void HostAttention::keep(const StepContext& c, uint32_t layer, const LayerRows& rows) {
-  c.store.write(layer, c.tokens(), rows.k, rows.v);
-  c.store.observe(layer, c.tokens(), rows.q, config_.heads);
-  if (c.step.queries) c.step.queries->write(layer, c.tokens(), rows.q, rows.lse, nullptr);
+  const uint32_t kv = config_.layer(layer).kv;
+  if (config_.layer(layer).is_windowed()) return c.windows->write(kv, c.tokens(), rows.k, rows.v);
+  c.store.write(kv, c.tokens(), rows.k, rows.v);
+  c.store.observe(kv, c.tokens(), rows.q, config_.heads);
+  if (c.step.queries) c.step.queries->write(kv, c.tokens(), rows.q, rows.lse, nullptr);
 }
 
 Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows& rows) {
   const ForwardStep& step = c.step;
-  const uint32_t n = c.tokens();
+  const uint32_t n = c.tokens(), kv = config_.layer(layer).kv;
   write(c, layer, rows);
-  c.store.seal(layer, n, cpu_kernels(), pool_);
-  if (step.queries) step.queries->write(layer, n, rows.q, rows.lse, pool_);
-  if (step.asked) step.asked->write(cpu_kernels(), layer, step.asked_at, n, rows.q);
+  if (config_.layer(layer).is_windowed()) return {};
+  c.store.seal(kv, n, cpu_kernels(), pool_);
+  if (step.queries) step.queries->write(kv, n, rows.q, rows.lse, pool_);
+  if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, rows.q);
   return step.probe ? probe(c, layer, rows.q, rows.attended) : Status();
 }
 

@@ -48,7 +48,7 @@ class LayerExecutor {
   virtual void abandon() noexcept {}
   // Computes the logits of tokens [first, n) after end(). out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
-  virtual void committed(const KvStore&) {}
+  virtual void committed(const StepContext&) {}
 
   // Magnitudes below this keep sums and differences finite. A larger one is Code::corrupt: it would
   // persist in a saved sequence, or be lost where a product rounds its inputs.

@@ -59,6 +59,7 @@ struct StepContext {
   float* x = nullptr;                          // [tokens][width] residual stream, between executors
   const float *cos = nullptr, *sin = nullptr;  // [RoPE sets][tokens][rope dim / 2]
   uint32_t gpus = 0;                           // GPUs that have layers
+  const float* layer_inputs = nullptr;         // LayerInputs::get()
 
   uint32_t tokens() const { return step.size(); }
   bool attends_everything() const { return !step.selector; }

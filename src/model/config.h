@@ -86,6 +86,11 @@ struct ModelConfig : HeadShape {
   uint32_t max_q_width() const { return std::max(q_width(), windows.q_width()); }
   uint32_t max_kv_width() const { return std::max(kv_width(), windows.kv_width()); }
   bool has_longrope() const;
+  // Whether layers attend the keys and values of earlier ones.
+  bool shares_kv() const {
+    return std::any_of(layer_configs.begin(), layer_configs.end(),
+                       [](const LayerConfig& l) { return !l.writes_kv; });
+  }
   // Floats of a sequence's state: of all recurrent layers.
   std::size_t state_size() const { return recurrent_layers * recurrent.state_size(); }
   // Cosines of a token, of all RoPE sets before `set`; of all where set is ropes.size().

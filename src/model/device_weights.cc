@@ -44,37 +44,49 @@ class DeviceWeights::Loader {
     return failed(ops_.open_stream(device_->context(), &stream_));
   }
 
-  Status vector(const Array<float>& from, DeviceBuffer<float>* to) {
+  // factor: of all numbers.
+  Status vector(const Array<float>& from, DeviceBuffer<float>* to, float factor = 1) {
     if (from.empty()) return {};
     RETURN_IF_ERROR(to->allocate(device_, from.size(), what));
     const std::size_t most = piece_ / sizeof(float);
     for (std::size_t at = 0; at < from.size(); at += most) {
-      const std::size_t bytes = std::min(most, from.size() - at) * sizeof(float);
-      std::memcpy(host_.get(), from.data() + at, bytes);
-      if (const int error = ops_.upload(stream_, to->get() + at, host_.get(), bytes))
+      const std::size_t n = std::min(most, from.size() - at);
+      auto* staged = reinterpret_cast<float*>(host_.get());
+      std::transform(from.data() + at, from.data() + at + n, staged,
+                     [&](float x) { return x * factor; });
+      if (const int error = ops_.upload(stream_, to->get() + at, staged, n * sizeof(float)))
         return failed(error);
       if (const int error = ops_.wait(stream_)) return failed(error);
     }
     return {};
   }
 
+  Status norm(const kvasir::Norm& from, Norm* to, float factor = 1) {
+    RETURN_IF_ERROR(vector(from.weight, &to->weight, factor));
+    return vector(from.bias, &to->bias, factor);
+  }
+
+  struct MatrixCopy {
+    const Linear* from;
+    Matrix* to;
+    float factor = 1;  // of the product and its bias
+  };
   // Side by side in one piece of memory.
-  Status matrices(std::span<const std::pair<const Linear*, Matrix*>> all,
-                  DeviceBuffer<std::byte>* memory) {
+  Status matrices(std::span<const MatrixCopy> all, DeviceBuffer<std::byte>* memory) {
     std::size_t size = 0;
-    for (const auto& [from, to] : all) size += matrix_room(ops_, *from);
+    for (const MatrixCopy& each : all) size += matrix_room(ops_, *each.from);
     RETURN_IF_ERROR(memory->allocate(device_, size, what));
     std::byte* at = memory->get();
-    for (const auto& [from, to] : all) {
-      RETURN_IF_ERROR(matrix(*from, at, to));
-      at += matrix_room(ops_, *from);
+    for (const MatrixCopy& each : all) {
+      RETURN_IF_ERROR(matrix(*each.from, at, each.to, each.factor));
+      at += matrix_room(ops_, *each.from);
     }
     return {};
   }
 
-  Status matrix(const Linear& from, std::byte* at, Matrix* to) {
+  Status matrix(const Linear& from, std::byte* at, Matrix* to, float factor) {
     const WeightView& w = from.w;
-    to->w = {w.type, w.rows, w.cols, at, w.scale};
+    to->w = {w.type, w.rows, w.cols, at, w.scale * factor};
     const auto rows = static_cast<uint32_t>(std::min<std::size_t>(w.rows, piece_ / w.row_bytes));
     for (uint32_t row = 0, n; row < w.rows; row += n) {
       if (is_cancelled(cancel_))
@@ -87,24 +99,32 @@ class DeviceWeights::Loader {
         return failed(error);
       if (const int error = ops_.wait(stream_)) return failed(error);
     }
-    return vector(from.bias, &to->bias);
+    return vector(from.bias, &to->bias, factor);
   }
 
-  Status layer(const LayerWeights& from, Layer* to) {
-    const std::pair<const Array<float>*, DeviceBuffer<float>*> vectors[] = {
-        {&from.mixer_norm.weight, &to->mixer_norm},
-        {&from.mixer_post_norm.weight, &to->mixer_post_norm},
-        {&from.q_norm, &to->q_norm},
-        {&from.k_norm, &to->k_norm},
-        {&from.ffn_norm.weight, &to->ffn_norm},
-        {&from.ffn_post_norm.weight, &to->ffn_post_norm}};
-    for (const auto& [host, device] : vectors) RETURN_IF_ERROR(vector(*host, device));
-    const std::pair<const Linear*, Matrix*> its[] = {
-        {&from.q, &to->q},       {&from.k, &to->k},   {&from.v, &to->v},      {&from.o, &to->o},
-        {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
-    std::vector<std::pair<const Linear*, Matrix*>> all;
-    for (const auto& each : its)
-      if (each.first->w.data) all.push_back(each);  // experts are the CPU's
+  Status layer(const LayerWeights& from, float residual_scale, Layer* to) {
+    RETURN_IF_ERROR(norm(from.mixer_norm, &to->mixer_norm));
+    RETURN_IF_ERROR(norm(from.ffn_norm, &to->ffn_norm));
+    RETURN_IF_ERROR(norm(from.mixer_post_norm, &to->mixer_post_norm, residual_scale));
+    RETURN_IF_ERROR(norm(from.ffn_post_norm, &to->ffn_post_norm, residual_scale));
+    RETURN_IF_ERROR(norm(from.input_norm, &to->input_norm, residual_scale));
+    if (!from.output_scale.empty()) to->output_scale = from.output_scale[0];
+    RETURN_IF_ERROR(vector(from.q_norm, &to->q_norm));
+    RETURN_IF_ERROR(vector(from.k_norm, &to->k_norm));
+    RETURN_IF_ERROR(vector(from.sinks, &to->sinks));
+    const MatrixCopy its[] = {
+        {&from.q, &to->q},
+        {&from.k, &to->k},
+        {&from.v, &to->v},
+        {&from.o, &to->o, from.mixer_post_norm.empty() ? residual_scale : 1},
+        {&from.gate, &to->gate},
+        {&from.up, &to->up},
+        {&from.down, &to->down, from.ffn_post_norm.empty() ? residual_scale : 1},
+        {&from.input_gate, &to->input_gate},
+        {&from.input_out, &to->input_out}};
+    std::vector<MatrixCopy> all;
+    for (const MatrixCopy& each : its)
+      if (each.from->w.data) all.push_back(each);  // experts are the CPU's
     return matrices(all, &to->memory);
   }
 
@@ -136,18 +156,28 @@ struct Sizes {
     for (const LayerWeights& w : weights.layers) {
       std::size_t matrices = 0;
       layers.push_back(0);
-      for (const Array<float>* norm : {&w.mixer_norm.weight, &w.mixer_post_norm.weight, &w.q_norm,
-                                       &w.k_norm, &w.ffn_norm.weight, &w.ffn_post_norm.weight})
-        layers.back() += floats(*norm);
-      for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down})
+      for (const Norm* norm :
+           {&w.mixer_norm, &w.mixer_post_norm, &w.ffn_norm, &w.ffn_post_norm, &w.input_norm})
+        layers.back() += floats(norm->weight) + floats(norm->bias);
+      for (const Array<float>* vector : {&w.q_norm, &w.k_norm, &w.sinks})
+        layers.back() += floats(*vector);
+      for (const Linear* linear :
+           {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate, &w.input_out})
         if (linear->w.data) add(*linear, &matrices, &layers.back());
       layers.back() += Device::allocated_size(matrices);
+      // a session's keys and values of the window
+      if (config.layer(static_cast<uint32_t>(layers.size() - 1)).is_windowed())
+        layers.back() += window_layer_bytes(config);
     }
     std::size_t matrix = 0;
-    output = floats(weights.output_norm.weight);
+    output = floats(weights.output_norm.weight) + floats(weights.output_norm.bias);
     add(weights.output, &matrix, &output);
     output += Device::allocated_size(matrix);
     margin = device_workspace_bytes(config, usual_step) + Device::allocated_size(piece);
+    if (config.windows.layers > 0)
+      margin += Device::allocated_size(
+          max_window_state_floats(usual_step, config.windows.heads, config.windows.head_dim) *
+          sizeof(float));
   }
   uint64_t room(const Device& device) const {
     return device.left() - std::min(device.left(), margin);
@@ -189,14 +219,14 @@ LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output,
 
 // Where others have taken some of what was free, fewer layers: one of them makes room for the
 // workspace.
-Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t count, bool output,
-                           std::size_t piece, const Cancel* cancel) {
+Status DeviceWeights::load(const Weights& weights, float residual_scale, uint32_t first,
+                           uint32_t count, bool output, std::size_t piece, const Cancel* cancel) {
   Loader loader(device_, cancel);
   RETURN_IF_ERROR(loader.open(piece));
   first_ = first;
   layers_.resize(count);
   for (uint32_t l = 0; l < count; ++l) {
-    Status s = loader.layer(weights.layers[first + l], &layers_[l]);
+    Status s = loader.layer(weights.layers[first + l], residual_scale, &layers_[l]);
     if (s.code() == Code::no_memory && l > 1) {
       layers_.resize(count = l - 1);
       output = false;
@@ -205,9 +235,9 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
     }
   }
   if (output) {
-    const std::pair<const Linear*, Matrix*> its[] = {{&weights.output, &output_}};
+    const Loader::MatrixCopy its[] = {{&weights.output, &output_}};
     Status s = loader.matrices(its, &output_memory_);
-    if (s.ok()) s = loader.vector(weights.output_norm.weight, &output_norm_);
+    if (s.ok()) s = loader.norm(weights.output_norm, &output_norm_);
     if (s.code() == Code::no_memory) {
       output_ = {}, output_memory_ = {};
     } else if (!s.ok()) {
@@ -218,31 +248,22 @@ Status DeviceWeights::load(const Weights& weights, uint32_t first, uint32_t coun
   return {};
 }
 
-constexpr uint32_t max_gpu_head_dim = 256;
-
 // What GPUs compute of a model's features; Code::unsupported names another one.
 static Status check_features(const ModelConfig& config) {
   const char* feature = nullptr;
   for (const LayerConfig& c : config.layer_configs) {
     if (c.mixer != MixerKind::attention) feature = "a mixer that is not attention";
-    if (c.is_parallel()) feature = "parallel mixers and networks";
-    if (c.qk_norm == QkNorm::own || c.qk_norm == QkNorm::plain || c.qk_norm_after_rope)
+    if (c.qk_norm == QkNorm::projection && c.qk_norm_after_rope)
       feature = "its norm of queries and keys";
-    if (c.query_scale != 1 || (c.temperature && config.temperature.scale != 0))
-      feature = "scaled queries";
-    if (c.is_windowed()) feature = "windowed attention";
-    if (c.v_norm || !c.writes_kv) feature = "shared or normalised values";
-    if (c.sinks) feature = "attention sinks";
-    if (c.head_dim > max_gpu_head_dim) feature = "heads of more than 256 dimensions";
+    if (c.sparsity > 0) feature = "sparse networks";
     // The CPU computes experts, and nothing else of a layer.
     if (c.has_experts() && (c.has_dense() || c.norms != NormPlacement::before))
       feature = "its wiring of experts";
-    if (c.has_dense() && (c.activation != Activation::silu || !c.gated)) feature = "its activation";
+    if (c.has_experts() && (config.norm != NormKind::rms || config.residual_scale != 1))
+      feature = "its norms or scales of experts";
+    if (c.norm_after() && config.norm != NormKind::rms) feature = "layer norms of outputs";
   }
-  if (config.norm != NormKind::rms) feature = "layer norms";
-  if (config.attention_softcap != 0) feature = "capped scores";
-  if (config.layer_input != 0) feature = "inputs of layers";
-  if (config.residual_scale != 1) feature = "scaled residuals";
+  if (config.streams > 1) feature = "several streams of a token";
   if (config.recurrent_layers > 0) feature = "recurrent layers";
   if (!feature) return {};
   return Status::error(Code::unsupported, "GPUs do not compute %s of %s models yet", feature,
@@ -293,7 +314,9 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
   uint32_t next = 0;
   for (std::size_t d = 0; d < devices.size() && next < config.depth(); ++d) {
     std::vector<uint64_t> rooms;
-    for (std::size_t other = d; other < devices.size(); ++other)
+    // A layer that attends the keys and values of an earlier one is on the same device.
+    const std::size_t end_device = config.shares_kv() ? d + 1 : devices.size();
+    for (std::size_t other = d; other < end_device; ++other)
       rooms.push_back(sizes.room(*devices[other]));
     const LayerSplit split =
         split_layers(std::span(sizes.layers).subspan(next), sizes.output, rooms);
@@ -301,7 +324,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
     DeviceWeights part;
     part.device_ = devices[d];
     Status s =
-        part.load(weights, next, split.layers[0],
+        part.load(weights, config.residual_scale, next, split.layers[0],
                   split.output && next + split.layers[0] == config.depth(), sizes.piece, cancel);
     if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
       missing = std::move(s);
@@ -312,6 +335,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
         std::clamp<uint64_t>(part.bytes_ / staged_share, min_staged, max_staged));
     next = part.end_layer();
     result.push_back(std::move(part));
+    if (config.shares_kv()) break;
   }
   if (result.empty()) return missing;
   *out = std::move(result);

@@ -32,12 +32,20 @@ class DeviceWeights {
     DeviceMatrix w;
     DeviceBuffer<float> bias;  // empty: none
   };
+  struct Norm {
+    DeviceBuffer<float> weight, bias;  // empty: none
+  };
+  // As in LayerWeights; some are empty. ModelConfig::residual_scale is in the weights of what the
+  // residual stream gets: the norms behind mixer and network, or W_o and W_down.
   struct Layer {
     // of all matrices: a device allocates whole blocks, of which each matrix would waste a part
     DeviceBuffer<std::byte> memory;
-    // as in LayerWeights; some are empty
-    DeviceBuffer<float> mixer_norm, mixer_post_norm, q_norm, k_norm, ffn_norm, ffn_post_norm;
+    Norm mixer_norm, mixer_post_norm, ffn_norm, ffn_post_norm;
+    DeviceBuffer<float> q_norm, k_norm, sinks;
     Matrix q, k, v, o, gate, up, down;
+    Matrix input_gate, input_out;
+    Norm input_norm;
+    float output_scale = 1;
   };
 
   // Uploads as many layers as fit besides the workspace of a session, then the output.
@@ -54,22 +62,22 @@ class DeviceWeights {
   const std::vector<Layer>& layers() const { return layers_; }  // from the first one on
   bool has_output() const { return output_memory_.get() != nullptr; }
   const Matrix& output() const { return output_; }
-  const float* output_norm() const { return output_norm_.get(); }
+  const Norm& output_norm() const { return output_norm_; }
   uint64_t bytes() const { return bytes_; }
   // of all sessions' keys in these layers
   const std::shared_ptr<DeviceSketches>& sketches() const { return sketches_; }
 
  private:
   class Loader;
-  Status load(const Weights& weights, uint32_t first, uint32_t count, bool output,
-              std::size_t piece, const Cancel* cancel);
+  Status load(const Weights& weights, float residual_scale, uint32_t first, uint32_t count,
+              bool output, std::size_t piece, const Cancel* cancel);
 
   std::shared_ptr<Device> device_;
   uint32_t first_ = 0;
   std::vector<Layer> layers_;
   Matrix output_;
   DeviceBuffer<std::byte> output_memory_;
-  DeviceBuffer<float> output_norm_;
+  Norm output_norm_;
   uint64_t bytes_ = 0;
   std::shared_ptr<DeviceSketches> sketches_ = std::make_shared<DeviceSketches>();
 };

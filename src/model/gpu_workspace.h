@@ -19,23 +19,36 @@ constexpr uint32_t logit_rows = 16;  // at a time: a row is as long as the vocab
 // Numbers of a token.
 struct Widths {
   std::size_t width, q, kv, feed_forward, widest, angles, vocabulary;
+  std::size_t parallel;  // width where a layer's mixer and network are parallel, otherwise 0
+  std::size_t inputs;    // of all layers' inputs
+  std::size_t shared;    // of a windowed layer whose keys and values others attend, or 0
 };
+// Those of the widest layer.
 inline Widths widths_of(const ModelConfig& c) {
+  const bool parallel = std::any_of(c.layer_configs.begin(), c.layer_configs.end(),
+                                    [](const LayerConfig& l) { return l.is_parallel(); });
   return {c.width,
-          c.q_width(),
-          c.kv_width(),
-          c.feed_forward,
-          std::max({c.width, c.q_width(), c.feed_forward}),
+          c.max_q_width(),
+          c.max_kv_width(),
+          std::max(c.feed_forward, c.layer_input),
+          std::max({c.width, c.max_q_width(), c.feed_forward, c.layer_input}),
           c.angles(),
-          c.vocabulary};
+          c.vocabulary,
+          parallel ? c.width : 0,
+          std::size_t{c.depth()} * c.layer_input,
+          c.shares_kv() ? c.windows.q_width() + 2 * c.windows.kv_width() : 0};
 }
 
 // A step's arrays in the device's memory, one behind the other in one allocation.
 struct Workspace {
   // [n][width] twice, [n][q and k and v], [n][q], [n][feed_forward] twice
   float *x, *h, *qkv, *a, *gate, *up;
-  float *cos, *sin;  // [RoPE sets][n][rope dim / 2]
-  int8_t* quants;    // DeviceActivations of the widest input
+  float* y;             // [n][width] the normalised input of a parallel layer
+  float *cos, *sin;     // [RoPE sets][n][rope dim / 2]
+  float* factors;       // [n] ModelConfig::temperature of each token
+  float* layer_inputs;  // [depth][n][layer_input]
+  float* shared;   // [n][q and k and v] of the windowed layer whose keys and values others attend
+  int8_t* quants;  // DeviceActivations of the widest input
   float* scales;
   int16_t* sums;
   float* logits;        // [logit_rows][vocabulary]
@@ -50,8 +63,9 @@ struct Workspace {
       at += round_up(count * sizeof **array, 256);
     };
     put(&x, n * s.width), put(&h, n * s.width), put(&qkv, n * (s.q + 2 * s.kv)), put(&a, n * s.q);
-    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&cos, n * s.angles),
-        put(&sin, n * s.angles);
+    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&y, n * s.parallel);
+    put(&cos, n * s.angles), put(&sin, n * s.angles), put(&factors, n);
+    put(&layer_inputs, n * s.inputs), put(&shared, n * s.shared);
     put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)),
         put(&sums, n * ceil_div(s.widest, 16));
     put(&logits, logit_rows * s.vocabulary), put(&first_bad, 1);
@@ -76,6 +90,19 @@ constexpr uint32_t usual_step = 1024;
 // Device memory of an executor for steps of n tokens.
 inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t n) {
   return Device::allocated_size(Workspace().place(widths_of(config), n, nullptr));
+}
+
+// Of layers whose queries see a window (offload/gpu_window_attention.h): rows of a layer's ring,
+// its bytes, and floats of the partials of any step of at most n tokens.
+inline uint32_t window_room(const ModelConfig& c) { return static_cast<uint32_t>(c.window); }
+inline uint64_t window_layer_bytes(const ModelConfig& c) {
+  return uint64_t{2} * window_room(c) * c.windows.kv_width() * sizeof(float);
+}
+inline std::size_t max_window_state_floats(uint32_t n, uint32_t heads, uint32_t head_dim) {
+  std::size_t floats = 0;
+  for (const uint32_t each : {n, std::min(n, 16u)})
+    floats = std::max(floats, window_state_floats(each, heads, head_dim));
+  return floats;
 }
 
 }  // namespace kvasir

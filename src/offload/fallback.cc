@@ -28,6 +28,10 @@ const char* text_of(Fallback reason) {
       return "keys and values are kept in full precision";
     case Fallback::head_size:
       return "the GPU has no kernels for this head size";
+    case Fallback::capped_scores:
+      return "the GPU does not cap scores of layers that attend every token";
+    case Fallback::shared_keys:
+      return "layers attend the keys and values of earlier ones";
     case Fallback::group_size:
       return "too many query heads share a KV head";
     case Fallback::no_sketch:

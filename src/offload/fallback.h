@@ -20,6 +20,8 @@ enum class Fallback : uint8_t {
   memory_limit,
   full_precision,
   head_size,
+  capped_scores,
+  shared_keys,
   group_size,
   no_sketch,
   query_batch,

@@ -27,6 +27,11 @@ class GpuHybridAttention final : public HybridGpu {
                      std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
                      const StoreShape& shape, uint32_t first, uint32_t layers);
 
+  // [layers] DeviceKv::sink_logits; empty: none.
+  void set_sink_logits(const std::vector<const float*>& logits) {
+    sequence_.set_sink_logits(logits);
+  }
+
   // Why the CPU attends a step of n tokens. exact: every token is attended in every layer.
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // As GpuSelectiveAttention::prepare(); reserve: bytes that packed layers leave free.

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "backend/prefill_dims.h"
 #include "base/checked.h"
 
 namespace kvasir {
@@ -25,8 +26,8 @@ Fallback GpuPrefillAttention::refuses(const KvStore& store, uint32_t n) const {
   if (n == 1 || (n <= few && !holds_memory())) return Fallback::few_tokens;
   if (store.budget().bytes > 0) return Fallback::memory_limit;
   if (store.window_tokens() == KvStore::keep_all) return Fallback::full_precision;
-  if (std::find(std::begin(attended_dims), std::end(attended_dims), shape_.page.dim) ==
-      std::end(attended_dims))
+  if (std::find(std::begin(prefill_dims), std::end(prefill_dims), shape_.page.dim) ==
+      std::end(prefill_dims))
     return Fallback::head_size;
   return Fallback::none;
 }
@@ -35,7 +36,7 @@ void GpuPrefillAttention::release() {
   blocks_.clear(), addresses_.clear(), stamps_.clear();
   pages_at_ = {}, scales_at_ = {};
   keys_ = {}, values_ = {}, q_ = {};
-  q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {};
+  q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {}, sink_scores_ = {};
   staging_ = {};
   room_ = q_room_ = window_room_ = extents_room_ = 0;
   placed_ = 0;
@@ -64,9 +65,11 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
     room_ = more;
   }
   if (q_rows > q_room_) {
-    q_room_ = 0, q_ = {}, q_scale_ = {};
+    q_room_ = 0, q_ = {}, q_scale_ = {}, sink_scores_ = {};
     RETURN_IF_ERROR(q_.allocate(device_, kv_heads * q_rows * dim, what));
     RETURN_IF_ERROR(q_scale_.allocate(device_, kv_heads * q_rows, what));
+    if (!sink_logits_.empty())
+      RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, what));
     q_room_ = q_rows;
   }
   return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, what);
@@ -301,7 +304,9 @@ int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const flo
                         values_.get(),
                         q_.get(),
                         q_scale_.get(),
-                        largest_.get()};
+                        largest_.get(),
+                        sink_logits_.empty() ? nullptr : sink_logits_[layer],
+                        sink_scores_.get()};
   const int error = ops_.prepare_prefill(stream, r, q, k, v);
   return error ? error : ops_.attend_prefill(stream, r, out, lse);
 }

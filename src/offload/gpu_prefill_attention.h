@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "backend/device.h"
@@ -22,6 +23,8 @@ class GpuPrefillAttention {
   GpuPrefillAttention(const std::shared_ptr<Device>& device, const HeadShape& heads,
                       const StoreShape& shape, uint32_t first, uint32_t layers);
 
+  // [layers] DeviceKv::sink_logits; empty: none.
+  void set_sink_logits(std::vector<const float*> logits) { sink_logits_ = std::move(logits); }
   // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
   // Updates the copy and waits for the stream. Code::no_memory: the text exceeds GPU memory, and
@@ -63,6 +66,7 @@ class GpuPrefillAttention {
   const HeadShape heads_;
   const StoreShape shape_;
   const uint32_t first_, layers_;
+  std::vector<const float*> sink_logits_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
   bool centred_ = false;
   // each: pages of some extents, then their scales, of all heads of the layers
@@ -75,7 +79,7 @@ class GpuPrefillAttention {
   uint32_t room_ = 0, q_room_ = 0, window_room_ = 0, extents_room_ = 0;
   uint64_t sinks_stamp_ = 0;
   DeviceBuffer<uint16_t> keys_, values_, q_;
-  DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_;
+  DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_, sink_scores_;
   PinnedBuffer<std::byte> staging_;  // two halves: one is filled while the other is copied
   std::size_t staging_half_ = 0;
 };

@@ -28,6 +28,11 @@ class GpuSelectiveAttention {
                         std::shared_ptr<DeviceSketches> sketches, const HeadShape& heads,
                         const StoreShape& shape, uint32_t first, uint32_t layers);
 
+  // [layers] DeviceKv::sink_logits; empty: none.
+  void set_sink_logits(const std::vector<const float*>& logits) {
+    sequence_.set_sink_logits(logits);
+  }
+
   // Why the CPU attends a step of n tokens. exact: every token is attended in every layer.
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // Updates the mirror and allocates memory. Errors as KvMirror::update().

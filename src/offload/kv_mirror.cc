@@ -19,7 +19,8 @@ constexpr uint32_t min_spare = 32, max_spare = 64;
 // small, fewer of large ones, and so many that little is lost where the device allocates whole
 // blocks of its own.
 uint32_t extents_of_block(std::size_t extent_bytes, uint64_t large) {
-  const auto max_extents = static_cast<uint32_t>(std::clamp<uint64_t>(large / extent_bytes, 1, 16));
+  const auto max_extents = static_cast<uint32_t>(
+      std::clamp<uint64_t>(large / std::max<std::size_t>(extent_bytes, 1), 1, 16));
   uint32_t best = max_extents;
   for (uint32_t n = max_extents; n > max_extents / 2; --n)
     if (Device::allocated_size(n * extent_bytes) * best <
@@ -235,7 +236,8 @@ DeviceKv KvMirror::layer(uint32_t layer) const {
           sinks_.get() + first * 2 * page.page_tokens * page.dim,
           centre_.get() + first * page.dim,
           window_.get() + first * 2 * window_rows_ * page.dim,
-          window_rows_};
+          window_rows_,
+          sink_logits_.empty() ? nullptr : sink_logits_[layer]};
 }
 
 }  // namespace kvasir

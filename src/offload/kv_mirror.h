@@ -13,6 +13,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "backend/device.h"
@@ -76,6 +77,8 @@ class KvMirror {
   void trim();
   void release();
 
+  // [layers] DeviceKv::sink_logits; empty: none.
+  void set_sink_logits(std::vector<const float*> logits) { sink_logits_ = std::move(logits); }
   // As of the last update(); layer: from `first` on. Where its memory is changes with generation().
   DeviceKv layer(uint32_t layer) const;
   // device, [layers]; written by the step
@@ -137,6 +140,7 @@ class KvMirror {
   const std::shared_ptr<DeviceSketches> sketches_;
   const StoreShape shape_;
   const uint32_t first_, layers_, heads_;
+  std::vector<const float*> sink_logits_;
   const uint32_t block_extents_;            // of a SketchBlock
   uint32_t extents_ = 0, window_rows_ = 0;  // room
   bool has_begun_ = false;                  // to share pages,

@@ -108,6 +108,12 @@ int attend_sinks_and_window(DeviceStream* s, const DeviceKv& of, const DeviceAtt
                     *window = kv.window + std::size_t{head} * 2 * kv.window_rows * kv.dim;
         State state(kv.group, kv.dim);
         const QueryRows rows = rows_of(kv, a, head, token);
+        for (uint32_t r = 0; kv.sink_logits && r < kv.group; ++r) {  // keys are centred
+          const float *x = rows.f32 + std::size_t{r} * kv.dim, *c = kv.centre + head * kv.dim;
+          state.m[r] =
+              kv.sink_logits[head * kv.group + r] - std::inner_product(x, x + kv.dim, c, 0.0f);
+          state.l[r] = 1;
+        }
         cpu().attend_rows(rows, sink, sink + std::size_t{kv.page_tokens} * kv.dim, sinks, nullptr,
                           state.view(), state.scratch.get());
         cpu().attend_rows(rows, window, window + std::size_t{kv.window_rows} * kv.dim,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -99,17 +100,44 @@ int add_rms_norm(DeviceStream* s, const float* x, const float* weight, float eps
   });
 }
 
-int swiglu(DeviceStream* s, const float* gate, const float* up, const DeviceCheck& check,
-           const DeviceActivations& out) {
-  if (const int error = check_rounded(out, "swiglu")) return error;
+int layer_norm(DeviceStream* s, const float* x, const float* weight, const float* bias,
+               float epsilon, const DeviceCheck& check, const DeviceActivations& out) {
+  if (const int error = check_rounded(out, "layer_norm")) return error;
+  return enqueue(s, [=] {
+    Aligned<float> y(std::size_t{out.n} * out.cols);
+    note(x, std::size_t{out.n} * out.cols, check);
+    cpu().layer_norm(x, weight, bias, epsilon, out.n, out.cols, y.get());
+    return put(y.get(), out), 0;
+  });
+}
+
+int activate(DeviceStream* s, Activation f, const float* gate, const float* up,
+             const DeviceCheck& check, const DeviceActivations& out) {
+  if (const int error = check_rounded(out, "activate")) return error;
   return enqueue(s, [=] {
     const std::size_t size = std::size_t{out.n} * out.cols;
     Aligned<float> y(size);
     std::copy_n(gate, size, y.get());
-    cpu().activate(Activation::silu, y.get(), up, size);
+    cpu().activate(f, y.get(), up, size);
     note(y.get(), size, check);
     return put(y.get(), out), 0;
   });
+}
+
+int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
+  return enqueue(s, [=] {
+    for (std::size_t i = 0; i < n; ++i) x[i] *= factor;
+    return 0;
+  });
+}
+
+// The norm of each head of a token.
+void normalise_heads(const DeviceHeads& h, float* x, uint32_t heads, const float* weight) {
+  for (uint32_t i = 0; i < heads && h.norm != DeviceHeadNorm::none; ++i, x += h.head_dim) {
+    const float* own = weight ? weight + std::size_t{i} * h.norm_stride : nullptr;
+    if (h.norm == DeviceHeadNorm::rms) cpu().rms_norm(x, own, h.epsilon, 1, h.head_dim, x);
+    else cpu().layer_norm(x, own, nullptr, h.epsilon, 1, h.head_dim, x);
+  }
 }
 
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
@@ -117,11 +145,19 @@ int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
     float* x = h.qkv;
     for (const auto& [heads, norm] :
          {std::pair(h.heads, h.q_norm), std::pair(h.kv_heads, h.k_norm)}) {
-      if (norm) cpu().rms_norm(x, norm, h.epsilon, h.n * heads, h.head_dim, x);
       const std::size_t half = h.rotary_dim / 2, row = std::size_t{heads} * h.head_dim;
-      for (std::size_t i = 0; i < h.n; ++i, x += row)
-        cpu().rope(x, heads, h.head_dim, h.rotary_dim, h.cos + i * half, h.sin + i * half, h.neox);
+      for (std::size_t i = 0; i < h.n; ++i, x += row) {
+        if (!h.norm_after_rope) normalise_heads(h, x, heads, norm);
+        if (half > 0)
+          cpu().rope(x, heads, h.head_dim, h.rotary_dim, h.cos + i * half, h.sin + i * half,
+                     h.neox);
+        if (h.norm_after_rope) normalise_heads(h, x, heads, norm);
+      }
     }
+    if (h.norm_v) cpu().rms_norm(x, nullptr, h.epsilon, h.n * h.kv_heads, h.head_dim, x);
+    const std::size_t q_width = std::size_t{h.heads} * h.head_dim;
+    for (std::size_t i = 0; i < h.n * q_width; ++i)
+      h.qkv[i] *= h.q_factor * (h.q_factors ? h.q_factors[i / q_width] : 1.0f);
     return note(h.qkv, std::size_t{h.n} * (h.heads + 2 * h.kv_heads) * h.head_dim, check), 0;
   });
 }
@@ -201,6 +237,13 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
                           at = std::size_t{h} * r.q_room + i;
         std::copy_n(q + from, r.head_dim, row.get());
         r.q_scale[at] = largest_of(row.get(), dim);
+        if (r.sink_scores) {  // keys are centred
+          const float* c = r.centre + h * dim;
+          const float shift =
+              r.centre ? std::inner_product(row.get(), row.get() + dim, c, 0.0f) : 0.0f;
+          r.sink_scores[at] = r.sink_logits[h * r.group + i % r.group] -
+                              shift / std::sqrt(static_cast<float>(r.head_dim));
+        }
         to_fixed(row.get(), dim, r.q_scale[at], r.q + at * dim);
       }
     }
@@ -229,6 +272,8 @@ int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* l
           limits[i] = before + (begin + i) / r.group + 1;
         }
         State state(rows, r.dim);
+        for (uint32_t i = 0; r.sink_scores && i < rows; ++i)
+          state.m[i] = r.sink_scores[std::size_t{h} * r.q_room + begin + i], state.l[i] = 1;
         const QueryRows query{rows, r.dim, q.get(), nullptr, nullptr, nullptr};
         cpu().attend_rows(query, keys.get(), values.get(), limits[rows - 1], limits, state.view(),
                           state.scratch.get());

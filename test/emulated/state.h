@@ -21,6 +21,9 @@ void fill_attention(DeviceKernels* table);  // of new tokens
 void fill_experts(DeviceKernels* table);
 int quantize(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
 int find_nearest(DeviceStream* stream, const DeviceNearest& n);
+int attend_window(DeviceStream* stream, const DeviceWindow& w, const float* q, const float* k,
+                  const float* v, float* out);
+int keep_window(DeviceStream* stream, const DeviceWindow& w, const float* k, const float* v);
 // Gives an operation to a stream; an error of it is the device's from then on.
 int enqueue(DeviceStream* stream, Work work);
 // Where the CPU has what a device sees at `seen`: memory that is its own, of allocate_host(), or

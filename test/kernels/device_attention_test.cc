@@ -127,6 +127,12 @@ void check_sequence(const Shape& s, Random& random) {
                                  page.page_tokens, nullptr, sinks.o.data(), &sinks.m, &sinks.l);
           merge(&near, sinks);
         }
+        if (s.has_sink_logits) {  // a score without a value; keys are centred
+          State sink{std::vector<double>(dim), double{t.sink_logits[h * s.group + r]}, 1};
+          for (uint32_t e = 0; e < dim; ++e)
+            sink.m -= double{x[e]} * double{t.centre[std::size_t{h} * dim + e]};
+          merge(&near, sink);
+        }
         if ((askers.count - 1 - i / s.group) % 4 > 0) continue;  // it does not ask
         const std::size_t score_row = first_row + asking++;
         std::vector<double> sketched(page.extent_quads());
@@ -289,6 +295,16 @@ TEST_CASE("a device's attention agrees with the reference on odd sequences") {
           random);
     }
   }
+}
+
+TEST_CASE("learned scores without values take their share of a device's attention") {
+  if (!stream()) return;
+  Random random(15);
+  for (const uint32_t head_dim : {64u, 80u, 128u})
+    for (const uint32_t group : {1u, 3u, 8u})
+      for (const uint32_t n : {1u, 3u, 20u})
+        for (const uint32_t pages : {0u, 40u})
+          check_sequence({head_dim, 2, group, pages, 30, n, 10, 40, 0.02f, 1, true}, random);
 }
 
 TEST_CASE(

@@ -19,6 +19,7 @@ namespace {
 struct Shape {
   uint32_t head_dim, kv_heads, group, pages, window, n;
   float key_size = 1, value_size = 1;  // magnitudes
+  bool has_sink_logits = false;
 };
 
 struct Text {
@@ -39,6 +40,7 @@ struct Text {
         to[d] = d < s.head_dim ? size * random.normal() * (d % 11 == 5 ? 6.0f : 1.0f) : 0.0f;
     };
     for (float& x : q) x = random.normal() * 2 / s.key_size;
+    for (uint32_t h = 0; h < s.kv_heads * s.group; ++h) sink_logits.push_back(4 * random.normal());
     if (s.n > 4) std::fill_n(q.data(), s.head_dim, 0.0f);  // a query that asks for nothing
     for (std::size_t i = 0; i < centre.size(); ++i)
       centre[i] = i % dim < s.head_dim ? s.key_size * random.normal() : 0.0f;
@@ -89,7 +91,7 @@ struct Text {
   std::vector<float> keys, values;  // what attention is defined by: [kv_heads][all][dim]
   std::vector<int8_t> pages;
   std::vector<uint16_t> scales;
-  std::vector<float> sinks, centre, window, q, k, v;
+  std::vector<float> sinks, centre, window, q, k, v, sink_logits;
 };
 
 struct Attended {
@@ -117,7 +119,9 @@ Attended attend(const Text& t) {
   Memory<uint16_t> keys(std::size_t{s.kv_heads} * room * t.page.dim), values(keys.get().size()),
       half_q(std::size_t{s.kv_heads} * q_room * t.page.dim);
   Memory<float> q_scale(std::size_t{s.kv_heads} * q_room), largest(std::size_t{s.kv_heads} * 2),
-      out(t.q.size()), lse(std::size_t{s.n} * s.kv_heads * s.group);
+      out(t.q.size()), lse(std::size_t{s.n} * s.kv_heads * s.group),
+      sink_logits(t.sink_logits.data(), t.sink_logits.size()),
+      sink_scores(std::size_t{s.kv_heads} * q_room);
   const DevicePrefill r{s.kv_heads,
                         s.group,
                         s.head_dim,
@@ -140,7 +144,9 @@ Attended attend(const Text& t) {
                         values.data(),
                         half_q.data(),
                         q_scale.data(),
-                        largest.data()};
+                        largest.data(),
+                        s.has_sink_logits ? sink_logits.data() : nullptr,
+                        s.has_sink_logits ? sink_scores.data() : nullptr};
   OK(ops().prepare_prefill(stream(), r, q.data(), k.data(), v.data()));
   OK(ops().attend_prefill(stream(), r, out.data(), lse.data()));
   const Guarded<float>&out_values = out.get(), &out_lse = lse.get();
@@ -225,6 +231,16 @@ void check_text(const Shape& s, Random& random) {
         for (uint32_t d = 0; d < s.head_dim; ++d)
           o[d] += p * double{values[std::size_t{i} * t.page.dim + d]};
       }
+      if (s.has_sink_logits) {  // a score without a value; keys are centred
+        double score = 0;
+        for (uint32_t d = 0; d < s.head_dim; ++d)
+          score -= double{q[d]} * double{t.centre[std::size_t{h} * t.page.dim + d]};
+        score = score / std::sqrt(static_cast<double>(s.head_dim)) + double{t.sink_logits[head]};
+        const double before = most;
+        most = std::max(most, score);
+        for (double& x : o) x *= std::exp(before - most);
+        sum = sum * std::exp(before - most) + std::exp(score - most);
+      }
       const std::size_t at = std::size_t{token} * s.kv_heads * s.group + head;
       const auto error = [&](const float* its) {
         double norm = 0, difference = 0;
@@ -238,7 +254,7 @@ void check_text(const Shape& s, Random& random) {
       worst = std::isnan(its_error) ? HUGE_VAL : std::max(worst, its_error);
       worst_total =
           std::max(worst_total, std::fabs(double{attended.lse[at]} - (most + std::log(sum))));
-      if (token % 3 == 0)
+      if (token % 3 == 0 && !s.has_sink_logits)
         worst_of_processor =
             std::max(worst_of_processor, error(by_processor(t, h, q, seen).data()));
     }
@@ -258,7 +274,7 @@ TEST_CASE(
   if (!stream()) return;
   Random random(21);
   worst_of_device = worst_of_processor = 0;
-  for (const uint32_t head_dim : {40u, 64u, 80u, 128u})
+  for (const uint32_t head_dim : {40u, 64u, 80u, 128u, 192u, 256u})
     for (const uint32_t group : {1u, 2u, 3u, 4u, 7u, 16u}) {
       check_text({head_dim, 1 + random.below(3), group, random.below(40), random.below(90),
                   1 + random.below(200)},
@@ -268,8 +284,18 @@ TEST_CASE(
     }
   check_text({128, 1, 4, 300, 70, 513}, random);
   check_text({64, 2, 1, 70, 64, 64}, random);
+  check_text({256, 1, 4, 300, 70, 257}, random);
   MESSAGE("worst error of an output row: ", worst_of_device, ", the CPU's ", worst_of_processor);
   CHECK(worst_of_device <= worst_of_processor);
+}
+
+TEST_CASE("learned scores without values take their share of a device's prefill attention") {
+  if (!stream()) return;
+  Random random(23);
+  for (const uint32_t head_dim : {64u, 80u, 128u})
+    for (const uint32_t group : {1u, 8u})
+      for (const uint32_t pages : {0u, 20u})
+        check_text({head_dim, 2, group, pages, 30, 90, 1, 1, true}, random);
 }
 
 TEST_CASE("keys and values of any size are attended on a device") {

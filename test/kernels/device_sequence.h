@@ -38,6 +38,7 @@ struct Shape {
   uint32_t least, most;
   float variance;
   float sharpness = 1;  // of queries
+  bool has_sink_logits = false;
 };
 
 constexpr uint32_t sequence_layer = 3;
@@ -63,6 +64,7 @@ struct Sequence {
         rows[i] = i % page.dim < s.head_dim ? random.normal() : 0.0f;
     };
     fill(sinks), fill(centre), fill(window);
+    for (uint32_t h = 0; h < s.kv_heads * s.group; ++h) sink_logits.push_back(2 * random.normal());
     for (float& f : basis) f = random.normal() / 8;
     const Kernels& cpu = cpu_kernels();
     Guarded<int8_t> bounds(page.bounds_bytes());
@@ -92,7 +94,7 @@ struct Sequence {
   Shared<int8_t> pages;
   Shared<uint16_t> scales;
   Shared<int8_t> sketch;
-  std::vector<float> basis, sinks, centre, window, q, k, v;
+  std::vector<float> basis, sinks, centre, window, q, k, v, sink_logits;
 };
 
 struct OnDevice {
@@ -101,7 +103,8 @@ struct OnDevice {
         scales_at(t.extents), basis(t.basis.data(), t.basis.size()),
         sinks(t.sinks.data(), t.sinks.size()), centre(t.centre.data(), t.centre.size()),
         window(t.window.data(), t.window.size()), q(t.q.data(), t.q.size()),
-        k(t.k.data(), t.k.size()), v(t.v.data(), t.v.size()) {
+        k(t.k.data(), t.k.size()), v(t.v.data(), t.v.size()),
+        sink_logits(t.sink_logits.data(), t.sink_logits.size()) {
     const Shape& s = t.shape;
     const DeviceCounts c{s.pages, s.window};
     const DeviceBudget b{s.least, s.most, s.variance};
@@ -141,13 +144,14 @@ struct OnDevice {
           sinks.data(),
           centre.data(),
           window.data(),
-          s.window + s.n};
+          s.window + s.n,
+          s.has_sink_logits ? sink_logits.data() : nullptr};
   }
   Memory<DeviceCounts> counts;
   Memory<DeviceBudget> budget;
   Memory<int8_t> sketch;
   Memory<uint64_t> sketch_at, pages_at, scales_at;
-  Memory<float> basis, sinks, centre, window, q, k, v;
+  Memory<float> basis, sinks, centre, window, q, k, v, sink_logits;
   DeviceKv kv;
 };
 

@@ -227,19 +227,26 @@ TEST_CASE("a device's norms and gates agree with the reference, in floats and ro
     CAPTURE(cols);
     constexpr uint32_t n = 3;
     const std::vector<float> x = normals(n * cols, random), weight = normals(cols, random),
-                             up = normals(n * cols, random);
-    Memory<float> dx(x.data(), x.size()), dw(weight.data(), cols), dup(up.data(), up.size());
-    std::vector<double> normed(x.size()), gated(x.size());
+                             up = normals(n * cols, random), bias = normals(cols, random);
+    Memory<float> dx(x.data(), x.size()), dw(weight.data(), cols), dup(up.data(), up.size()),
+        db(bias.data(), cols);
+    std::vector<double> normed(x.size()), centred(x.size()), gated(x.size());
     reference::rms_norm(x.data(), weight.data(), 1e-5f, n, cols, normed.data());
+    reference::layer_norm(x.data(), weight.data(), bias.data(), 1e-5f, n, cols, centred.data());
     reference::activate(Activation::silu, x.data(), up.data(), x.size(), gated.data());
     for (const auto& [with_f32, with_q] :
          {std::pair(true, false), std::pair(true, true), std::pair(false, true)}) {
       if (with_q && cols % 32 != 0) continue;
       Found found;
-      Made norm(n, cols, with_f32, with_q), gate(n, cols, with_f32, with_q);
+      Made norm(n, cols, with_f32, with_q), gate(n, cols, with_f32, with_q),
+          layer(n, cols, with_f32, with_q);
       OK(ops().rms_norm(stream(), dx.data(), dw.data(), 1e-5f, found.check(1), norm.view));
-      OK(ops().swiglu(stream(), dx.data(), dup.data(), found.check(1), gate.view));
+      OK(ops().layer_norm(stream(), dx.data(), dw.data(), db.data(), 1e-5f, found.check(1),
+                          layer.view));
+      OK(ops().activate(stream(), Activation::silu, dx.data(), dup.data(), found.check(1),
+                        gate.view));
       norm.check(normed);
+      layer.check(centred);
       gate.check(gated);
       CHECK(found.get() == no_mark);
     }
@@ -251,11 +258,57 @@ TEST_CASE("a device's norms and gates agree with the reference, in floats and ro
     CHECK(test::relative_error(dup.get().data(), sums.data(), x.size()) < 1e-6);
     dup.put(up.data());
     // in place
-    OK(ops().swiglu(stream(), dx.data(), dup.data(), found.check(1), {n, cols, dx.data()}));
+    OK(ops().activate(stream(), Activation::silu, dx.data(), dup.data(), found.check(1),
+                      {n, cols, dx.data()}));
     CHECK(test::relative_error(dx.get().data(), gated.data(), x.size()) < 1e-6);
     dx.put(x.data());
     OK(ops().rms_norm(stream(), dx.data(), dw.data(), 1e-5f, found.check(1), {n, cols, dx.data()}));
     CHECK(test::relative_error(dx.get().data(), normed.data(), x.size()) < 1e-6);
+    dx.put(x.data());
+    reference::layer_norm(x.data(), weight.data(), nullptr, 1e-5f, n, cols, centred.data());
+    OK(ops().layer_norm(stream(), dx.data(), dw.data(), nullptr, 1e-5f, found.check(1),
+                        {n, cols, dx.data()}));
+    CHECK(test::relative_error(dx.get().data(), centred.data(), x.size()) < 1e-6);
+  }
+}
+
+TEST_CASE("a device scales any number of floats") {
+  if (!stream()) return;
+  Random random(10);
+  for (const uint32_t n : {1u, 3u, 1024u, 5003u}) {
+    std::vector<float> x = normals(n, random);
+    Memory<float> dx(x.data(), n);
+    OK(ops().scale(stream(), dx.data(), n, 0.7f));
+    for (float& v : x) v *= 0.7f;
+    CHECK(std::equal(x.begin(), x.end(), dx.get().data()));
+  }
+}
+
+TEST_CASE("a device's activations agree with the reference, with a gate and without") {
+  if (!stream()) return;
+  Random random(8);
+  for (const uint32_t cols : {32u, 99u, 4128u}) {
+    constexpr uint32_t n = 2;
+    std::vector<float> gate = normals(n * cols, random), up = normals(n * cols, random);
+    for (float& x : gate) x *= 4;  // some are clamped
+    for (float& x : up) x *= 4;
+    Memory<float> dgate(gate.data(), gate.size()), dup(up.data(), up.size());
+    for (const Activation f :
+         {Activation::silu, Activation::gelu, Activation::relu_squared, Activation::clamped_silu}) {
+      for (const bool gated : {true, false}) {
+        if (!gated && f == Activation::clamped_silu) continue;
+        CAPTURE(static_cast<int>(f));
+        std::vector<double> expected(gate.size());
+        reference::activate(f, gate.data(), gated ? up.data() : nullptr, gate.size(),
+                            expected.data());
+        Found found;
+        Made made(n, cols, true, cols % 32 == 0);
+        OK(ops().activate(stream(), f, dgate.data(), gated ? dup.data() : nullptr, found.check(1),
+                          made.view));
+        made.check(expected);
+        CHECK(found.get() == no_mark);
+      }
+    }
   }
 }
 
@@ -279,9 +332,17 @@ TEST_CASE(
         Memory<float> dx(x.data(), x.size()), dq(q_norm.data(), dim), dk(k_norm.data(), dim),
             dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
         Found found;
-        DeviceHeads h{n,       heads, kv_heads, dim,  dx.data(), nullptr,
-                      nullptr, 1e-5f, rotary,   neox, dc.data(), ds.data()};
-        if (with_norms) h.q_norm = dq.data(), h.k_norm = dk.data();
+        DeviceHeads h{.n = n,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .head_dim = dim,
+                      .qkv = dx.data(),
+                      .epsilon = 1e-5f,
+                      .rotary_dim = rotary,
+                      .neox = neox,
+                      .cos = dc.data(),
+                      .sin = ds.data()};
+        if (with_norms) h.norm = DeviceHeadNorm::rms, h.q_norm = dq.data(), h.k_norm = dk.data();
         OK(ops().rotate(stream(), h, found.check(1)));
         std::vector<double> expected(x.begin(), x.end());
         if (with_norms)
@@ -302,6 +363,85 @@ TEST_CASE(
   }
 }
 
+// Every kind of norm, before or after the rotation, with weights of a head, of all heads or none.
+TEST_CASE("a device normalises the heads of queries, keys and values, and scales queries") {
+  if (!stream()) return;
+  Random random(9);
+  constexpr uint32_t n = 3, heads = 4, kv_heads = 2, rotary = 48, half = rotary / 2;
+  for (const uint32_t dim : {64u, 80u, 256u}) {
+    const std::size_t q_size = n * heads * dim, k_size = n * kv_heads * dim;
+    const std::vector<float> x = normals(q_size + 2 * k_size, random),
+                             q_norm = normals(heads * dim, random),
+                             k_norm = normals(kv_heads * dim, random), factors = normals(n, random);
+    std::vector<float> cos(n * half), sin(n * half);
+    for (std::size_t i = 0; i < cos.size(); ++i) {
+      const float angle = random.uniform(0, 6);
+      cos[i] = 1.1f * std::cos(angle), sin[i] = 1.1f * std::sin(angle);
+    }
+    Memory<float> dq(q_norm.data(), q_norm.size()), dk(k_norm.data(), k_norm.size()),
+        dc(cos.data(), cos.size()), ds(sin.data(), sin.size()), df(factors.data(), n);
+    const std::vector<float> ones(dim, 1.0f);
+    for (const DeviceHeadNorm norm :
+         {DeviceHeadNorm::none, DeviceHeadNorm::rms, DeviceHeadNorm::layer}) {
+      for (const uint32_t stride : {0u, dim}) {
+        for (const int flags : {0, 1, 2, 3, 4, 5, 6, 7}) {
+          const bool after = flags & 1, weights = flags & 2, has_rope = flags & 4;
+          CAPTURE(static_cast<int>(norm));
+          CAPTURE(flags);
+          Memory<float> dx(x.data(), x.size());
+          Found found;
+          DeviceHeads h{.n = n,
+                        .heads = heads,
+                        .kv_heads = kv_heads,
+                        .head_dim = dim,
+                        .qkv = dx.data(),
+                        .norm = norm,
+                        .norm_after_rope = after,
+                        .norm_v = after,
+                        .norm_stride = stride,
+                        .epsilon = 1e-5f,
+                        .rotary_dim = has_rope ? rotary : 0,
+                        .cos = dc.data(),
+                        .sin = ds.data(),
+                        .q_factor = 0.5f,
+                        .q_factors = weights ? df.data() : nullptr};
+          if (weights) h.q_norm = dq.data(), h.k_norm = dk.data();
+          OK(ops().rotate(stream(), h, found.check(1)));
+          std::vector<float> made = x;  // rounded between the operations, as on a device
+          std::vector<double> expected(x.begin(), x.end()), row(dim);
+          for (uint32_t i = 0; i < n * (heads + 2 * kv_heads); ++i) {
+            const uint32_t of_q = n * heads, of_k = n * kv_heads;
+            const bool is_q = i < of_q, is_v = i >= of_q + of_k;
+            const uint32_t all = is_q ? heads : kv_heads, at = is_q ? i : (i - of_q) % of_k,
+                           token = at / all;
+            const auto normalise = [&](DeviceHeadNorm kind) {
+              const float* own = weights && !is_v ? (is_q ? q_norm : k_norm).data() +
+                                                        std::size_t{at % all} * stride
+                                                  : ones.data();
+              for (uint32_t d = 0; d < dim; ++d) made[d] = static_cast<float>(row[d]);
+              if (kind == DeviceHeadNorm::rms)
+                reference::rms_norm(made.data(), own, 1e-5f, 1, dim, row.data());
+              if (kind == DeviceHeadNorm::layer)
+                reference::layer_norm(made.data(), own, nullptr, 1e-5f, 1, dim, row.data());
+            };
+            std::copy_n(x.begin() + std::size_t{i} * dim, dim, row.begin());
+            if (!is_v && !after) normalise(norm);
+            if (!is_v && has_rope)
+              reference::rope(row.data(), 1, dim, rotary, cos.data() + token * half,
+                              sin.data() + token * half, false);
+            if (!is_v && after) normalise(norm);
+            if (is_v && h.norm_v) normalise(DeviceHeadNorm::rms);
+            const double factor = is_q ? 0.5 * (weights ? double{factors[token]} : 1) : 1;
+            for (uint32_t d = 0; d < dim; ++d) expected[i * dim + d] = row[d] * factor;
+          }
+          CHECK(test::relative_error(dx.get().data(), expected.data(), x.size()) < 2e-6);
+          CHECK(found.get() == no_mark);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a device finds the first layer with NaN or infinity, in every array that it checks") {
   if (!stream()) return;
   constexpr uint32_t n = 3, heads = 4, kv_heads = 2, dim = 64, cols = (heads + 2 * kv_heads) * dim,
@@ -311,8 +451,16 @@ TEST_CASE("a device finds the first layer with NaN or infinity, in every array t
   const std::vector<float> cos(n * half, 0.8f), sin(n * half, 0.6f);
   Memory<float> dc(cos.data(), cos.size()), ds(sin.data(), sin.size());
   Made made(n, cols, true, true);
-  const DeviceHeads h{n,       heads, kv_heads, dim,  x.data(),  nullptr,
-                      nullptr, 1e-5f, 2 * half, true, dc.data(), ds.data()};
+  const DeviceHeads h{.n = n,
+                      .heads = heads,
+                      .kv_heads = kv_heads,
+                      .head_dim = dim,
+                      .qkv = x.data(),
+                      .epsilon = 1e-5f,
+                      .rotary_dim = 2 * half,
+                      .neox = true,
+                      .cos = dc.data(),
+                      .sin = ds.data()};
   using Look = std::function<int(const DeviceCheck&)>;
   const std::pair<const char*, Look> looks[] = {
       {"quantize",
@@ -333,9 +481,13 @@ TEST_CASE("a device finds the first layer with NaN or infinity, in every array t
          return ops().add_rms_norm(stream(), x.data(), weight.data(), 1e-5f, c,
                                    {n, cols, made.view.f32});
        }},
-      {"swiglu",
+      {"layer_norm",
        [&](const DeviceCheck& c) {
-         return ops().swiglu(stream(), x.data(), up.data(), c, made.view);
+         return ops().layer_norm(stream(), x.data(), weight.data(), nullptr, 1e-5f, c, made.view);
+       }},
+      {"activate",
+       [&](const DeviceCheck& c) {
+         return ops().activate(stream(), Activation::silu, x.data(), up.data(), c, made.view);
        }},
       {"rotate", [&](const DeviceCheck& c) { return ops().rotate(stream(), h, c); }}};
   for (const auto& [name, look] : looks) {
@@ -351,7 +503,7 @@ TEST_CASE("a device finds the first layer with NaN or infinity, in every array t
     CHECK(mark_of(1e23f, size / 2, 12) == no_mark);
     CHECK(mark_of(NAN, size - 1, 12) == 12);
     CHECK(mark_of(INFINITY, 0, 11) == 11);
-    CHECK(mark_of(std::string(name) == "swiglu" ? 2e24f : -2e30f, size / 2 + 7, 10) == 10);
+    CHECK(mark_of(std::string(name) == "activate" ? 2e24f : -2e30f, size / 2 + 7, 10) == 10);
     CHECK(mark_of(NAN, cols * 2 - 1, 11) == 10);
     for (uint32_t i = 0; i < 9; ++i) CHECK(mark_of(NAN, i * (size / 9) + i, 9 - i) == 9 - i);
   }
