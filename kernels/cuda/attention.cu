@@ -30,7 +30,8 @@ __global__ void __launch_bounds__(begin_threads)
   let_next_begin();
   // Some threads share the sum of a coordinate. They load their part of the basis, which no kernel
   // writes, before its factors exist.
-  constexpr uint32_t max_each = 26;  // for heads of 128 in 48 coordinates
+  // For heads of 128 in 48 coordinates; the rest of larger ones is loaded later.
+  constexpr uint32_t max_each = 26;
   const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n,
                  share = thread / n;
   float basis[max_each] = {};
@@ -75,6 +76,12 @@ __global__ void __launch_bounds__(begin_threads)
 #pragma unroll
   for (uint32_t i = 0; i < max_each; ++i)
     if (share < shares && share + i * shares < kv.dim) sum += x[share + i * shares] * basis[i];
+  if (share < shares) {
+    const float* column = kv.basis + std::size_t{head} * kv.dim * n + coordinate;
+#pragma unroll 4
+    for (uint32_t d = share + max_each * shares; d < kv.dim; d += shares)
+      sum += x[d] * __ldg(column + std::size_t{d} * n);
+  }
   sums[thread] = sum;
   __syncthreads();
   if (thread < n) {
@@ -99,18 +106,27 @@ namespace {
 constexpr unsigned attend_warps = attend_threads / warp;
 
 // A warp's part of the attention of `rows` query rows: a lane has four neighbouring dimensions of
-// o.
+// o, `wide` times.
 template <uint32_t dim, uint32_t rows>
 struct Part {
-  static constexpr uint32_t lanes_across = dim / 4;  // lanes that share a token's values
-  static constexpr uint32_t tokens_at_once = warp / lanes_across;
-  float o[rows][4], m[rows], l[rows], own[rows];  // own: the part of l that stands for itself
+  // Lanes that share a token's values.
+  static constexpr uint32_t lanes_across = dim / 4 < warp ? dim / 4 : warp;
+  static constexpr uint32_t tokens_at_once = warp / lanes_across, wide = dim / 4 / lanes_across;
+  float o[rows][wide][4], m[rows], l[rows], own[rows];  // own: the part of l for itself
 
   __device__ Part() {
     for (uint32_t r = 0; r < rows; ++r) {
       m[r] = -INFINITY, l[r] = own[r] = 0;
-      for (uint32_t d = 0; d < 4; ++d) o[r][d] = 0;
+      for (uint32_t i = 0; i < wide; ++i)
+        for (uint32_t d = 0; d < 4; ++d) o[r][i][d] = 0;
     }
+  }
+  // The lane's quad of those that the warp has, and its word of the quad's values, in load j.
+  static __device__ uint32_t quad_of(uint32_t j) {
+    return j / wide * tokens_at_once + threadIdx.x % warp / lanes_across;
+  }
+  static __device__ uint32_t word_of(uint32_t j) {
+    return j % wide * lanes_across + threadIdx.x % warp % lanes_across;
   }
 
   // For tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over
@@ -144,7 +160,8 @@ struct Part {
       own[r] = own[r] * keep + warp_sum(bias == 0 ? sum : 0.0f, lanes);
       m[r] = max_score;
 #pragma unroll
-      for (uint32_t d = 0; d < 4; ++d) o[r][d] *= keep;
+      for (uint32_t i = 0; i < wide; ++i)
+        for (uint32_t d = 0; d < 4; ++d) o[r][i][d] *= keep;
       if (lane < lanes)
         *reinterpret_cast<float4*>(&weights[r][lane * 4]) = {x[0] * v_scale[0], x[1] * v_scale[1],
                                                              x[2] * v_scale[2], x[3] * v_scale[3]};
@@ -165,11 +182,11 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
     __syncthreads();
     if (lane == 0) part_m[w] = part.m[r], part_l[w] = part.l[r], part_own[w] = part.own[r];
 #pragma unroll
-    for (uint32_t i = 0; i < 4; ++i) {
-      float x = part.o[r][i];
+    for (uint32_t i = 0; i < P::wide * 4; ++i) {
+      float x = part.o[r][i / 4][i % 4];
       for (uint32_t step = P::lanes_across; step < warp; step *= 2)
         x += __shfl_xor_sync(all_lanes, x, step);
-      if (lane < P::lanes_across) part_o[w][lane * 4 + i] = x;
+      if (lane < P::lanes_across) part_o[w][P::word_of(i / 4) * 4 + i % 4] = x;
     }
     __syncthreads();
     if (first_row + r >= kv.group) continue;
@@ -235,9 +252,9 @@ struct Quad {
 // Copies a quad by a warp into the layout of DeviceHotQuads; words: of 16 bytes, of its keys.
 __device__ void copy_quad(const Quad& from_quad, uint32_t words, uint32_t lane, uint8_t* place) {
   auto* const to = reinterpret_cast<uint4*>(place);
-  if (lane < words)
-    to[lane] = __ldcs(reinterpret_cast<const uint4*>(from_quad.keys) + lane),
-    to[words + lane] = __ldcs(reinterpret_cast<const uint4*>(from_quad.values) + lane);
+  for (uint32_t i = lane; i < words; i += warp)
+    to[i] = __ldcs(reinterpret_cast<const uint4*>(from_quad.keys) + i),
+    to[words + i] = __ldcs(reinterpret_cast<const uint4*>(from_quad.values) + i);
   if (lane < 2)
     reinterpret_cast<uint2*>(to + 2 * words)[lane] = __ldcs(
         reinterpret_cast<const uint2*>(lane == 0 ? from_quad.scales : from_quad.value_scales));
@@ -317,9 +334,8 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     };
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
-      const auto* from = reinterpret_cast<const uint4*>(
-          pointer(source.values, j * P::tokens_at_once + lane / P::lanes_across));
-      v[j] = from ? __ldcs(from + lane % P::lanes_across) : uint4();
+      const auto* from = reinterpret_cast<const uint4*>(pointer(source.values, P::quad_of(j)));
+      v[j] = from ? __ldcs(from + P::word_of(j)) : uint4();
     }
     // Scales of keys and values are neighbours: a lane reads one of the two, so both are loaded at
     // once.
@@ -336,8 +352,8 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {
         if (to) reinterpret_cast<uint4*>(to)[j * (warp / lanes) + lane / lanes] = k[j];
-        if (uint8_t* value = pointer(to, j * P::tokens_at_once + lane / P::lanes_across))
-          reinterpret_cast<uint4*>(value)[groups + lane % P::lanes_across] = v[j];
+        if (uint8_t* value = pointer(to, P::quad_of(j)))
+          reinterpret_cast<uint4*>(value)[groups + P::word_of(j)] = v[j];
       }
       if (to && lane < lanes)
         reinterpret_cast<uint2*>(to + 8 * dim)[0] = k_scales,
@@ -353,15 +369,16 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
                                there ? entry.present : 0, weights[w]);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
-      const uint32_t four = j * P::tokens_at_once + lane / P::lanes_across;
+      const uint32_t four = P::quad_of(j);
       const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
 #pragma unroll
       for (uint32_t r = 0; r < rows; ++r) {
         const float4 x = *reinterpret_cast<const float4*>(&weights[w][r][four * 4]);
 #pragma unroll
         for (uint32_t d = 0; d < 4; ++d)
-          part.o[r][d] += x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) +
-                          x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
+          part.o[r][j % P::wide][d] +=
+              x.x * signed_byte(words[d], 0) + x.y * signed_byte(words[d], 1) +
+              x.z * signed_byte(words[d], 2) + x.w * signed_byte(words[d], 3);
       }
     }
     __syncwarp();
@@ -458,6 +475,7 @@ __global__ void __launch_bounds__(gather_threads)
 
 KVASIR_OF_DIM(64)
 KVASIR_OF_DIM(128)
+KVASIR_OF_DIM(256)
 
 }  // extern "C"
 }  // namespace kvasir::cuda

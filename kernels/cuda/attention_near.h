@@ -22,9 +22,11 @@ __device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttentio
     prefetch_all(window_rows_of_head + values, values * sizeof(float));
   }
   after_previous();
-  using Vector = std::conditional_t<each == 4, float4, float2>;
+  using Vector = std::conditional_t<each == 2, float2, float4>;
   const auto read = [lane = threadIdx.x % warp](const float* x, float(&to)[each]) {
-    *reinterpret_cast<Vector*>(to) = *(reinterpret_cast<const Vector*>(x) + lane);
+    constexpr uint32_t vectors = each * sizeof(float) / sizeof(Vector);
+    for (uint32_t i = 0; i < vectors; ++i)
+      reinterpret_cast<Vector*>(to)[i] = reinterpret_cast<const Vector*>(x)[lane * vectors + i];
   };
   __shared__ float part_m[near_warps], part_l[near_warps], part_o[near_warps][dim];
   const uint32_t head = at_row / kv.group, row = at_row % kv.group, lane = threadIdx.x % warp,

@@ -6,7 +6,6 @@
 #include <span>
 
 #include "backend/device_operations.h"
-#include "backend/prefill_dims.h"
 #include "launch.h"
 #include "launch_experts.h"
 
@@ -349,9 +348,9 @@ int find_kernels(DeviceContext* context) {
   CUmodule reading = context->modules[4];
   for (const char* name : {"prefill_largest", "prefill_lay_out", "prefill_queries"})
     if (const int error = find(name, reading)) return error;
-  for (const uint32_t dim : prefill_dims)
-    if (const int error = find(PrefillName(dim).text, reading)) return error;
   for (const uint32_t dim : attended_dims)
+    if (const int error = find(PrefillName(dim).text, reading)) return error;
+  for (const uint32_t dim : nearest_dims)
     if (const int error = find(NearestName(dim).text, context->modules[5])) return error;
   if (const int error = find("nearest_choose", context->modules[5])) return error;
   for (const char* name : {"window_finish", "window_keep"})
@@ -363,7 +362,7 @@ int find_kernels(DeviceContext* context) {
                                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                        static_cast<int>(bytes));
   };
-  for (const uint32_t dim : prefill_dims)
+  for (const uint32_t dim : attended_dims)
     if (const int error = allow(PrefillName(dim).text, prefill_shared_bytes(dim))) return error;
   for (const TensorType type : types) {
     if (has_wide(type))

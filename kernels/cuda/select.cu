@@ -73,10 +73,7 @@ __global__ void __launch_bounds__(share_threads, share_blocks)
   after_previous();
   const uint32_t end = kv.counts->pages * page_quads;
   float* const scores = a.scores + first_row * stride + thread * share_each;
-  // Pages have whole fours of quads.
-  const auto inside = [&](uint32_t part) {
-    return part + thread * share_each >= first && part + thread * share_each < end;
-  };
+  const auto inside = [&](uint32_t quad) { return quad >= first && quad < end; };
   const auto scores_of = [&](uint32_t row, uint32_t part) {
     return part + thread * share_each < stride && row < rows
                ? __ldcg(reinterpret_cast<const float4*>(scores + row * stride + part))
@@ -148,9 +145,12 @@ __global__ void __launch_bounds__(share_threads, share_blocks)
     }
 #pragma unroll 4
     for (uint32_t r = rows_at_once; r < rows; ++r) add(scores_of(r, part), r);
-    if (inside(part)) {
+    const uint32_t own = part + thread * share_each;
+    if (inside(own) || inside(own + share_each - 1)) {
 #pragma unroll
-      for (float& sum : share) {
+      for (uint32_t i = 0; i < share_each; ++i) {
+        if (!inside(own + i)) continue;  // of pages with fewer than four quads
+        float& sum = share[i];
         sum = fmaxf(sum >= bin_edge(0) ? sum : 0, min_share);  // NaNs too
         const uint32_t bits = (__float_as_uint(sum) + (1u << step_shift >> 1)) >> step_shift,
                        above = bits - first_bin * bin_steps;
@@ -275,16 +275,17 @@ __global__ void __launch_bounds__(choose_threads, 6)
 
 // near_rows: the first blocks of a KV head attend sinks and window, one of near_rows query rows of
 // a token each; 0: attention_near does.
-#define KVASIR_OF_DIM(dim, groups)                                                   \
-  __global__ void __launch_bounds__(scan_threads, scan_blocks)                       \
+#define KVASIR_OF_DIM(dim, groups, blocks)                                           \
+  __global__ void __launch_bounds__(scan_threads, blocks)                            \
       attention_scan_##dim(DeviceKv kv, DeviceAttention a, uint32_t near_rows) {     \
     if (blockIdx.x < near_rows)                                                      \
       attend_sinks_and_window<dim / warp, scan_threads / warp>(                      \
           kv, a, blockIdx.y * near_rows + blockIdx.x, 0);                            \
     else score_sketch<groups>(kv, a, blockIdx.x - near_rows, gridDim.x - near_rows); \
   }
-KVASIR_OF_DIM(64, 3)
-KVASIR_OF_DIM(128, 6)
+KVASIR_OF_DIM(64, 3, scan_blocks)
+KVASIR_OF_DIM(128, 6, scan_blocks)
+KVASIR_OF_DIM(256, 12, scan_blocks / 2)
 
 }  // extern "C"
 }  // namespace kvasir::cuda

@@ -59,13 +59,15 @@ __device__ void wait_groups() {
 template <uint32_t groups>
 __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint32_t part,
                              uint32_t parts_of_head) {
-  static_assert(groups == 3 || groups == 6);
-  constexpr uint32_t n = groups * 8, warps = scan_threads / warp, ahead = 3,
+  static_assert(groups == 3 || groups == 6 || groups == 12);
+  // Products of 32 coordinates, four groups each. Shared memory has room for fewer large tiles.
+  constexpr uint32_t products = groups == 12 ? 3 : 1;
+  constexpr uint32_t n = groups * 8, warps = scan_threads / warp, ahead = groups == 12 ? 1 : 3,
                      tile_bytes = 4 * groups * tile_quads * 4, step_bytes = tile_quads * 2;
   const uint32_t at = blockIdx.y, head = at / a.blocks, lane = threadIdx.x % warp,
                  w = threadIdx.x / warp;
   const uint32_t pair = lane / 4, of_key = lane % 4, quad = 2 * pair + of_key / 2;
-  // Of a head of 64 or 128.
+  // Of a head of 64, 128 or 256.
   constexpr uint32_t page_quads = page_size / 2 / (groups * 64 / 3) / 4,
                      tiles_of = extent_pages * page_quads / tile_quads;
   __shared__ float parts[warps][scan_rows][2];
@@ -123,7 +125,7 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
   for (uint32_t begin = 0; begin < rows; begin += scan_rows) {
     if (begin > 0) fetch_first();
     const uint32_t mine = begin + of_key % 2 * lane_rows;  // first row of this lane
-    uint32_t q[2], q_rest = 0;
+    uint32_t q[products][2], q_rest = 0;
     int32_t start[lane_rows] = {};
     float scale[lane_rows], m[lane_rows], l[lane_rows] = {};
     uint32_t to[lane_rows];  // offset of its quad of tile 0 in the scores of the list
@@ -134,9 +136,12 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
       return reinterpret_cast<const int32_t*>(a.projected + query_at(min(row, rows - 1)) * n);
     };
     const int32_t* column = projected(begin + pair % scan_rows);
-    q[0] = of_key < groups ? column[2 * of_key] : 0;
-    q[1] = of_key < groups ? column[2 * of_key + 1] : 0;
-    if (groups > 4) q_rest = column[8 + of_key];
+#pragma unroll
+    for (uint32_t p = 0; p < products; ++p) {
+      q[p][0] = of_key < groups ? column[8 * p + 2 * of_key] : 0;
+      q[p][1] = of_key < groups ? column[8 * p + 2 * of_key + 1] : 0;
+    }
+    if (groups == 6) q_rest = column[8 + of_key];
 #pragma unroll
     for (uint32_t r = 0; r < lane_rows; ++r) {
       scale[r] = a.projected_scale[query_at(min(mine + r, rows - 1))];
@@ -161,12 +166,15 @@ __device__ void score_sketch(const DeviceKv& kv, const DeviceAttention& a, uint3
       for (uint32_t i = 0; i < 4; ++i) {
         const uint2* words =
             reinterpret_cast<const uint2*>(tile_data) + i * groups * tile_quads / 2 + pair;
-        const uint2 whole = of_key < groups ? words[of_key * tile_quads / 2] : uint2();
         int32_t d[4] = {start[0], start[1], start[0], start[1]};
         const auto low = [](uint32_t x) { return x & 0x0f0f0f0f; };
         const auto high = [](uint32_t x) { return x >> 4 & 0x0f0f0f0f; };
-        multiply_32(d, {low(whole.x), low(whole.y), high(whole.x), high(whole.y)}, q);
-        if constexpr (groups > 4) {  // more coordinates than a product of 32 takes
+#pragma unroll
+        for (uint32_t p = 0; p < products; ++p) {
+          const uint2 whole = of_key < groups ? words[(4 * p + of_key) * tile_quads / 2] : uint2();
+          multiply_32(d, {low(whole.x), low(whole.y), high(whole.x), high(whole.y)}, q[p]);
+        }
+        if constexpr (groups == 6) {  // more coordinates than a product of 32 takes
           const uint2 rest = words[(4 + of_key / 2) * tile_quads / 2];
           multiply_16(d, low(rest.x >> of_key % 2 * 4), low(rest.y >> of_key % 2 * 4), q_rest);
         }

@@ -160,7 +160,7 @@ constexpr uint32_t max_selecting_rows = [] {
   return max;
 }();
 // Padded head dimensions. Few models have others, and the code for each is large.
-constexpr uint32_t attended_dims[] = {64, 128};
+constexpr uint32_t attended_dims[] = {64, 128, 256};
 
 // A step of exact prefill in one layer: n tokens attend all tokens before them and themselves.
 // Pages are in device memory, or in host memory that the device reads.

@@ -7,10 +7,12 @@
 
 namespace kvasir {
 
+constexpr uint32_t nearest_dims[] = {64, 128};
+
 // All pointers device, the byte arrays at multiples of 16.
 struct DeviceNearest {
   uint32_t rows, items;      // queries, keys
-  uint32_t dim;              // one of attended_dims
+  uint32_t dim;              // one of nearest_dims
   uint32_t k;                // keys per query, at most max_nearest
   const int8_t* queries;     // [rows][dim]
   const float* query_scale;  // [rows]

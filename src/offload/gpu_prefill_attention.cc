@@ -6,7 +6,6 @@
 #include <iterator>
 #include <utility>
 
-#include "backend/prefill_dims.h"
 #include "base/checked.h"
 
 namespace kvasir {
@@ -26,8 +25,8 @@ Fallback GpuPrefillAttention::refuses(const KvStore& store, uint32_t n) const {
   if (n == 1 || (n <= few && !holds_memory())) return Fallback::few_tokens;
   if (store.budget().bytes > 0) return Fallback::memory_limit;
   if (store.window_tokens() == KvStore::keep_all) return Fallback::full_precision;
-  if (std::find(std::begin(prefill_dims), std::end(prefill_dims), shape_.page.dim) ==
-      std::end(prefill_dims))
+  if (std::find(std::begin(attended_dims), std::end(attended_dims), shape_.page.dim) ==
+      std::end(attended_dims))
     return Fallback::head_size;
   return Fallback::none;
 }

@@ -106,3 +106,44 @@ TEST_CASE("windows that a device has no room for are attended by the CPU, and th
     (void)without;
   }
 }
+
+TEST_CASE("layers that see a window are on several devices, or on one and the CPU") {
+  const auto tokens = some_tokens(length);
+  for (const char* name : {"gemma3", "gemma4", "gemma4-e", "cohere2"}) {
+    CAPTURE(std::string(name));
+    const auto cpu = open_windows(name, "cpu");
+    const std::vector<float> expected = logits_after(cpu.get(), 9);
+    const std::string path = FIXTURES "/models/" + std::string(name) + ".gguf";
+    std::size_t splits = 0;
+    for (const char* devices : {"cuda:0,cuda:1,cuda:2", "cuda:0"}) {
+      const auto open = [&](uint64_t budget, std::shared_ptr<const Model>* model) {
+        const Status s = Model::open(path, "", model, {devices, budget});
+        CHECK((s.ok() || s.code() == Code::no_memory));
+        return s.ok();
+      };
+      // From the smallest budget with which a device has a layer on.
+      uint64_t little = 0, enough = uint64_t{1} << 28;
+      for (std::shared_ptr<const Model> model; enough - little > 4096;)
+        (open((little + enough) / 2, &model) ? enough : little) = (little + enough) / 2;
+      std::vector<uint32_t> seen;
+      for (uint64_t budget = enough; budget < enough + (uint64_t{1} << 20); budget += 16384) {
+        std::shared_ptr<const Model> model;
+        if (!open(budget, &model)) continue;
+        std::vector<uint32_t> layers;
+        for (const DeviceWeights& weights : model->device_weights())
+          layers.push_back(weights.end_layer());
+        if (layers == seen) continue;
+        seen = layers;
+        if (model->config().shares_kv()) CHECK(layers.size() == 1);
+        auto session = open_session(model, exact());
+        uint64_t done = 0;
+        const Status read = session->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
+        if (read.code() == Code::no_memory) continue;  // only the weights had room
+        REQUIRE_MESSAGE(read.ok(), read.message());
+        CHECK(difference(logits_after(session.get(), 9), expected) < tolerance);
+        ++splits;
+      }
+    }
+    CHECK(splits > 2);
+  }
+}

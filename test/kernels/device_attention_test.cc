@@ -281,7 +281,7 @@ void check_sequence(const Shape& s, Random& random) {
 TEST_CASE("a device's attention agrees with the reference on odd sequences") {
   if (!stream()) return;
   Random random(11);
-  for (const uint32_t head_dim : {48u, 64u, 80u, 128u}) {
+  for (const uint32_t head_dim : {48u, 64u, 80u, 128u, 192u, 256u}) {
     for (const uint32_t group : {1u, 2u, 3u, 4u, 7u, 8u, 9u, 16u}) {
       const uint32_t pages = 2 + random.below(70), most = 1 + random.below(40);
       check_sequence(
@@ -300,7 +300,7 @@ TEST_CASE("a device's attention agrees with the reference on odd sequences") {
 TEST_CASE("learned scores without values take their share of a device's attention") {
   if (!stream()) return;
   Random random(15);
-  for (const uint32_t head_dim : {64u, 80u, 128u})
+  for (const uint32_t head_dim : {64u, 80u, 128u, 256u})
     for (const uint32_t group : {1u, 3u, 8u})
       for (const uint32_t n : {1u, 3u, 20u})
         for (const uint32_t pages : {0u, 40u})
@@ -313,7 +313,7 @@ TEST_CASE(
   Random random(12);
   for (const uint32_t pages : {0u, 1u, 2u, 15u, 16u, 17u, 33u})
     for (const uint32_t most : {0u, 1u, 100000u})
-      for (const uint32_t head_dim : {64u, 128u})
+      for (const uint32_t head_dim : {64u, 128u, 256u})
         check_sequence({head_dim, 2, 3, pages, 20, 2, most / 4, most, 0.09f}, random);
   check_sequence({128, 2, 4, 1300, 130, 1, 30, 480, 0.02f}, random);
   // so many lists and parts of them that one part finds a list's threshold for all
@@ -326,7 +326,7 @@ TEST_CASE(
   if (!stream()) return;
   Random random(13);
   for (const float sharpness : {3.0f, 8.0f, 20.0f})
-    for (const uint32_t head_dim : {64u, 128u}) {
+    for (const uint32_t head_dim : {64u, 128u, 256u}) {
       check_sequence({head_dim, 2, 1, 300, 20, 1, 40, 40, 0, sharpness}, random);
       check_sequence({head_dim, 2, 3, 300, 20, 1, 10, 160, 0.02f, sharpness}, random);
     }
@@ -337,7 +337,7 @@ TEST_CASE(
     "same bits") {
   if (!stream()) return;
   Random random(14);
-  for (const uint32_t head_dim : {64u, 128u}) {
+  for (const uint32_t head_dim : {64u, 128u, 256u}) {
     for (const uint32_t group : {1u, 4u, 9u}) {
       for (const uint32_t room : {8u, 24u, 1024u}) {
         CAPTURE(head_dim);

@@ -165,7 +165,7 @@ TEST_CASE(
     "attended") {
   if (!stream()) return;
   Random random(31);
-  for (const uint32_t head_dim : {48u, 64u, 80u, 128u})
+  for (const uint32_t head_dim : {48u, 64u, 80u, 128u, 256u})
     for (const uint32_t group : {1u, 3u, 4u, 9u, 16u})
       check_hybrid({head_dim, 1 + random.below(3), group, 2 + random.below(60), random.below(200),
                     1, 1, 1, 0},
@@ -178,7 +178,7 @@ TEST_CASE(
   if (!stream()) return;
   Random random(32);
   constexpr uint32_t layers = 3, kv_heads = 2;
-  for (const uint32_t head_dim : {64u, 80u, 128u}) {
+  for (const uint32_t head_dim : {64u, 80u, 128u, 256u}) {
     CAPTURE(head_dim);
     // Layers' heads lie one behind the other.
     const Shape s{head_dim, layers * kv_heads, 4, 40, 70, 1, 1, 1, 0};

@@ -91,7 +91,7 @@ TEST_CASE(
     "there are fewer than are wanted") {
   if (!stream()) return;
   Random random(31);
-  for (const uint32_t dim : attended_dims) {
+  for (const uint32_t dim : nearest_dims) {
     for (const uint32_t items :
          {1u, 7u, 8u, 9u, 63u, 64u, 65u, 399u, 400u, 401u, 3199u, 3200u, 3201u, 6400u})
       check(random_keys(5, items, dim, random), 400);
@@ -108,7 +108,7 @@ TEST_CASE(
     "than it looks at together") {
   if (!stream()) return;
   Random random(32);
-  for (const uint32_t dim : attended_dims)
+  for (const uint32_t dim : nearest_dims)
     for (const uint32_t items : {500u, 5000u, 50000u}) {
       Keys few = random_keys(3, items, dim, random, 1);  // few different scores
       std::fill(few.key_scale.begin(), few.key_scale.end(), 0.25f);
@@ -130,7 +130,7 @@ TEST_CASE(
     "order of the floats") {
   if (!stream()) return;
   Random random(33);
-  for (const uint32_t dim : attended_dims) {
+  for (const uint32_t dim : nearest_dims) {
     Keys k = random_keys(2, 700, dim, random);
     std::fill(k.queries.begin(), k.queries.end(), int8_t{127});
     for (uint32_t i = 0; i < k.items; ++i) {
@@ -153,7 +153,7 @@ TEST_CASE("a device chooses by the scores that the CPU's kernels have of the sam
   if (!stream()) return;
   Random random(34);
   const Kernels& cpu = cpu_kernels();
-  for (const uint32_t head_dim : attended_dims) {
+  for (const uint32_t head_dim : nearest_dims) {
     const PageShape page = PageShape::of(head_dim);
     const uint32_t pages = 70, items = pages * page.page_tokens, rows = 6;
     Keys k = random_keys(rows, items, page.dim, random);

@@ -386,6 +386,7 @@ TEST_CASE("a device normalises the heads of queries, keys and values, and scales
       for (const uint32_t stride : {0u, dim}) {
         for (const int flags : {0, 1, 2, 3, 4, 5, 6, 7}) {
           const bool after = flags & 1, weights = flags & 2, has_rope = flags & 4;
+          if (norm == DeviceHeadNorm::layer && !weights) continue;  // it has some
           CAPTURE(static_cast<int>(norm));
           CAPTURE(flags);
           Memory<float> dx(x.data(), x.size());

@@ -33,10 +33,11 @@ std::shared_ptr<const Model> on_gpu(const std::string& path) {
   return model;
 }
 
-// Random weights of heads that a GPU attends: 64 dimensions.
+// Random weights of heads that a GPU attends: 64 dimensions, or 256.
 class Builder {
  public:
-  explicit Builder(const std::string& architecture) : prefix_(architecture + ".") {
+  Builder(const std::string& architecture, uint32_t head_dim)
+      : dim(head_dim), prefix_(architecture + ".") {
     file_ = bpe_file(byte_vocabulary());
     file_.key("general.architecture", architecture).key("general.name", "layers");
     key("block_count", layers), key("embedding_length", width), key("context_length", 4096u);
@@ -77,7 +78,8 @@ class Builder {
   }
   static std::string layer(uint32_t l) { return "blk." + std::to_string(l) + "."; }
 
-  static constexpr uint32_t layers = 4, width = 64, inner = 96, heads = 4, kv_heads = 2, dim = 64;
+  static constexpr uint32_t layers = 4, width = 64, inner = 96, heads = 4, kv_heads = 2;
+  const uint32_t dim;
 
  private:
   void add(const std::string& name, std::vector<uint64_t> dims, float mean, float scale) {
@@ -96,19 +98,22 @@ class Builder {
 };
 
 std::string save_model(const std::string& name, const TempFolder& folder) {
-  Builder b(name);
+  Builder b(name, name == "gemma3" ? 256 : 64);
   for (uint32_t l = 0; l < Builder::layers; ++l) {
     const std::string at = Builder::layer(l);
     if (name == "olmo2" || name == "exaone4") {
       b.attention(at, {"post_attention_norm", "post_ffw_norm"});
-      b.vector(at + "attn_q_norm.weight", name == "olmo2" ? Builder::heads * Builder::dim : 64);
-      b.vector(at + "attn_k_norm.weight", name == "olmo2" ? Builder::kv_heads * Builder::dim : 64);
+      b.vector(at + "attn_q_norm.weight", name == "olmo2" ? Builder::heads * b.dim : 64);
+      b.vector(at + "attn_k_norm.weight", name == "olmo2" ? Builder::kv_heads * b.dim : 64);
       b.network(at);
     } else if (name == "cohere2") {
       b.attention(at, {"attn_norm"});
       b.network(at);
-    } else if (name == "gemma2") {
+    } else if (name == "gemma2" || name == "gemma3") {
       b.attention(at, {"attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"});
+      if (name == "gemma3")
+        for (const char* norm : {"attn_q_norm.weight", "attn_k_norm.weight"})
+          b.vector(at + norm, b.dim);
       b.network(at);
     } else {
       b.attention(at, {"attn_norm", "post_attention_norm"});
@@ -120,6 +125,7 @@ std::string save_model(const std::string& name, const TempFolder& folder) {
     }
   }
   if (name == "cohere2") b.key("logit_scale", 0.25f);
+  if (name == "gemma3") b.key("attention.sliding_window_pattern", 2u);
   if (name == "gpt-oss") {
     b.key("expert_count", 4u), b.key("expert_used_count", 2u);
     b.key("expert_feed_forward_length", Builder::inner);
@@ -230,7 +236,7 @@ constexpr double eight_bits = 3e-2;
 TEST_CASE("a GPU attends windows in every mode of the other layers") {
   if (!device_model()) return;
   const TempFolder folder;
-  for (const char* name : {"olmo2", "cohere2", "exaone4", "gpt-oss", "gemma2"}) {
+  for (const char* name : {"olmo2", "cohere2", "exaone4", "gpt-oss", "gemma2", "gemma3"}) {
     CAPTURE(std::string(name));
     const std::string path = save_model(name, folder);
     for (const char* strategy : {"bounded", "full", "quest"}) {

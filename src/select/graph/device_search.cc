@@ -14,8 +14,8 @@ constexpr float largest_scale = 1e20f;   // of a query: every score stays finite
 
 // The reason why the CPU must search; null: a device can.
 const char* why_cpu(const KeyView& keys, const QueryRows& queries, uint32_t k) {
-  if (std::find(std::begin(attended_dims), std::end(attended_dims), queries.dim) ==
-      std::end(attended_dims))
+  if (std::find(std::begin(nearest_dims), std::end(nearest_dims), queries.dim) ==
+      std::end(nearest_dims))
     return "unsupported head size";
   if (k > max_nearest) return "too many keys per query";
   const bool in_range = std::all_of(queries.scale, queries.scale + queries.rows,
