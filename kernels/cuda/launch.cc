@@ -238,7 +238,9 @@ int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention&
 
 struct PrefillName {
   char text[32];
-  explicit PrefillName(uint32_t dim) { std::snprintf(text, sizeof text, "prefill_attend_%u", dim); }
+  PrefillName(bool windowed, uint32_t dim) {
+    std::snprintf(text, sizeof text, windowed ? "prefill_window_%u" : "prefill_attend_%u", dim);
+  }
 };
 
 int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
@@ -258,7 +260,7 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
 
 int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
   const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, prefill_block_rows(r.dim));
-  return launch(s, PrefillName(r.dim).text,
+  return launch(s, PrefillName(r.seen > 0, r.dim).text,
                 Grid{blocks, r.kv_heads, 1, prefill_shared_bytes(r.dim)}, prefill_threads, r, out,
                 lse);
 }
@@ -349,7 +351,8 @@ int find_kernels(DeviceContext* context) {
   for (const char* name : {"prefill_largest", "prefill_lay_out", "prefill_queries"})
     if (const int error = find(name, reading)) return error;
   for (const uint32_t dim : attended_dims)
-    if (const int error = find(PrefillName(dim).text, reading)) return error;
+    for (const bool windowed : {false, true})
+      if (const int error = find(PrefillName(windowed, dim).text, reading)) return error;
   for (const uint32_t dim : nearest_dims)
     if (const int error = find(NearestName(dim).text, context->modules[5])) return error;
   if (const int error = find("nearest_choose", context->modules[5])) return error;
@@ -363,7 +366,9 @@ int find_kernels(DeviceContext* context) {
                                        static_cast<int>(bytes));
   };
   for (const uint32_t dim : attended_dims)
-    if (const int error = allow(PrefillName(dim).text, prefill_shared_bytes(dim))) return error;
+    for (const bool windowed : {false, true})
+      if (const int error = allow(PrefillName(windowed, dim).text, prefill_shared_bytes(dim)))
+        return error;
   for (const TensorType type : types) {
     if (has_wide(type))
       if (const int error = allow(Name("wide_", type).text, wide_shared_bytes)) return error;

@@ -48,9 +48,12 @@ __device__ inline Rows rows_of(const DevicePrefill& r, const float* step, uint32
     return {r.sinks + ((std::size_t{head} * 2 + which) * r.page_tokens + token) * r.dim, nullptr,
             r.dim};
   token -= sealed;
-  if (token < r.window)
-    return {r.window_rows + ((std::size_t{head} * 2 + which) * r.window_room + token) * r.dim,
-            nullptr, r.dim};
+  if (token < r.window) {
+    const uint32_t dim = r.seen ? r.head_dim : r.dim,
+                   row = r.seen ? (r.ring_first + token) % r.window_room : token;
+    return {r.window_rows + ((std::size_t{head} * 2 + which) * r.window_room + row) * dim, nullptr,
+            dim};
+  }
   token -= r.window;
   if (token >= r.n) return {nullptr, nullptr, 0};
   return {step + (std::size_t{token} * r.kv_heads + head) * r.head_dim,
@@ -218,9 +221,19 @@ __device__ inline void copy_rows(uint32_t to, const uint16_t* from) {
   }
 }
 
+// The first key, of those laid out, that a token of the step sees through its window.
+__device__ inline uint32_t first_key(const DevicePrefill& r, uint32_t token) {
+  const uint32_t own = r.window + token;
+  if (r.chunked) {
+    const auto in_chunk = static_cast<uint32_t>((r.position + token) % r.seen);
+    return own > in_chunk ? own - in_chunk : 0;
+  }
+  return own >= r.seen ? own + 1 - r.seen : 0;
+}
+
 // Block (rows of queries, the last ones first; head). A warp has a quarter of the rows: O += P V
 // over a tile of keys with P = e^(Q K^T - the largest).
-template <int dim>
+template <int dim, bool windowed>
 __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   constexpr uint32_t block_rows = prefill_block_rows(dim), tile_of_keys = prefill_tile_keys(dim);
   constexpr int row_tiles = block_rows / 4 / 16;  // per warp, of 16 rows each
@@ -238,11 +251,19 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   const uint32_t tiles = (before + last_token + tile_of_keys) / tile_of_keys;
   // Tiles that all rows see in full.
   const uint32_t unmasked = (before + first_row / r.group + 1) / tile_of_keys;
+  // The first tile, and the end of those of which some row does not see all through its window.
+  uint32_t begin_tile = 0, masked = 0;
+  if constexpr (windowed) {
+    begin_tile = first_key(r, first_row / r.group) / tile_of_keys;
+    masked = (first_key(r, last_token) + tile_of_keys - 1) / tile_of_keys;
+  }
   const uint16_t* keys = r.keys + std::size_t{head} * r.room * dim;
   const uint16_t* values = r.values + std::size_t{head} * r.room * dim;
   copy_rows<dim, block_rows>(queries, r.q + (std::size_t{head} * r.q_room + first_row) * dim);
-  copy_rows<dim, tile_of_keys>(first_tile, keys);
-  copy_rows<dim, tile_of_keys>(first_tile + tile_bytes, values);
+  const uint32_t begin_at = first_tile + begin_tile % 2 * 2 * tile_bytes;
+  const std::size_t begin_from = std::size_t{begin_tile} * tile_of_keys * dim;
+  copy_rows<dim, tile_of_keys>(begin_at, keys + begin_from);
+  copy_rows<dim, tile_of_keys>(begin_at + tile_bytes, values + begin_from);
   copies_given();
 
   float o[row_tiles][dim / 8][4] = {}, max_score[row_tiles][2], sum[row_tiles][2] = {},
@@ -251,7 +272,8 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      max_score[m][i] = -INFINITY;
+      // Less than any product. Where a row sees nothing of the first tile, nothing is infinite.
+      max_score[m][i] = windowed ? -1e4f : -INFINITY;
       // Changes the base from e to 2; not 0, because 0 times minus infinity is NaN.
       factor[m][i] = fmaxf(
           r.q_scale[std::size_t{head} * r.q_room + first_row + warp_row + m * 16 + i * 8 + g] *
@@ -259,7 +281,7 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
           1e-30f);
     }
 
-  for (uint32_t tile = 0; tile < tiles; ++tile) {
+  for (uint32_t tile = begin_tile; tile < tiles; ++tile) {
     copies_done();
     __syncthreads();
     const uint32_t tile_keys = first_tile + tile % 2 * 2 * tile_bytes,
@@ -292,16 +314,17 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
       }
     }
 
-    if (tile >= unmasked) {
+    if (tile >= unmasked || tile < masked) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
         for (int k = 0; k < key_tiles; ++k)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const uint32_t seen =
-                before + (first_row + warp_row + m * 16 + i / 2 * 8 + g) / r.group;
-            if (tile * tile_of_keys + k * 8 + 2 * t + i % 2 > seen) s[m][k][i] = -INFINITY;
+            const uint32_t token = (first_row + warp_row + m * 16 + i / 2 * 8 + g) / r.group,
+                           key = tile * tile_of_keys + k * 8 + 2 * t + i % 2;
+            if (key > before + token || (windowed && key < first_key(r, token)))
+              s[m][k][i] = -INFINITY;
           }
     }
 
@@ -394,15 +417,27 @@ extern "C" {
 
 __global__ void __launch_bounds__(prefill_threads, 3)
     prefill_attend_64(DevicePrefill r, float* out, float* lse) {
-  attend_text<64>(r, out, lse);
+  attend_text<64, false>(r, out, lse);
 }
 __global__ void __launch_bounds__(prefill_threads, 2)
     prefill_attend_128(DevicePrefill r, float* out, float* lse) {
-  attend_text<128>(r, out, lse);
+  attend_text<128, false>(r, out, lse);
 }
 __global__ void __launch_bounds__(prefill_threads, 1)
     prefill_attend_256(DevicePrefill r, float* out, float* lse) {
-  attend_text<256>(r, out, lse);
+  attend_text<256, false>(r, out, lse);
+}
+__global__ void __launch_bounds__(prefill_threads, 2)
+    prefill_window_64(DevicePrefill r, float* out, float* lse) {
+  attend_text<64, true>(r, out, lse);
+}
+__global__ void __launch_bounds__(prefill_threads, 2)
+    prefill_window_128(DevicePrefill r, float* out, float* lse) {
+  attend_text<128, true>(r, out, lse);
+}
+__global__ void __launch_bounds__(prefill_threads, 1)
+    prefill_window_256(DevicePrefill r, float* out, float* lse) {
+  attend_text<256, true>(r, out, lse);
 }
 
 }  // extern "C"

@@ -182,6 +182,12 @@ struct DevicePrefill {
   float* largest;                      // [kv_heads][2] largest magnitude of keys, of values
   const float* sink_logits = nullptr;  // as in DeviceKv
   float* sink_scores = nullptr;        // [kv_heads][q_room] those of each row; null without them
+  // Of a layer whose queries see a window of `seen` tokens (0: of others): as DeviceWindow has it.
+  // It has no pages. The window's rows are in a ring, [kv_heads][2][window_room][head_dim]:
+  // those before the step from row ring_first on.
+  uint32_t seen = 0, ring_first = 0;
+  bool chunked = false;
+  uint64_t position = 0;  // of the step's first token
 };
 constexpr uint32_t prefill_rows = 128, prefill_keys = 64;
 

@@ -174,10 +174,7 @@ struct Sizes {
     add(weights.output, &matrix, &output);
     output += Device::allocated_size(matrix);
     margin = device_workspace_bytes(config, usual_step) + Device::allocated_size(piece);
-    if (config.windows.layers > 0)
-      margin += Device::allocated_size(
-          max_window_state_floats(usual_step, config.windows.heads, config.windows.head_dim) *
-          sizeof(float));
+    margin += window_step_bytes(config, usual_step);
   }
   uint64_t room(const Device& device) const {
     return device.left() - std::min(device.left(), margin);

@@ -5,9 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <iterator>
 #include <type_traits>
 
 #include "backend/device.h"
+#include "backend/page.h"
 #include "base/checked.h"
 #include "model/config.h"
 #include "model/device_weights.h"
@@ -103,6 +105,32 @@ inline std::size_t max_window_state_floats(uint32_t n, uint32_t heads, uint32_t 
   for (const uint32_t each : {n, std::min(n, 16u)})
     floats = std::max(floats, window_state_floats(each, heads, head_dim));
   return floats;
+}
+// Whether a step is attended by the kernels of exact prefill; rows of keys, and of queries.
+inline bool window_lays_out(uint32_t n, uint32_t head_dim, float softcap) {
+  const uint32_t dim = PageShape::of(head_dim).dim;
+  return n > max_selective_tokens && softcap == 0 &&
+         std::find(std::begin(attended_dims), std::end(attended_dims), dim) !=
+             std::end(attended_dims);
+}
+inline uint32_t window_prefill_rows(uint32_t window, uint32_t n) {
+  return static_cast<uint32_t>(round_up(std::size_t{window} - 1 + n, prefill_keys));
+}
+inline uint32_t window_query_rows(uint32_t n, uint32_t group) {
+  return static_cast<uint32_t>(round_up(std::size_t{n} * group, prefill_rows));
+}
+// Bytes besides the rings that a session takes for steps of n tokens.
+inline uint64_t window_step_bytes(const ModelConfig& c, uint32_t n) {
+  const HeadShape& s = c.windows;
+  if (s.layers == 0) return 0;
+  if (!window_lays_out(n, s.head_dim, c.attention_softcap))
+    return Device::allocated_size(max_window_state_floats(n, s.heads, s.head_dim) * sizeof(float));
+  const std::size_t dim = PageShape::of(s.head_dim).dim, kv_heads = s.kv_heads,
+                    rows = window_prefill_rows(window_room(c), n),
+                    q_rows = window_query_rows(n, s.group());
+  return 2 * Device::allocated_size(kv_heads * rows * dim * sizeof(uint16_t)) +
+         Device::allocated_size(kv_heads * q_rows * dim * sizeof(uint16_t)) +
+         3 * Device::allocated_size(kv_heads * q_rows * sizeof(float));
 }
 
 }  // namespace kvasir

@@ -19,9 +19,20 @@ GpuWindowAttention::GpuWindowAttention(const std::shared_ptr<Device>& device,
       layers_(layers), window_(static_cast<uint32_t>(config.window)), room_(window_room(config)),
       chunked_(config.chunked), softcap_(config.attention_softcap) {}
 
+bool GpuWindowAttention::lays_out(uint32_t n) const {
+  return window_lays_out(n, heads_.head_dim, softcap_);
+}
+
+void GpuWindowAttention::release_prefill() {
+  keys_ = {}, values_ = {}, q_ = {};
+  q_scale_ = {}, largest_ = {}, sink_scores_ = {}, lse_ = {};
+  rows_room_ = q_room_ = 0;
+}
+
 void GpuWindowAttention::release() {
   if (holds_memory()) ++generation_;
   ring_ = {}, states_ = {}, position_ = {};
+  release_prefill();
   states_room_ = 0, stamp_ = 0;
 }
 
@@ -33,12 +44,36 @@ Status GpuWindowAttention::make_room(uint32_t n) {
   }
   if (!position_.get()) RETURN_IF_ERROR(position_.allocate(device_, 1, what));
   if (!position_host_.get()) RETURN_IF_ERROR(position_host_.allocate(device_, 1));
+  if (lays_out(n)) return make_prefill_room(n);
+  release_prefill();
   const std::size_t floats = max_window_state_floats(n, heads_.heads, heads_.head_dim);
   if (floats <= states_room_) return {};
   ++generation_;
   states_room_ = 0, states_ = {};  // never old and new together
   RETURN_IF_ERROR(states_.allocate(device_, floats, what));
   states_room_ = floats;
+  return {};
+}
+
+// Each array grows alone, and is never there old and new together.
+Status GpuWindowAttention::make_prefill_room(uint32_t n) {
+  const std::size_t kv_heads = heads_.kv_heads, dim = PageShape::of(heads_.head_dim).dim;
+  const uint32_t rows = window_prefill_rows(window_, n),
+                 q_rows = window_query_rows(n, heads_.group());
+  if (!largest_.get()) RETURN_IF_ERROR(largest_.allocate(device_, kv_heads * 2, what));
+  if (rows > rows_room_) {
+    rows_room_ = 0, keys_ = {}, values_ = {};
+    RETURN_IF_ERROR(keys_.allocate(device_, kv_heads * rows * dim, what));
+    RETURN_IF_ERROR(values_.allocate(device_, kv_heads * rows * dim, what));
+    rows_room_ = rows;
+  }
+  if (q_rows <= q_room_) return {};
+  q_room_ = 0, q_ = {}, q_scale_ = {}, sink_scores_ = {}, lse_ = {};
+  RETURN_IF_ERROR(q_.allocate(device_, kv_heads * q_rows * dim, what));
+  RETURN_IF_ERROR(q_scale_.allocate(device_, kv_heads * q_rows, what));
+  RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, what));
+  RETURN_IF_ERROR(lse_.allocate(device_, kv_heads * q_rows, what));
+  q_room_ = q_rows;
   return {};
 }
 
@@ -128,25 +163,73 @@ bool GpuWindowAttention::fill(const KvStore& store, uint32_t of_all, uint64_t fi
 
 int GpuWindowAttention::begin(uint64_t position, DeviceStream* stream) {
   under_way_ = true;
+  position_of_step_ = position;
   *position_host_.get() = position;
   return ops_.upload(stream, position_.get(), position_host_.get(), sizeof position);
 }
 
+DeviceWindow GpuWindowAttention::window(uint32_t layer, const float* sinks) const {
+  return {.n = n_,
+          .heads = heads_.heads,
+          .kv_heads = heads_.kv_heads,
+          .head_dim = heads_.head_dim,
+          .window = window_,
+          .chunked = chunked_,
+          .room = room_,
+          .position = position_.get(),
+          .ring = ring_.get() + layer * heads_.kv_heads * head_floats(),
+          .sinks = sinks,
+          .softcap = softcap_,
+          .states = states_.get()};
+}
+
+// The step attends the tokens that its first query sees, and its own.
+DevicePrefill GpuWindowAttention::prefill(uint32_t layer, const float* sinks) const {
+  const DeviceWindow w = window(layer, sinks);
+  const uint64_t first = first_seen_of(w, position_of_step_);
+  const PageShape page = PageShape::of(heads_.head_dim);
+  return {.kv_heads = heads_.kv_heads,
+          .group = heads_.group(),
+          .head_dim = heads_.head_dim,
+          .dim = page.dim,
+          .page_tokens = page.page_tokens,
+          .n = n_,
+          .pages = 0,
+          .window = static_cast<uint32_t>(position_of_step_ - first),
+          .pages_at = nullptr,
+          .scales_at = nullptr,
+          .pages_offset = 0,
+          .scales_offset = 0,
+          .sinks = nullptr,
+          .centre = nullptr,
+          .window_rows = w.ring,
+          .window_room = room_,
+          .room = rows_room_,
+          .q_room = window_query_rows(n_, heads_.group()),
+          .keys = keys_.get(),
+          .values = values_.get(),
+          .q = q_.get(),
+          .q_scale = q_scale_.get(),
+          .largest = largest_.get(),
+          .sink_logits = sinks,
+          .sink_scores = sinks ? sink_scores_.get() : nullptr,
+          .seen = window_,
+          .ring_first = static_cast<uint32_t>(first % room_),
+          .chunked = chunked_,
+          .position = position_of_step_};
+}
+
 int GpuWindowAttention::enqueue(DeviceStream* stream, uint32_t layer, const float* sinks,
                                 const Rows& rows, bool keeps) const {
-  const DeviceWindow w{.n = n_,
-                       .heads = heads_.heads,
-                       .kv_heads = heads_.kv_heads,
-                       .head_dim = heads_.head_dim,
-                       .window = window_,
-                       .chunked = chunked_,
-                       .room = room_,
-                       .position = position_.get(),
-                       .ring = ring_.get() + layer * heads_.kv_heads * head_floats(),
-                       .sinks = sinks,
-                       .softcap = softcap_,
-                       .states = states_.get()};
-  const int error = ops_.attend_window(stream, w, rows.q, rows.k, rows.v, rows.out);
+  const DeviceWindow w = window(layer, sinks);
+  int error = 0;
+  if (lays_out(n_)) {
+    const DevicePrefill r = prefill(layer, sinks);
+    error = ops_.prepare_prefill(stream, r, rows.q, rows.k, rows.v);
+    if (!error) error = ops_.attend_prefill(stream, r, rows.out, lse_.get());
+  } else {
+    error = ops_.attend_window(stream, w, rows.q, rows.k, rows.v, rows.out);
+  }
   return error || !keeps ? error : ops_.keep_window(stream, w, rows.k, rows.v);
 }
 

@@ -3,6 +3,9 @@
 // fork and rewind work from it. The step writes its own keys and values to the ring, and the caller
 // writes them to the store. Where the store's stamp shows other tokens than the ring has (after a
 // load, a fork, a rewind or a failed step), prepare() copies them from the store.
+//
+// A step of many tokens is attended by the kernels of exact prefill, on tensor cores, where they
+// have the layer's head size and its scores are not capped.
 #pragma once
 
 #include <cstdint>
@@ -43,11 +46,16 @@ class GpuWindowAttention {
   void committed(const KvStore& store);
 
   void release();  // no work may be enqueued
-  bool holds_memory() const { return ring_.get() || states_.get(); }
+  bool holds_memory() const { return ring_.get() || states_.get() || keys_.get(); }
   uint64_t generation() const { return generation_; }  // changes with the addresses
 
  private:
+  bool lays_out(uint32_t n) const;
   Status make_room(uint32_t n);
+  Status make_prefill_room(uint32_t n);
+  void release_prefill();
+  DevicePrefill prefill(uint32_t layer, const float* sinks) const;
+  DeviceWindow window(uint32_t layer, const float* sinks) const;
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
                   const CancelLatch& cancel);
   bool fill(const KvStore& store, uint32_t head, uint64_t first, float* unsealed, float* to) const;
@@ -61,6 +69,7 @@ class GpuWindowAttention {
   const bool chunked_;
   const float softcap_;
   uint32_t n_ = 0;
+  uint64_t position_of_step_ = 0;
   std::size_t states_room_ = 0;  // floats
   uint64_t stamp_ = 0;           // of the store's tokens that the ring has; 0: none
   bool under_way_ = false;       // a step has written to the ring
@@ -68,6 +77,9 @@ class GpuWindowAttention {
   DeviceBuffer<float> ring_;    // [layers][kv_heads][2][room][head_dim]
   DeviceBuffer<float> states_;  // DeviceWindow::states
   DeviceBuffer<uint64_t> position_;
+  uint32_t rows_room_ = 0, q_room_ = 0;       // of a prefill
+  DeviceBuffer<uint16_t> keys_, values_, q_;  // as DevicePrefill has them
+  DeviceBuffer<float> q_scale_, largest_, sink_scores_, lse_;
   PinnedBuffer<uint64_t> position_host_;
 };
 

@@ -215,9 +215,14 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
         cpu().unseal_page(shape, its_data, its_scales, keys.get() + p * page,
                           values.get() + p * page);
       }
-      const float* window = r.window_rows + std::size_t{h} * 2 * r.window_room * dim;
-      std::copy_n(window, r.window * dim, keys.get() + sealed);
-      std::copy_n(window + std::size_t{r.window_room} * dim, r.window * dim, values.get() + sealed);
+      const std::size_t stride = r.seen ? r.head_dim : dim;  // of a ring, or of rows in order
+      const float* window = r.window_rows + std::size_t{h} * 2 * r.window_room * stride;
+      for (uint32_t t = 0; t < r.window; ++t) {
+        const std::size_t row = r.seen ? (r.ring_first + t) % r.window_room : t;
+        std::copy_n(window + row * stride, stride, keys.get() + sealed + t * dim);
+        std::copy_n(window + (r.window_room + row) * stride, stride,
+                    values.get() + sealed + t * dim);
+      }
       for (uint32_t t = 0; t < r.n; ++t) {
         const std::size_t to = sealed + (r.window + t) * dim,
                           from = (std::size_t{t} * r.kv_heads + h) * r.head_dim;
@@ -251,10 +256,18 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
   });
 }
 
+// The first key, of those laid out, that a token of the step sees.
+uint32_t first_key(const DevicePrefill& r, uint32_t token) {
+  if (!r.seen) return 0;
+  const DeviceWindow window{.window = r.seen, .chunked = r.chunked};
+  const uint64_t own = r.position + token, first = first_seen_of(window, own);
+  return r.window + token - static_cast<uint32_t>(own - first);
+}
+
 int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
   if (const int error = check_attend_reading(r)) return error;
   return enqueue(s, [=] {
-    constexpr uint32_t together = 32;
+    const uint32_t together = r.seen ? 1 : 32;  // rows that see the same first key
     const std::size_t dim = r.dim;
     const uint32_t before = r.pages * r.page_tokens + r.window, all = before + r.n;
     Aligned<float> keys(all * dim), values(all * dim), q(together * dim);
@@ -263,20 +276,21 @@ int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* l
       from_fixed(r.values + std::size_t{h} * r.room * dim, all * dim, r.largest[2 * h + 1],
                  values.get());
       for (uint32_t begin = 0; begin < r.n * r.group; begin += together) {
-        const uint32_t rows = std::min(together, r.n * r.group - begin);
-        uint32_t limits[together];
+        const uint32_t rows = std::min(together, r.n * r.group - begin),
+                       first = first_key(r, begin / r.group);
+        uint32_t limits[32];
         for (uint32_t i = 0; i < rows; ++i) {
           const std::size_t at = std::size_t{h} * r.q_room + begin + i;
           from_fixed(r.q + at * dim, dim, r.q_scale[at] / std::sqrt(static_cast<float>(r.head_dim)),
                      q.get() + i * dim);
-          limits[i] = before + (begin + i) / r.group + 1;
+          limits[i] = before + (begin + i) / r.group + 1 - first;
         }
         State state(rows, r.dim);
         for (uint32_t i = 0; r.sink_scores && i < rows; ++i)
           state.m[i] = r.sink_scores[std::size_t{h} * r.q_room + begin + i], state.l[i] = 1;
         const QueryRows query{rows, r.dim, q.get(), nullptr, nullptr, nullptr};
-        cpu().attend_rows(query, keys.get(), values.get(), limits[rows - 1], limits, state.view(),
-                          state.scratch.get());
+        cpu().attend_rows(query, keys.get() + first * dim, values.get() + first * dim,
+                          limits[rows - 1], limits, state.view(), state.scratch.get());
         for (uint32_t i = 0; i < rows; ++i) {
           const std::size_t to = (std::size_t{(begin + i) / r.group} * r.kv_heads + h) * r.group +
                                  (begin + i) % r.group;

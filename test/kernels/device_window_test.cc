@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "backend/page.h"
+#include "base/checked.h"
 #include "device_support.h"
 #include "reference/reference.h"
 #include "support.h"
@@ -76,6 +78,56 @@ void check_steps(const Shape& shape, bool chunked, bool with_sinks, float softca
   }
 }
 
+// A step of many tokens, by the kernels of exact prefill.
+void check_prefill(const Shape& shape, bool chunked, bool with_sinks, uint64_t position, uint32_t n,
+                   Random& random) {
+  CAPTURE(position);
+  CAPTURE(n);
+  const uint32_t group = shape.heads / shape.kv_heads, room = shape.window,
+                 dim = PageShape::of(shape.head_dim).dim,
+                 rows = static_cast<uint32_t>(round_up(room - 1 + n, prefill_keys)),
+                 q_rows = static_cast<uint32_t>(round_up(n * group, prefill_rows));
+  const std::size_t kv_width = std::size_t{shape.kv_heads} * shape.head_dim,
+                    q_width = std::size_t{shape.heads} * shape.head_dim;
+  const std::vector<float> q = normals(n * q_width, random), k = normals(n * kv_width, random),
+                           v = normals(n * kv_width, random),
+                           ring = normals(2 * room * kv_width, random),
+                           sinks = normals(shape.heads, random);
+  Memory<float> dq(q.data(), q.size()), dk(k.data(), k.size()), dv(v.data(), v.size()),
+      dring(ring.data(), ring.size()), dsinks(sinks.data(), sinks.size()), out(q.size()),
+      lse(std::size_t{n} * shape.heads), q_scale(std::size_t{shape.kv_heads} * q_rows),
+      largest(std::size_t{2} * shape.kv_heads), scores(std::size_t{shape.kv_heads} * q_rows);
+  Memory<uint16_t> keys(std::size_t{shape.kv_heads} * rows * dim), values(keys.size()),
+      half_q(std::size_t{shape.kv_heads} * q_rows * dim);
+  const DeviceWindow w{.n = n,
+                       .heads = shape.heads,
+                       .kv_heads = shape.kv_heads,
+                       .head_dim = shape.head_dim,
+                       .window = shape.window,
+                       .chunked = chunked,
+                       .room = room,
+                       .sinks = with_sinks ? sinks.data() : nullptr};
+  const uint64_t first = first_seen_of(w, position);
+  DevicePrefill r{};
+  r.kv_heads = shape.kv_heads, r.group = group, r.head_dim = shape.head_dim, r.dim = dim;
+  r.page_tokens = PageShape::of(shape.head_dim).page_tokens, r.n = n;
+  r.window = static_cast<uint32_t>(position - first);
+  r.window_rows = dring.data(), r.window_room = room;
+  r.room = rows, r.q_room = q_rows;
+  r.keys = keys.data(), r.values = values.data(), r.q = half_q.data();
+  r.q_scale = q_scale.data(), r.largest = largest.data();
+  if (with_sinks) r.sink_logits = dsinks.data(), r.sink_scores = scores.data();
+  r.seen = shape.window, r.ring_first = static_cast<uint32_t>(first % room);
+  r.chunked = chunked, r.position = position;
+  OK(ops().prepare_prefill(stream(), r, dq.data(), dk.data(), dv.data()));
+  OK(ops().attend_prefill(stream(), r, out.data(), lse.data()));
+  keys.get(), values.get(), half_q.get(), q_scale.get(), largest.get(), scores.get(), lse.get();
+  std::vector<double> expected(q.size());
+  reference::attend_window(w, position, q.data(), k.data(), v.data(), ring.data(), expected.data());
+  // Halves round by 2^-12 of the largest number.
+  CHECK(test::relative_error(out.get().data(), expected.data(), expected.size()) < 5e-3);
+}
+
 }  // namespace
 
 TEST_CASE("a device's attention through windows agrees with the reference") {
@@ -88,5 +140,20 @@ TEST_CASE("a device's attention through windows agrees with the reference") {
       for (const bool with_sinks : {false, true})
         for (const float softcap : {0.0f, 1.5f})
           check_steps(shape, chunked, with_sinks, softcap, random);
+  }
+}
+
+TEST_CASE("a device attends a text that is read through windows as the reference does") {
+  if (!stream()) return;
+  Random random(12);
+  for (const Shape& shape : {Shape{8, 2, 64, 33}, Shape{4, 4, 128, 64}, Shape{6, 1, 80, 7},
+                             Shape{4, 2, 256, 200}, Shape{4, 1, 64, 1000}, Shape{7, 1, 128, 1}}) {
+    CAPTURE(shape.head_dim);
+    CAPTURE(shape.window);
+    for (const bool chunked : {false, true})
+      for (const bool with_sinks : {false, true})
+        for (const uint64_t position : {uint64_t{0}, uint64_t{5}, uint64_t{1000}, uint64_t{4001}})
+          for (const uint32_t n : {65u, 300u})
+            check_prefill(shape, chunked, with_sinks, position, n, random);
   }
 }
