@@ -92,6 +92,10 @@ struct Avx2 {
   static B bytes(const int8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
+  static B key_bytes(const int8_t* keys, uint32_t d) {
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm256_shuffle_epi8(bytes(keys + d * 4), _mm256_broadcastsi128_si256(order));
+  }
   struct W {
     I products = _mm256_setzero_si256();
     void add(int32_t high, int32_t low, B v) {

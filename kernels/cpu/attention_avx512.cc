@@ -84,6 +84,10 @@ struct Avx512 {
   }
 
   static B bytes(const int8_t* p) { return _mm512_loadu_si512(p); }
+  static B key_bytes(const int8_t* keys, uint32_t d) {
+    const __m128i order = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_shuffle_epi8(bytes(keys + d * 4), _mm512_broadcast_i32x4(order));
+  }
   struct W {
     I high_products = _mm512_setzero_si512(), low_products = _mm512_setzero_si512();
     void add(int32_t high, int32_t low, B v) {

@@ -39,6 +39,7 @@
 //                              0
 //   bytes(p), W                4 * lanes bytes of V; W: an accumulator of weights in two 7-bit
 //                              parts times V
+//   key_bytes(k, d)            `lanes` dimensions of a quad's keys k, from d on, in the order of V
 //   W::add(high, low, v)       high, low: four parts in one int32;  W::total(): 128 * high products
 //                              + low products
 //   store_bytes(p, i)          lanes int32, saturated to int8

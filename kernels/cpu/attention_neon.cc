@@ -64,6 +64,10 @@ struct Neon {
   static I imax(I a, I b) { return vmaxq_s32(a, b); }
 
   static B bytes(const int8_t* p) { return vld1q_s8(p); }
+  static B key_bytes(const int8_t* keys, uint32_t d) {
+    static constexpr uint8_t order[] = {0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15};
+    return vqtbl1q_s8(bytes(keys + d * 4), vld1q_u8(order));
+  }
   struct W {
     I high_products = vdupq_n_s32(0), low_products = vdupq_n_s32(0);
     void add(int32_t high, int32_t low, B v) {

@@ -37,7 +37,8 @@ struct alignas(64) PageTile {
 
 // Four tokens of a page.
 struct Quad {
-  // [dim / 4][4 tokens][4]; the values, [dim][4 tokens], are half a page further.
+  // [dim / 4][4 tokens][4]; the values, [dim][4 tokens], are half a page further. In a latent page
+  // the keys are the values.
   const int8_t* keys;
   const uint16_t* scales;  // of K; those of V are page_tokens further
   uint32_t tokens;         // bit t set: token t of the quad is selected
@@ -53,8 +54,8 @@ constexpr uint32_t quads_a_step = 4;
 
 // Iterates over the quads of a list of pages, tile by tile.
 struct Quads {
-  Quads(const PageRef* list, uint32_t n, uint32_t head_size)
-      : pages(list), end(list + n), dim(head_size), page_tokens(page_bytes / 2 / head_size),
+  Quads(const PageRef* list, uint32_t n, const QueryRows& q)
+      : pages(list), end(list + n), dim(q.dim), page_tokens(q.page_tokens()),
         whole(~uint64_t{0} >> (64 - page_tokens)) {
     begin_page();
   }
@@ -108,13 +109,13 @@ struct Quads {
 // at no cost. For parts of pages it cannot, so the lines per step are rounded up.
 struct QuadsAhead {
   // Prefetches n quads of `pages` pages in `steps` steps.
-  QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, uint32_t dim, uint32_t steps)
-      : quads(next_quads), count(n), half(dim * quad_tokens), end(half) {
+  QuadsAhead(const Quad* next_quads, uint32_t n, uint32_t pages, const QueryRows& q, uint32_t steps)
+      : quads(next_quads), count(n), half(q.dim * quad_tokens), end(half), latent(q.latent) {
     if (n == 0) return;
     stretch = (n + pages - 1) / pages;
-    const uint32_t lines = 2 * n * half / line_bytes;
-    lines_a_step =
-        stretch * half == page_bytes / 2 ? larger(1, lines / steps) : (lines + steps - 1) / steps;
+    const uint32_t lines = (latent ? 1 : 2) * n * half / line_bytes;
+    lines_a_step = stretch * quad_tokens == q.page_tokens() ? larger(1, lines / steps)
+                                                            : (lines + steps - 1) / steps;
   }
 
   void step(uint32_t steps = 1) {
@@ -125,7 +126,7 @@ struct QuadsAhead {
         at = end - half;
         if (++first == stretch) {
           first = 0;
-          if (end > half) lines_a_step = 0;  // all lines were prefetched
+          if (latent || end > half) lines_a_step = 0;  // all lines were prefetched
           at = page_bytes / 2;
           end = at + half;
         }
@@ -140,6 +141,7 @@ struct QuadsAhead {
   // half: bytes of a quad's keys, as of its values. end: offset at which the current keys or values
   // of a quad end.
   uint32_t half, end;
+  bool latent;
   // The round over the stretches takes quad `first` of each, at byte `at` of the quad.
   uint32_t first = 0;
   uint32_t next = 0, at = 0;  // next: quad whose line is next
@@ -305,7 +307,7 @@ void weigh_tile(uint32_t rows, const float* q_scale, uint32_t tokens, PageTile& 
 
 // Computes o[r] = o[r] * keep[r] + gain[r] * (sum over the tile of W * V) for R rows from `first`
 // on, D vectors of dimensions at a time. o: the output of row `first`.
-template <class Isa, uint32_t R, uint32_t D>
+template <class Isa, uint32_t R, uint32_t D, bool latent>
 void add_values(const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, const PageTile& tile,
                 QuadsAhead& ahead, float* o) {
   for (uint32_t d = 0; d < dim; d += D * Isa::lanes) {
@@ -314,11 +316,15 @@ void add_values(const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, con
       const uint32_t stop = smaller(n, p + quads_a_step);
       ahead.step(stop - p);
       for (; p < stop; ++p) {
-        const int8_t* v = quads[p].keys + page_bytes / 2 + d * quad_tokens;
+        const int8_t* v = quads[p].keys + (latent ? 0 : page_bytes / 2);
         const uint32_t t = p * quad_tokens;
         typename Isa::B values[D];
 #pragma GCC unroll 4
-        for (uint32_t c = 0; c < D; ++c) values[c] = Isa::bytes(v + c * Isa::lanes * 4);
+        for (uint32_t c = 0; c < D; ++c) {
+          const uint32_t at = d + c * Isa::lanes;
+          if constexpr (latent) values[c] = Isa::key_bytes(v, at);
+          else values[c] = Isa::bytes(v + at * quad_tokens);
+        }
 #pragma GCC unroll 4
         for (uint32_t r = 0; r < R; ++r) {
           const int32_t high = load_four(tile.high[first + r] + t),
@@ -343,15 +349,17 @@ void add_values(const Quad* quads, uint32_t n, uint32_t dim, uint32_t first, con
 }
 
 template <class Isa>
-void add_values(uint32_t rows, const Quad* quads, uint32_t n, uint32_t dim, uint32_t first,
+void add_values(uint32_t rows, const Quad* quads, uint32_t n, const QueryRows& q, uint32_t first,
                 const PageTile& tile, QuadsAhead& ahead, float* o) {
   constexpr uint32_t narrow = smaller(4, 32 / Isa::lanes), wide = smaller(4, 64 / Isa::lanes);
-  if (rows == 1) {
-    if (dim == 32) return add_values<Isa, 1, narrow>(quads, n, dim, first, tile, ahead, o);
-    return add_values<Isa, 1, wide>(quads, n, dim, first, tile, ahead, o);
-  }
-  if (dim == 32) return add_values<Isa, value_rows, narrow>(quads, n, dim, first, tile, ahead, o);
-  add_values<Isa, value_rows, wide>(quads, n, dim, first, tile, ahead, o);
+  const uint32_t dim = q.dim;
+  const auto add = [&](auto row_count) {
+    constexpr uint32_t R = row_count.value;
+    if (q.latent) return add_values<Isa, R, wide, true>(quads, n, dim, first, tile, ahead, o);
+    if (dim == 32) return add_values<Isa, R, narrow, false>(quads, n, dim, first, tile, ahead, o);
+    add_values<Isa, R, wide, false>(quads, n, dim, first, tile, ahead, o);
+  };
+  rows == 1 ? add(Count<1>()) : add(Count<value_rows>());
 }
 
 // Number of steps of a tile's products. Each step prefetches a part of the next tile.
@@ -373,14 +381,14 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
   const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
   const uint32_t steps = steps_a_tile<Isa>(q.rows, dim),
                  blocks = (q.rows + Isa::row_block - 1) / Isa::row_block;
-  Quads all(pages, n_pages, dim);
+  Quads all(pages, n_pages, q);
   Quad buffers[2][tile_quads];
   uint32_t n = all.next(buffers[0]), n_next = 0;
   for (uint32_t which = 0; n > 0; n = n_next, which ^= 1) {
     Quad* quads = buffers[which];
     n_next = all.next(buffers[which ^ 1]);
     const uint32_t tokens = load_tile<Isa>(quads, n, all.page_tokens, tile);
-    QuadsAhead ahead(buffers[which ^ 1], n_next, all.taken, dim, steps);
+    QuadsAhead ahead(buffers[which ^ 1], n_next, all.taken, q, steps);
     for (uint32_t row = 0, left = blocks; left > 0; --left) {
       const uint32_t rows = (q.rows - row + left - 1) / left;  // row blocks of nearly equal size
       with_count<Isa::row_block>(rows, [&](auto count) {
@@ -389,7 +397,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
       weigh_tile<Isa>(rows, q.scale + row, tokens, tile, state.m + row, state.l + row);
       float* o = state.o + row * std::size_t{dim};
       for (uint32_t r = 0; r < rows; r += value_rows)
-        add_values<Isa>(smaller(value_rows, rows - r), quads, n, dim, r, tile, ahead,
+        add_values<Isa>(smaller(value_rows, rows - r), quads, n, q, r, tile, ahead,
                         o + r * std::size_t{dim});
       row += rows;
     }
@@ -399,11 +407,11 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
 template <class Isa>
 void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores,
                   std::size_t stride, std::byte* scratch) {
-  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
+  const uint32_t dim = q.dim, page_tokens = q.page_tokens();
   auto& tile = *reinterpret_cast<PageTile*>(scratch);
   const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
   Quad quads[tile_quads];
-  QuadsAhead none(quads, 0, 0, dim, 1);
+  QuadsAhead none(quads, 0, 0, q, 1);
   for (uint32_t first = 0; first < n_pages * page_tokens; first += tile_tokens) {
     const uint32_t given = smaller(tile_tokens, n_pages * page_tokens - first);
     // Includes quads without selected tokens: the position of a score is that of its token.

@@ -61,6 +61,11 @@ struct Scalar {
   static I dot_nibbles(I acc, N u, I q4) { return dot_keys(acc, u, q4); }
   static I imax(I a, I b) { return a > b ? a : b; }
   static B bytes(const int8_t* p) { return load_four(p); }
+  static B key_bytes(const int8_t* keys, uint32_t d) {
+    const int8_t* k = keys + d / 4 * 16 + d % 4;
+    const int8_t four[] = {k[0], k[4], k[8], k[12]};
+    return load_four(four);
+  }
   struct W {
     I products;
     void add(int32_t high, int32_t low, B v) {

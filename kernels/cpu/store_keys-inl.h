@@ -25,7 +25,7 @@ void score_keys(const QueryRows& q, const KeyRef* keys, uint32_t n, uint32_t str
       }
     return;
   }
-  alignas(64) int8_t tile[max_head_dim * Isa::lanes];  // [dim / 4][lanes][4]
+  alignas(64) int8_t tile[max_dim * Isa::lanes];  // [dim / 4][lanes][4]
   int32_t sums[Isa::lanes];
   const uint32_t groups = q.dim / 4;
   for (uint32_t first = 0; first < n; first += Isa::lanes) {

@@ -18,9 +18,13 @@ namespace {
 constexpr uint32_t page_values = page_bytes / 2;  // of K, and of V
 constexpr float scale_divisor = 127.492f;
 
-struct SealedHalf {
-  alignas(64) int8_t bytes[page_values];  // [page_tokens][dim]
-  alignas(64) float values[page_values];  // the same times its scale; exact: 7 bits times 8
+// Tokens of a latent page that are sealed together: a block.
+constexpr uint32_t latent_part_tokens = 16;
+constexpr uint32_t part_values = larger(page_values, latent_part_tokens* max_latent_dim);
+
+struct SealedPart {
+  alignas(64) int8_t bytes[part_values];  // [tokens][dim]
+  alignas(64) float values[part_values];  // the same times its scale; exact: 7 bits times 8
 };
 
 inline uint16_t bf16_upwards(float x) {  // x >= 0
@@ -31,7 +35,7 @@ inline uint16_t bf16_upwards(float x) {  // x >= 0
 
 template <class Isa>
 void quantize_tokens(const float* x, uint32_t tokens, uint32_t dim, uint16_t* scales,
-                     SealedHalf& out) {
+                     SealedPart& out) {
   for (uint32_t t = 0; t < tokens; ++t) {
     const float* row = x + t * dim;
     const float largest = largest_magnitude<Isa>(row, dim);
@@ -94,7 +98,7 @@ inline float bound_scale(float magnitude) {
 // returned scale. values: [tokens][dim]; out: 2 * dim.
 template <class Isa>
 float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* out) {
-  float maxima[max_head_dim], minima[max_head_dim];
+  float maxima[max_dim], minima[max_dim];
   auto largest = Isa::set(0);
   for (uint32_t d = 0; d < dim; d += Isa::lanes) {
     auto high = Isa::load(values + d), low = Isa::sub(Isa::set(0), high);  // low: the maximum of -x
@@ -125,15 +129,17 @@ float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* ou
 
 inline void store_float(int8_t* at, float x) { std::memcpy(at, &x, sizeof x); }
 
+// The bounds of some tokens of a page: `blocks` blocks, from number `first` of the extent on.
 template <class Isa>
-void seal_bounds(const PageShape& shape, const float* values, uint32_t page, int8_t* bounds) {
+void seal_bounds(const PageShape& shape, const float* values, uint32_t first, uint32_t blocks,
+                 int8_t* bounds) {
   const uint32_t dim = shape.dim, page_blocks = shape.page_tokens / shape.block_tokens;
   const std::size_t tile_bytes = std::size_t{2} * dim * tile_blocks;
   // f32 [tiles][16 blocks]
   int8_t* scales = bounds + page_blocks * extent_pages / tile_blocks * tile_bytes;
-  for (uint32_t i = 0; i < page_blocks; ++i) {
-    const uint32_t block = page * page_blocks + i;
-    alignas(64) int8_t channels[2 * max_head_dim];
+  for (uint32_t i = 0; i < blocks; ++i) {
+    const uint32_t block = first + i;
+    alignas(64) int8_t channels[2 * max_dim];
     const float scale =
         bound_block<Isa>(values + i * shape.block_tokens * dim, shape.block_tokens, dim, channels);
     int8_t* tile = bounds + block / tile_blocks * tile_bytes + block % tile_blocks * 4;
@@ -146,14 +152,24 @@ template <class Isa>
 void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t page, int8_t* pages,
                uint16_t* scales, int8_t* bounds) {
   const uint32_t tokens = shape.page_tokens, dim = shape.dim;
-  int8_t* data = pages + std::size_t{page} * page_bytes;
+  const uint32_t part = shape.latent ? latent_part_tokens : tokens,
+                 part_blocks = part / shape.block_tokens;
+  int8_t* data = pages + page * shape.page_size();
   uint16_t* page_scales = scales + page * 2 * tokens;
-  SealedHalf half;  // 10 KiB of stack: for K, then for V
-  quantize_tokens<Isa>(k, tokens, dim, page_scales, half);
-  interleave_keys(half.bytes, tokens, dim, data);
-  if (bounds) seal_bounds<Isa>(shape, half.values, page, bounds);
-  quantize_tokens<Isa>(v, tokens, dim, page_scales + tokens, half);
-  interleave_values(half.bytes, tokens, dim, data + page_values);
+  SealedPart sealed;  // 10 KiB of stack are touched, 45 KiB of a latent page
+  for (uint32_t t = 0; t < tokens; t += part) {
+    quantize_tokens<Isa>(k + t * dim, part, dim, page_scales + t, sealed);
+    interleave_keys(sealed.bytes, part, dim, data + t * dim);
+    if (bounds)
+      seal_bounds<Isa>(shape, sealed.values, (page * tokens + t) / shape.block_tokens, part_blocks,
+                       bounds);
+  }
+  if (shape.latent) {
+    std::memcpy(page_scales + tokens, page_scales, tokens * sizeof *page_scales);
+    return;
+  }
+  quantize_tokens<Isa>(v, tokens, dim, page_scales + tokens, sealed);
+  interleave_values(sealed.bytes, tokens, dim, data + page_values);
 }
 
 template <class Isa>
@@ -164,10 +180,11 @@ void unseal_page(const PageShape& shape, const int8_t* data, const uint16_t* sca
   for (uint32_t t = 0; t < tokens; ++t) {
     const float k_scale = from_bf16(scales[t]), v_scale = from_bf16(scales[tokens + t]);
     const int8_t* key = data + shape.key_at(t);
-    for (uint32_t d = 0; d < dim; ++d) {
+    for (uint32_t d = 0; d < dim; ++d)
       k[t * dim + d] = static_cast<float>(key[d / 4 * PageShape::key_stride + d % 4]) * k_scale;
+    if (shape.latent) continue;
+    for (uint32_t d = 0; d < dim; ++d)
       v[t * dim + d] = static_cast<float>(values[(t / 4 * dim + d) * 4 + t % 4]) * v_scale;
-    }
   }
 }
 

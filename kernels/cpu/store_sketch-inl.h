@@ -8,7 +8,7 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t max_sketch_dim = PageShape::of(max_head_dim).sketch_dim();
+constexpr uint32_t max_sketch_dim = PageShape::of(max_latent_dim, true).sketch_dim();
 constexpr float sketch_steps = 7.0f;  // 4 bits: -7 .. 7, stored + 8
 constexpr int32_t sketch_offset = 8;
 
@@ -70,24 +70,22 @@ void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, 
   });
 }
 
-// x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a page; NaNs and
+// x[t][c] = sum over d of K[t][d] * k_scale[t] * basis[d][c] for the tokens of a quad; NaNs and
 // infinities count as zero.
 template <class Isa>
-void project_page(const PageShape& shape, const float* basis, const int8_t* data,
+void project_quad(const PageShape& shape, const float* basis, const int8_t* data,
                   const uint16_t* scales, float* x) {
   const uint32_t n = shape.sketch_dim(), dim = shape.dim;
-  alignas(64) float keys[page_values];  // in the order of the page
-  for (uint32_t i = 0; i < page_values; ++i) keys[i] = static_cast<float>(data[i]);
-  for (uint32_t t = 0; t < shape.page_tokens; t += quad_tokens)
-    by_columns<Isa>(n, [&](auto vectors, uint32_t c) {
-      const float* quad = keys + t * dim;
-      sum_products<Isa, quad_tokens, vectors.value>(
-          [=](uint32_t d) { return quad + (d / 4 * PageShape::key_stride + d % 4); }, 4, basis + c,
-          n, dim, x + t * n + c, n,
-          [=](uint32_t r, typename Isa::F sum) {
-            return Isa::finite_or_zero(Isa::mul(sum, Isa::set(from_bf16(scales[t + r]))));
-          });
-    });
+  alignas(64) float keys[quad_tokens * max_dim];  // in the order of the page
+  for (uint32_t i = 0; i < quad_tokens * dim; ++i) keys[i] = static_cast<float>(data[i]);
+  by_columns<Isa>(n, [&](auto vectors, uint32_t c) {
+    sum_products<Isa, quad_tokens, vectors.value>(
+        [&](uint32_t d) { return keys + (d / 4 * PageShape::key_stride + d % 4); }, 4, basis + c, n,
+        dim, x + c, n,
+        [=](uint32_t r, typename Isa::F sum) {
+          return Isa::finite_or_zero(Isa::mul(sum, Isa::set(from_bf16(scales[r]))));
+        });
+  });
 }
 
 template <class Isa>
@@ -95,10 +93,10 @@ void seal_sketch(const PageShape& shape, const float* basis, const int8_t* data,
                  const uint16_t* scales, uint32_t page, int8_t* sketch) {
   const uint32_t n = shape.sketch_dim(), groups = n / 8;
   const std::size_t tile_bytes = std::size_t{quad_tokens} * groups * tile_blocks * 4;
-  alignas(64) float x[page_values / 2];  // [page_tokens][sketch_dim]
-  project_page<Isa>(shape, basis, data, scales, x);
   for (uint32_t i = 0; i < shape.page_quads(); ++i) {
-    const float* quad_values = x + i * quad_tokens * n;
+    alignas(64) float quad_values[quad_tokens * max_sketch_dim];  // [4 tokens][sketch_dim]
+    project_quad<Isa>(shape, basis, data + i * quad_tokens * shape.dim, scales + i * quad_tokens,
+                      quad_values);
     const float largest = largest_magnitude<Isa>(quad_values, quad_tokens * n);
     const bool none = !(largest > tiny_magnitude && largest <= 1e30f);
     const uint16_t scale = none ? uint16_t{0} : bf16_upwards(largest / sketch_steps);

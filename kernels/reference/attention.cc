@@ -22,6 +22,12 @@ double page_key(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32
          from_bf16(scales[token]);
 }
 
+// Of a page of latent attention the keys are the values.
+static double value_of(const QueryRows& q, const PageRef& page, uint32_t token, uint32_t channel) {
+  return q.latent ? page_key(page.data, page.scales, q.dim, token, channel)
+                  : page_value(page.data, page.scales, q.dim, token, channel);
+}
+
 double page_value(const int8_t* data, const uint16_t* scales, uint32_t dim, uint32_t token,
                   uint32_t channel) {
   const uint32_t tokens = page_bytes / 2 / dim;
@@ -45,7 +51,7 @@ static void attend_row(const std::vector<double>& s, const std::vector<double>& 
 
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* o, double* m,
                   double* l) {
-  const uint32_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
+  const uint32_t dim = q.dim, page_tokens = q.page_tokens();
   std::vector<double> k, v, bias;  // [chosen tokens][dim], [chosen tokens]
   for (uint32_t p = 0; p < n_pages; ++p) {
     for (uint32_t t = 0; t < page_tokens; ++t) {
@@ -53,7 +59,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
       bias.push_back(double{pages[p].bias});
       for (uint32_t d = 0; d < dim; ++d) {
         k.push_back(page_key(pages[p].data, pages[p].scales, dim, t, d));
-        v.push_back(page_value(pages[p].data, pages[p].scales, dim, t, d));
+        v.push_back(value_of(q, pages[p], t, d));
       }
     }
   }
@@ -69,7 +75,7 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, do
 
 void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, double* scores,
                   std::size_t stride) {
-  const std::size_t dim = q.dim, page_tokens = page_bytes / 2 / dim;
+  const std::size_t dim = q.dim, page_tokens = q.page_tokens();
   for (std::size_t r = 0; r < q.rows; ++r)
     for (std::size_t p = 0; p < n_pages; ++p)
       for (std::size_t t = 0; t < page_tokens; ++t) {

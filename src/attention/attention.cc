@@ -46,16 +46,22 @@ Attention::HeadQueries Attention::gather(const AttentionRequest& req, const Head
   }
   int8_t* halves = split ? w->split.data() : nullptr;
   kernels_.quantize_queries(w->q.data(), rows, dim, w->q8.data(), halves, w->scale.data());
-  return {
-      req, tokens.head, {rows, dim, w->q.data(), w->q8.data(), halves, w->scale.data()}, softcap_};
+  return {req,
+          tokens.head,
+          {rows, dim, w->q.data(), w->q8.data(), halves, w->scale.data(), shape_.latent},
+          softcap_};
 }
 
-void Attention::write_out(const AttentionState& state, const HeadTokens& tokens, float* out,
-                          float* lse) const {
+void Attention::write_out(const AttentionRequest& req, const AttentionState& state,
+                          const HeadTokens& tokens, float* out, float* lse) const {
   const uint32_t group = config_.group();
-  for (uint32_t t = 0; t < tokens.count; ++t)
-    kernels_.finish(row_of(state, t * group, shape_.dim), group, shape_.dim, config_.head_dim,
-                    out + out_at(tokens.first + t, tokens.head), config_.head_dim);
+  for (uint32_t t = 0; t < tokens.count; ++t) {
+    float* to = out + out_at(tokens.first + t, tokens.head);
+    kernels_.finish(row_of(state, t * group, shape_.dim), group, shape_.dim, config_.head_dim, to,
+                    config_.head_dim);
+    add_value_centre(value_centre(req, tokens.head), state.l + t * group, group, config_.head_dim,
+                     to);
+  }
   if (!lse) return;
   for (uint32_t r = 0; r < tokens.count * group; ++r)
     lse[(std::size_t{tokens.first} + r / group) * config_.heads + tokens.head * group + r % group] =
@@ -179,13 +185,23 @@ Status Attention::list_pages(const AttentionRequest& req) {
   return intact ? Status() : req.store.pages().damaged();
 }
 
+// Pages of a task of a single block. All threads share the one KV head of latent attention. So it
+// has up to 16 tasks, of whole tiles of the kernel. The number of pages alone decides.
+uint32_t Attention::pages_of_part(uint32_t pages) const {
+  constexpr uint32_t parts = 16, min_pages = 8, tile_pages = 2;
+  const uint32_t most = part_tokens / shape_.page_tokens;
+  if (!shape_.latent) return most;
+  const auto even = static_cast<uint32_t>(round_up(ceil_div(pages, parts), tile_pages));
+  return std::max(even, min_pages);
+}
+
 Status Attention::exact(const AttentionRequest& req, float cap, float* out, float* lse) {
   RETURN_IF_ERROR(list_pages(req));
   const uint32_t group = config_.group(), heads = config_.kv_heads, tokens = req.tokens - req.first,
                  block_tokens = block_rows_ / group;
   const auto pages = static_cast<uint32_t>(page_lists_[0].size()),
              blocks = static_cast<uint32_t>(ceil_div(tokens, block_tokens));
-  const uint32_t part_pages = part_tokens / shape_.page_tokens;
+  const uint32_t part_pages = pages_of_part(pages);
   const uint32_t parts =
       blocks == 1 ? std::max(1u, static_cast<uint32_t>(ceil_div(pages, part_pages))) : 1;
   if (parts > 1) reserve_partials(std::size_t{heads} * parts);
@@ -210,11 +226,12 @@ Status Attention::exact(const AttentionRequest& req, float cap, float* out, floa
       attend_pages(queries, {page_lists_[h].data() + p, std::min(part_pages, end - p)}, state, &w);
     w.counts.tokens_read += uint64_t{own.count} * (end - begin) * shape_.page_tokens;
     w.counts.pages_touched += uint64_t{own.count} * (end - begin);
-    if (parts == 1) write_out(state, own, out, lse);
+    if (parts == 1) write_out(req, state, own, out, lse);
   });
   if (parts == 1 || req.cancel.fired()) return {};
   for (uint32_t h = 0; h < heads; ++h)
-    write_out(merge_partials(h * parts, parts, tokens * group), {h, req.first, tokens}, out, lse);
+    write_out(req, merge_partials(h * parts, parts, tokens * group), {h, req.first, tokens}, out,
+              lse);
   return {};
 }
 
@@ -317,7 +334,7 @@ Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_
         return failure.note(std::move(s));
       if (traced) trace_near(token, query.token, token_state.m, &w);
     }
-    write_out(state, {h, block.first, block.count}, out, lse);
+    write_out(req, state, {h, block.first, block.count}, out, lse);
     // a comparison has blocks of one token
     if (compares && !compare(queries, block.first, &w.selection, out, &w))
       failure.note(req.store.pages().damaged());
@@ -407,10 +424,10 @@ Status Attention::attend_choice(const HeadQueries& queries, const AttentionState
 
 bool Attention::compare(const HeadQueries& queries, uint32_t token, const Selection* choice,
                         const float* out, Worker* w) {
-  return comparison_.compare(
-      {kernels_, queries.req.store.pages(), queries.req.layer, queries.head, 1, token, queries.rows,
-       choice, out + out_at(token, queries.head), &queries.req.cancel},
-      &w->compare);
+  return comparison_.compare({kernels_, queries.req.store.pages(), queries.req.layer, queries.head,
+                              1, token, queries.rows, choice, out + out_at(token, queries.head),
+                              &queries.req.cancel, value_centre(queries.req, queries.head)},
+                             &w->compare);
 }
 
 Status Attention::compare_exact(const AttentionRequest& req, const float* out) {

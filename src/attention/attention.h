@@ -173,8 +173,8 @@ class Attention {
            std::size_t{kv_head} * config_.group() * config_.head_dim;
   }
   // Writes the rows of neighbouring tokens.
-  void write_out(const AttentionState& state, const HeadTokens& tokens, float* out,
-                 float* lse) const;
+  void write_out(const AttentionRequest& req, const AttentionState& state, const HeadTokens& tokens,
+                 float* out, float* lse) const;
 
   // Slots of partials_, with room for block_rows_ rows each.
   void reserve_partials(std::size_t count);
@@ -183,6 +183,7 @@ class Attention {
   // Merges the partials i + 1 to i + count - 1 into partial i, in order.
   AttentionState merge_partials(std::size_t i, uint32_t count, uint32_t rows);
 
+  uint32_t pages_of_part(uint32_t pages) const;
   Status exact(const AttentionRequest& req, float cap, float* out, float* lse);
   Status list_pages(const AttentionRequest& req);
   // For the `count` tokens req.first + i * stride; out: [count][heads][head_dim].

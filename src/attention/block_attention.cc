@@ -114,7 +114,7 @@ Status Attention::by_blocks(const AttentionRequest& req, float* out, float* lse)
     attend(w.selection.lists[0], part_tokens / shape_.page_tokens);
     if (w.selection.sampled) attend(w.selection.samples[0], part_tokens / quad_tokens);
     w.counts.tokens_read += count * w.selection.tokens;
-    write_out(state, own, out, lse);
+    write_out(req, state, own, out, lse);
   });
   return std::move(failure).take();
 }

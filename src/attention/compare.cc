@@ -4,6 +4,8 @@
 #include <bit>
 #include <cmath>
 
+#include "attention/worker.h"
+
 namespace kvasir {
 
 Compared& Compared::operator+=(const Compared& o) {
@@ -82,6 +84,7 @@ bool attend_exactly(const Comparison::Case& one, uint32_t n, Comparison::Scratch
     one.kernels.attend_pages(one.rows, refs, some, state, s->bytes.data());
   }
   one.kernels.finish(state, rows, shape.dim, shape.head_dim, s->exact.data(), shape.head_dim);
+  add_value_centre(one.value_centre, state.l, rows, shape.head_dim, s->exact.data());
   return true;
 }
 

@@ -79,6 +79,7 @@ class Comparison {
     const Selection* chosen;              // null: everything was read
     const float* out;                     // [rows][head_dim] output of the strategy's attention
     const CancelLatch* cancel = nullptr;  // after it has fired, added numbers are undefined
+    const float* value_centre = nullptr;  // [head_dim] what the pages' values lack, or null
     bool cancelled() const { return cancel && cancel->fired(); }
   };
 

@@ -193,7 +193,7 @@ Status Attention::attend_for_batch(const QueryBatch& batch, float* out, float* l
     for (uint32_t p = 0; p < parts; ++p)
       if (batch_parts_[p].head == h)
         kernels_.merge(state, partial(heads + p, rows), rows, shape_.dim);
-    write_out(state, {h, batch.group.first, batch.group.count}, out, lse);
+    write_out(req, state, {h, batch.group.first, batch.group.count}, out, lse);
     workers_[worker].counts.tokens_read += batch.group.count * block_choices_[h].tokens;
   });
   return {};

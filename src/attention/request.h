@@ -36,7 +36,8 @@ struct AttentionRequest {
 
 // Rows of a step's tokens in one layer, after RoPE.
 struct LayerRows {
-  const float *q, *k, *v;      // [tokens][heads or kv_heads][head_dim]
+  // [tokens][heads or kv_heads][head_dim]; v null: values are the first numbers of the keys
+  const float *q, *k, *v;
   const float* lse = nullptr;  // [tokens][heads] log-sum-exp of the scores; null: unknown
   // [..][heads][head_dim] output of attention; null: not requested
   const float* attended = nullptr;

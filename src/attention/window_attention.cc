@@ -70,7 +70,7 @@ Status Attention::run_windowed(const AttentionRequest& req, float* out) {
     const WindowBlock block{req, own, queries, state, group, shape_.dim};
     attend_window_pages(block, first_page, &w);
     attend_window_rows(block, &w);
-    write_out(state, own, out, nullptr);
+    write_out(req, state, own, out, nullptr);
   });
   return {};
 }

@@ -66,6 +66,23 @@ inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
 // The score of a query with its head's centre, which centring subtracted from all of its scores.
 float centre_score(const AttentionRequest& req, uint32_t head, const QueryRows& row);
 
+// The centre of a head where values are centred keys (PageShape::latent); null otherwise, or where
+// keys have none.
+inline const float* value_centre(const AttentionRequest& req, uint32_t head) {
+  const StoreShape& shape = req.store.shape();
+  if (!shape.page.latent || req.store.centre().empty()) return nullptr;
+  return req.store.centre().data() +
+         (std::size_t{req.layer} * shape.kv_heads + head) * shape.page.dim;
+}
+
+// Adds it to outputs, [rows][head_dim], which are means of values. l: [rows] of their states.
+inline void add_value_centre(const float* centre, const float* l, uint32_t rows, uint32_t head_dim,
+                             float* out) {
+  for (uint32_t r = 0; centre && r < rows; ++r, out += head_dim)
+    if (l[r] > 0)
+      for (uint32_t d = 0; d < head_dim; ++d) out[d] += centre[d];
+}
+
 // Returns the rows of a state from `row` on.
 inline AttentionState row_of(const AttentionState& s, uint32_t row, uint32_t dim) {
   return {s.o + std::size_t{row} * dim, s.m + row, s.l + row};

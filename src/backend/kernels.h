@@ -77,6 +77,9 @@ struct QueryRows {
   // [rows][2 * dim]  the positive part max(q, 0), then the negative part min(q, 0)
   const int8_t* split = nullptr;
   const float* scale = nullptr;  // [rows]
+  bool latent = false;           // PageShape::latent of the pages that they attend
+
+  uint32_t page_tokens() const { return latent ? latent_page_tokens : page_bytes / 2 / dim; }
 };
 
 // Rows [row, row + rows) of q.
@@ -86,7 +89,8 @@ inline QueryRows row_of(const QueryRows& q, uint32_t row, uint32_t rows = 1) {
           q.f32 + std::size_t{row} * q.dim,
           q.q + std::size_t{row} * q.dim,
           q.split ? q.split + std::size_t{row} * 2 * q.dim : nullptr,
-          q.scale + row};
+          q.scale + row,
+          q.latent};
 }
 
 // Partials of attention of several query rows: unnormalised output, maximum score, sum of
@@ -237,10 +241,10 @@ struct Kernels {
   // already centred) and writes the page, its scales and its bounds to the extent's arrays. A token
   // of zeros gets scale 0. Infinities, NaNs and tokens of magnitude under 1e-30 count as zeros.
   // Bounds enclose the int8 values; null: none are written. Sealing an unsealed page gives the same
-  // bytes.
+  // bytes. v is not read where the shape is latent.
   void (*seal_page)(const PageShape& shape, const float* k, const float* v, uint32_t page,
                     int8_t* pages, uint16_t* scales, int8_t* bounds);
-  // The reverse for one page: k, v: [page_tokens][dim].
+  // The reverse for one page: k, v: [page_tokens][dim]. v is not written where the shape is latent.
   void (*unseal_page)(const PageShape& shape, const int8_t* data, const uint16_t* scales, float* k,
                       float* v);
 

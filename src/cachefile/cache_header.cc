@@ -62,6 +62,9 @@ Status decode_identity(const uint8_t* h, const char* path, Identity* out) {
   out->windows = {
       load32(h + header_at("windows layers")), load32(h + header_at("windows kv heads")),
       load32(h + header_at("windows head dim")), load64(h + header_at("windows tokens"))};
+  const uint32_t latent = load32(h + header_at("values in keys"));
+  if (latent > 1) return damaged_at(header_at("values in keys"), path, "it is neither 0 nor 1");
+  out->latent = latent == 1;
   const std::size_t length = name_length(*out);
   if (!all_zero({h + header_at("model name") + length, sizeof out->model_name - length}) ||
       length == sizeof out->model_name) {
@@ -87,8 +90,10 @@ CacheHeader::Entry decode_entry(const uint8_t* e) {
 Status check_reserved(const uint8_t* h, uint32_t section_count, const char* path) {
   if (const Field* field = find_used_reserve(header_fields, h))
     return damaged_at(field->offset, path, "reserved bytes of the header are not zero");
-  const bool has_windows = load32(h + header_at("version")) > plain_version;
-  if (!has_windows && !all_zero({h + header_at("windows layers"), 24}))
+  const uint32_t written = load32(h + header_at("version"));
+  if (written < version && load32(h + header_at("values in keys")) != 0)
+    return damaged_at(header_at("values in keys"), path, "its version has values of their own");
+  if (written < windows_version && !all_zero({h + header_at("windows layers"), 24}))
     return damaged_at(header_at("windows layers"), path, "its version has no windows");
   for (uint32_t i = 0; i < section_count; ++i) {
     const uint64_t place = header_at("sections") + i * entry_bytes;
@@ -195,6 +200,7 @@ void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
   store32(h + header_at("windows layers"), identity.windows.layers);
   store32(h + header_at("windows kv heads"), identity.windows.kv_heads);
   store32(h + header_at("windows head dim"), identity.windows.head_dim);
+  store32(h + header_at("values in keys"), identity.latent ? 1 : 0);
   store64(h + header_at("windows tokens"), identity.windows.tokens);
   std::memcpy(h + header_at("model name"), identity.model_name,
               std::min(name_length(identity), sizeof identity.model_name - 1));

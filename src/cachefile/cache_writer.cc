@@ -25,7 +25,10 @@ Status misuse(const std::string& path, const char* reason) {
 
 CacheWriter::CacheWriter(const std::string& path, const Identity& identity) : path_(path) {
   header_.identity = identity;
-  if (identity.windows.layers > 0) header_.version = header_.minimum_reader = version;
+  const uint32_t needed = identity.latent               ? version
+                          : identity.windows.layers > 0 ? windows_version
+                                                        : plain_version;
+  header_.version = header_.minimum_reader = needed;
 }
 
 Status CacheWriter::create(const std::string& path, const Identity& identity,

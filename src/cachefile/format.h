@@ -17,9 +17,9 @@ namespace kvasir::format {
 constexpr std::array<uint8_t, 8> magic = {0x8B, 'K', 'V', 'C', '\r', '\n', 0x1A, '\n'};
 constexpr uint32_t byte_order = 0x0A0B0C0D;
 
-// The newest, of files with windows; and of those without, which older readers read too. It is also
-// the oldest reader of the file.
-constexpr uint32_t version = 4, plain_version = 3;
+// The newest, of files of latent attention; that of files with windows; and of others, which older
+// readers read too. It is also the oldest reader of the file.
+constexpr uint32_t version = 5, windows_version = 4, plain_version = 3;
 // Versions 1 and 2, with another order of keys, were written before the first release.
 constexpr uint32_t oldest_readable = 3;
 constexpr uint64_t header_bytes = 4096;
@@ -52,7 +52,7 @@ inline constexpr auto header_fields = lay_out({
     {"windows layers", 4, FieldIs::size},  // this and the next four: zeros before version 4
     {"windows kv heads", 4, FieldIs::size},
     {"windows head dim", 4, FieldIs::size},
-    {"reserved", 4, FieldIs::reserved},
+    {"values in keys", 4, FieldIs::choice},  // 0 before version 5
     {"windows tokens", 8, FieldIs::size},
     {"reserved", 64, FieldIs::reserved},
     {"sections", max_sections* entry_bytes, FieldIs::data},  // entry_fields
@@ -83,7 +83,7 @@ enum class SectionKind : uint32_t {
   centre = 3,  // f32 [layers][kv_heads][dim]: subtracted from every K
   sinks = 4,   // f32 [layers][kv_heads][2][sink tokens][dim]: K, V
   window = 5,  // f32 [layers][kv_heads][2][window tokens][dim]: K, V
-  pages = 6,   // [extents][layers][kv_heads][16 pages][4096]
+  pages = 6,   // [extents][layers][kv_heads][16 pages][bytes of a page]
   scales = 7,  // [extents][layers][kv_heads] arrays as in backend/page.h
   bounds = 8,
   statistics = 10,  // JSON; 9 was a section of version 1 and stays unused
@@ -167,6 +167,7 @@ struct Identity {
   std::array<uint8_t, 16>
       model_hash{};  // of the whole weights file; zeros: unknown when the document was saved
   WindowsShape windows;
+  bool latent = false;  // PageShape::latent
 };
 
 }  // namespace kvasir::format

@@ -140,7 +140,9 @@ class Packer {
     const uint32_t head_dim = document.identity.head_dim;
     for (const CacheHeader::Entry& section : document.entries()) {
       RETURN_IF_ERROR(check_table(section));
-      if (section.kind != format::SectionKind::pages || head_dim < 1 || head_dim > max_head_dim)
+      // Pages without values have nothing to be divided into.
+      if (section.kind != format::SectionKind::pages || document.identity.latent || head_dim < 1 ||
+          head_dim > max_head_dim)
         continue;
       header_.pages_offset = section.offset;
       header_.pages_bytes = section.bytes;

@@ -45,7 +45,8 @@ Status check_sizes(const PackedHeader& header, uint64_t file_bytes, const char* 
   const bool whole = header.pages_offset % PageShape::pages_bytes() == 0 &&
                      range_fits(header.pages_offset, header.pages_bytes, header.document_bytes);
   const uint32_t tokens = header.page_tokens;
-  if (!whole || (tokens != 0 && tokens != 8 && tokens != 16 && tokens != 32 && tokens != 64))
+  if (!whole ||
+      (tokens != 0 && tokens != 4 && tokens != 8 && tokens != 16 && tokens != 32 && tokens != 64))
     return damaged_at(header_at("pages offset"), path, "the place of its pages is impossible");
   const auto* name = header.identity.model_name;
   if (std::find(name, name + sizeof header.identity.model_name, '\0') ==

@@ -25,7 +25,7 @@ constexpr uint64_t max_state_bytes = uint64_t{1} << 31;  // of all recurrent lay
 
 // graphs: per KV head.
 uint64_t max_index_bytes(const Identity& id, uint64_t graphs, uint64_t words_an_item) {
-  const uint64_t dim = PageShape::of(id.head_dim).dim,
+  const uint64_t dim = PageShape::of(id.head_dim, id.latent).dim,
                  words = claim_sum({id.tokens * words_an_item, index_words_a_head, dim * dim});
   return claim_product({uint64_t{id.layers} * id.kv_heads, graphs, words, sizeof(uint32_t)});
 }
@@ -47,9 +47,10 @@ static uint64_t max_windows_bytes(SectionKind kind, const Identity& id) {
 
 uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group) {
   if (id.layers > max_cache_layers || id.kv_heads > max_cache_heads ||
-      id.tokens > max_cache_tokens || id.head_dim == 0 || id.head_dim > max_head_dim)
+      id.tokens > max_cache_tokens || id.head_dim == 0 ||
+      id.head_dim > (id.latent ? max_latent_dim : max_head_dim))
     return small_section;
-  const PageShape page = PageShape::of(id.head_dim);
+  const PageShape page = PageShape::of(id.head_dim, id.latent);
   const uint64_t heads = uint64_t{id.layers} * id.kv_heads,
                  extents = ceil_div(id.tokens, page.extent_tokens());
   const uint64_t row = page.dim * sizeof(float);  // one token of one head
@@ -65,10 +66,10 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
       max_bytes = heads * row;
       break;
     case SectionKind::sinks:
-      max_bytes = heads * row * 2 * page.page_tokens;
+      max_bytes = heads * row * page.planes() * page.page_tokens;
       break;
     case SectionKind::window:
-      max_bytes = claim_product({heads, row, 2, id.tokens});
+      max_bytes = claim_product({heads, row, page.planes(), id.tokens});
       break;
     case SectionKind::scales:
       max_bytes = claim_product({extents, heads, page.scales_bytes()});
@@ -127,7 +128,7 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
       break;
     case SectionKind::pages:
     case SectionKind::index:
-      max_bytes = claim_product({extents, heads, PageShape::pages_bytes()});
+      max_bytes = claim_product({extents, heads, page.pages_size()});
       break;
   }
   return std::max(max_bytes, small_section);

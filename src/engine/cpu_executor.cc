@@ -184,9 +184,9 @@ Status CpuExecutor::attention(uint32_t layer, const float* h) {
 Status CpuExecutor::latent(uint32_t layer, const float* h) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
-  latent_->project(*step_, layer, h, {q_.get(), k_.get(), v_.get()});
+  latent_->project(*step_, layer, h, q_.get(), k_.get());
   scale_queries(c);
-  attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
+  attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = nullptr});
   RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
 
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
@@ -306,7 +306,7 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
       check(q_.get(), at, count, c.q_width());
       if (!c.writes_kv) return;
       check(k_.get(), at, count, c.kv_width());
-      check(v_.get(), at, count, c.kv_width());
+      if (!c.is_latent()) check(v_.get(), at, count, c.kv_width());
     });
   by_rows(n_ - first, [&](std::size_t at, uint32_t count) {
     if (c.has_attention()) check(a_.get(), first + at, count, c.q_width());

@@ -57,14 +57,15 @@ void CpuLatent::resize(uint32_t n) {
   capacity_ = n;
 }
 
-void CpuLatent::project(const StepContext& step, uint32_t layer, const float* h, const Rows& out) {
+void CpuLatent::project(const StepContext& step, uint32_t layer, const float* h, float* q,
+                        float* k) {
   const LayerConfig& c = config_.layer(layer);
   const LatentWeights& w = model_.weights().layers[layer].latent;
   const uint32_t n = step.tokens(), rank = c.latent.query_rank;
   if (rank == 0) {
-    products_->multiply(h, n, config_.width, {{&w.query, queries_.get()}, {&w.kv, out.k}});
+    products_->multiply(h, n, config_.width, {{&w.query, queries_.get()}, {&w.kv, k}});
   } else {
-    products_->multiply(h, n, config_.width, {{&w.query_a, low_.get()}, {&w.kv, out.k}});
+    products_->multiply(h, n, config_.width, {{&w.query_a, low_.get()}, {&w.kv, k}});
     by_rows(step, n, [&](std::size_t first, uint32_t count) {
       float* low = low_.get() + first * rank;
       kernels_.rms_norm(low, w.query_norm.data(), config_.norm_epsilon, count, rank, low);
@@ -72,12 +73,12 @@ void CpuLatent::project(const StepContext& step, uint32_t layer, const float* h,
     products_->multiply(low_.get(), n, rank, {{&w.query, queries_.get()}});
   }
   by_heads(step, c.heads, n,
-           [&](const Task& task, Worker* worker) { absorb(c, w.keys, task, out.q, worker); });
-  make_keys(step, layer, out);
+           [&](const Task& task, Worker* worker) { absorb(c, w.keys, task, q, worker); });
+  make_keys(step, layer, q, k);
 }
 
 // The parts of queries and keys with RoPE, and c.
-void CpuLatent::make_keys(const StepContext& step, uint32_t layer, const Rows& out) {
+void CpuLatent::make_keys(const StepContext& step, uint32_t layer, float* queries, float* keys) {
   const LayerConfig& c = config_.layer(layer);
   const LatentConfig& latent = c.latent;
   const LatentWeights& w = model_.weights().layers[layer].latent;
@@ -86,7 +87,7 @@ void CpuLatent::make_keys(const StepContext& step, uint32_t layer, const Rows& o
   const std::size_t angles = std::size_t{n} * config_.angles_before(c.rope);
   by_rows(step, n, [&](std::size_t first, uint32_t count) {
     for (std::size_t t = first; t < first + count; ++t) {
-      float *q = out.q + t * c.q_width(), *k = out.k + t * c.head_dim, *v = out.v + t * c.head_dim;
+      float *q = queries + t * c.q_width(), *k = keys + t * c.head_dim;
       const float* query = queries_.get() + t * c.heads * latent.query();
       for (uint32_t i = 0; i < c.heads; ++i)
         std::copy_n(query + std::size_t{i} * latent.query() + latent.plain, latent.rotated,
@@ -95,8 +96,6 @@ void CpuLatent::make_keys(const StepContext& step, uint32_t layer, const Rows& o
       const float *cos = step.cos + angles + t * half, *sin = step.sin + angles + t * half;
       kernels_.rope(q + latent.rank, c.heads, c.head_dim, rope.dim, cos, sin, rope.neox);
       kernels_.rope(k + latent.rank, 1, c.head_dim, rope.dim, cos, sin, rope.neox);
-      std::copy_n(k, latent.rank, v);
-      std::fill_n(v + latent.rank, latent.rotated, 0.0f);
     }
   });
 }

@@ -29,12 +29,9 @@ class CpuLatent {
   // Columns of the widest input to `products`, besides the model's width.
   std::size_t widest() const { return widest_; }
 
-  // Of all tokens, from the normalised stream h: [n][width]. q: [n][heads][rank + rotated]; k, v:
-  // [n][rank + rotated], where the numbers of v behind the rank are 0.
-  struct Rows {
-    float *q, *k, *v;
-  };
-  void project(const StepContext& step, uint32_t layer, const float* h, const Rows& out);
+  // Of all tokens, from the normalised stream h: [n][width]. q: [n][heads][rank + rotated];
+  // k: [n][rank + rotated].
+  void project(const StepContext& step, uint32_t layer, const float* h, float* q, float* k);
   // Returns the outputs of the heads, [n][heads][values], valid until the next call.
   // attended: [n][heads][rank + rotated].
   const float* outputs(const StepContext& step, uint32_t layer, const float* attended, uint32_t n);
@@ -55,7 +52,7 @@ class CpuLatent {
     uint32_t head, first, count, n;
   };
 
-  void make_keys(const StepContext& step, uint32_t layer, const Rows& out);
+  void make_keys(const StepContext& step, uint32_t layer, float* queries, float* keys);
   void absorb(const LayerConfig& c, const ExpertMatrices& keys, const Task& task, float* q,
               Worker* w) const;
   void multiply(const WeightView& weights, const Task& task, float* y, std::size_t stride,

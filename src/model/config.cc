@@ -213,11 +213,11 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
         layer.qk_norm = QkNorm::none;
 }
 
-uint32_t check_head_size(Schema* schema, uint32_t size) {
-  if (size > max_head_dim)
+uint32_t check_head_size(Schema* schema, uint32_t size, uint32_t max) {
+  if (size > max)
     schema->fail(Status::error(Code::unsupported,
                                "the model's heads have %u dimensions: Kvasir supports up to %u",
-                               size, max_head_dim));
+                               size, max));
   return size;
 }
 
@@ -229,7 +229,7 @@ uint32_t read_head_size(Schema* schema, const char* keys, const char* values, ui
                                schema->prefix().c_str(), keys));
   if (schema->optional(values, size, 2, 4096) != size)
     schema->refuse("has keys and values of different sizes", values);
-  return check_head_size(schema, size);
+  return check_head_size(schema, size, max_head_dim);
 }
 
 // The shape of the layers with or without a window, whose keys and values are numbered.
@@ -309,10 +309,11 @@ void read_shapes(Schema* schema, ModelConfig* c) {
   const uint32_t plain = c->width / first.heads;
   const uint32_t full =
       first.is_latent()
-          ? check_head_size(schema, first.latent.rank + first.latent.rotated)
+          ? check_head_size(schema, first.latent.rank + first.latent.rotated, max_latent_dim)
           : read_head_size(schema, "attention.key_length", "attention.value_length", plain);
-  const uint32_t windowed =
-      read_head_size(schema, "attention.key_length_swa", "attention.value_length_swa", full);
+  const uint32_t windowed = first.is_latent() ? full
+                                              : read_head_size(schema, "attention.key_length_swa",
+                                                               "attention.value_length_swa", full);
   shape_layers(schema, false, full, c, c);
   shape_layers(schema, true, windowed, c, &c->windows);
   place_shared_layers(schema, c);

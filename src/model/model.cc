@@ -45,7 +45,8 @@ Status with_path(const std::string& path, const Status& s) {
 }  // namespace
 
 StoreShape Model::store_shape() const {
-  return {config_.layers, config_.kv_heads, PageShape::of(config_.head_dim)};
+  const bool latent = config_.layer(0).is_latent();
+  return {config_.layers, config_.kv_heads, PageShape::of(config_.head_dim, latent)};
 }
 
 StoreShape Model::windows_shape() const {

@@ -15,7 +15,7 @@ const QueryRows& TokenQueries::set(const float* q, uint32_t group) {
   for (uint32_t r = 0; r < group; ++r)
     for (uint32_t d = 0; d < head_dim; ++d) f32_[r * dim + d] = q[r * head_dim + d] * scale;
   kernels_.quantize_queries(f32_.data(), group, dim, q8_.data(), nullptr, scale_.data());
-  rows_ = {group, dim, f32_.data(), q8_.data(), nullptr, scale_.data()};
+  rows_ = {group, dim, f32_.data(), q8_.data(), nullptr, scale_.data(), shape_.latent};
   return rows_;
 }
 

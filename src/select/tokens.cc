@@ -21,7 +21,7 @@ Scanned score_all_tokens(const SelectorQuery& query, SelectorScratch* scratch) {
                                stride, scratch->bytes.data());
   }
   const uint64_t read = pages - query.first_page;
-  return {read * (page_bytes / 2 + shape.page_tokens * sizeof(uint16_t)), true,
+  return {read * (shape.page_size() / shape.planes() + shape.page_tokens * sizeof(uint16_t)), true,
           read * shape.page_tokens};
 }
 

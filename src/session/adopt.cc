@@ -69,6 +69,9 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   if (model->config().recurrent_layers > 0)
     return Status::error(Code::unsupported,
                          "the model has recurrent layers: a cache has keys and values only");
+  if (model->store_shape().page.latent)
+    return Status::error(Code::unsupported,
+                         "the model's values are parts of its keys: a cache keeps both apart");
   const HeadShape &shape = cache.shape(), &wanted = model->config();
   if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads ||
       shape.head_dim != wanted.head_dim)

@@ -395,7 +395,7 @@ Status ExternalStore::load(const std::string& path, BareOptions options, bool ve
   if (id.vocabulary != 0)
     return mismatch("was saved by a session: load it with kv_load and its model");
   if (id.layers != options.shape.layers || id.kv_heads != options.shape.kv_heads ||
-      id.head_dim != options.shape.head_dim)
+      id.head_dim != options.shape.head_dim || id.latent)
     return mismatch("has another shape");
   if (id.model != options.identity) return mismatch("has another identity: prefill it again");
   const StoreShape shape = store_shape(options);

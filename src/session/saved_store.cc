@@ -206,6 +206,7 @@ Status save_store(const std::string& path, format::Identity identity, const Save
   identity.layers = shape.layers;
   identity.kv_heads = shape.kv_heads;
   identity.head_dim = shape.page.head_dim;
+  identity.latent = shape.page.latent;
   identity.tokens = store.tokens();
   state.full_precision = store.window_tokens() == KvStore::keep_all;
   state.window_count = store.window_count();
@@ -277,13 +278,14 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
                    const SavedSequence& state) {
   const format::Identity& id = file.identity();
   if (id.layers != shape.layers || id.kv_heads != shape.kv_heads ||
-      id.head_dim != shape.page.head_dim)
+      id.head_dim != shape.page.head_dim || id.latent != shape.page.latent)
     return Status::error(Code::corrupt, "%s: the header has another shape; nothing was loaded",
                          file.path().c_str());
   if (const char* what = wrong_state(state, shape, id))
     return Status::error(Code::corrupt, "%s: section 'state': %s; nothing was loaded",
                          file.path().c_str(), what);
-  const uint64_t row = uint64_t{shape.heads_total()} * shape.page.dim * sizeof(float);
+  const uint64_t row = uint64_t{shape.heads_total()} * shape.page.dim * sizeof(float),
+                 planes = shape.page.planes();
   const auto has = [&](SectionKind kind) {
     return state.pages > 0 || (file.find(kind) && file.find(kind)->bytes > 0);
   };
@@ -294,8 +296,8 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
       {SectionKind::tokens, id.vocabulary ? state.tokens * sizeof(int32_t) : 0},
       // a rewound sequence keeps its centre
       {SectionKind::centre, has(SectionKind::centre) ? row : 0},
-      {SectionKind::sinks, has(SectionKind::sinks) ? row * 2 * shape.page.page_tokens : 0},
-      {SectionKind::window, row * 2 * state.window_count},
+      {SectionKind::sinks, has(SectionKind::sinks) ? row * planes * shape.page.page_tokens : 0},
+      {SectionKind::window, row * planes * state.window_count},
       {SectionKind::pages, PageStore::file_bytes(shape, SectionKind::pages, state.pages)},
       {SectionKind::scales, PageStore::file_bytes(shape, SectionKind::scales, state.pages)},
       {SectionKind::bounds, PageStore::file_bytes(shape, SectionKind::bounds, state.pages)}};
@@ -345,7 +347,7 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
   };
   RETURN_IF_ERROR(copy(*centre_section, was_sealed, [&](uint64_t) { return to.centre; }));
   RETURN_IF_ERROR(copy(*sinks_section, has_sinks, [&](uint64_t) { return to.sinks; }));
-  RETURN_IF_ERROR(copy(*window_section, uint64_t{shape.heads_total()} * 2,
+  RETURN_IF_ERROR(copy(*window_section, uint64_t{shape.heads_total()} * shape.page.planes(),
                        [&](uint64_t plane) { return to.window(plane); }));
   for (IndexKind kind : all_index_kinds) {
     std::shared_ptr<TokenIndex> index;

@@ -74,10 +74,11 @@ uint64_t KvStore::max_bytes(const StoreShape& shape, uint32_t window_tokens, uin
   const uint64_t extent = shape.page.extent_tokens();
   const uint64_t kept = std::min(tokens, 2 * (kept_tokens(shape, window_tokens) + extent)),
                  slabs = ceil_div(kept, extent) + ceil_div(step, extent) + 1;
+  const uint64_t planes = shape.page.planes();
   const uint64_t rows = std::min<uint64_t>(window_tokens, shape.window) + step +
                         2 * shape.page.page_tokens + spare_rows + capacity_step;
   return slabs * shape.slab_bytes() +
-         (2 * rows + 1) * shape.heads_total() * shape.page.dim * sizeof(float);
+         (planes * rows + 1) * shape.heads_total() * shape.page.dim * sizeof(float);
 }
 
 float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) {
@@ -86,7 +87,8 @@ float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32
 
 const float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which,
                                  uint32_t row) const {
-  return plane((uint64_t{layer} * shape().kv_heads + head) * 2 + which) +
+  const uint32_t planes = shape().page.planes();  // where values are keys, both are the same row
+  return plane((uint64_t{layer} * shape().kv_heads + head) * planes + which % planes) +
          std::size_t{row} * shape().page.dim;
 }
 
@@ -96,8 +98,9 @@ KvStore::Rows KvStore::window(uint32_t layer, uint32_t head) const {
 
 KvStore::Rows KvStore::sinks(uint32_t layer, uint32_t head) const {
   const std::size_t size = std::size_t{shape().page.page_tokens} * shape().page.dim;
-  const float* k = sinks_.get() + (std::size_t{layer} * shape().kv_heads + head) * 2 * size;
-  return {k, k + size};
+  const uint32_t planes = shape().page.planes();
+  const float* k = sinks_.get() + (std::size_t{layer} * shape().kv_heads + head) * planes * size;
+  return {k, k + (planes - 1) * size};
 }
 
 // Rows of room for a window that needs `rows` now. During prefill it gets the room of the largest
@@ -136,7 +139,7 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
   appends_.here = sole || (appends_.here && !alters);
   if (appends_.here && first_row_ + rows <= capacity_) return {};
   const std::size_t dim = shape().page.dim, size = window_count_ * dim;
-  const uint32_t planes = 2 * shape().heads_total(), tasks = window_count_ > 0 ? planes : 0;
+  const uint32_t planes = this->planes(), tasks = window_count_ > 0 ? planes : 0;
   if (sole && rows <= capacity_) {
     run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
       std::memmove(plane(p) - first_row_ * dim, plane(p), size * sizeof(float));
@@ -171,11 +174,12 @@ Status check_memory_budget(const MemoryBudget& budget, bool full_precision) {
 uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
   const PageShape& page = shape().page;
   const uint64_t heads = shape().heads_total(), extents = ceil_div(tokens, page.extent_tokens());
-  const uint64_t summaries = shape().extent_bytes() - PageShape::pages_bytes() +
-                             page.sketch_bytes() + extent_pages * table_entry;
+  const uint64_t summaries =
+      shape().extent_bytes() - page.pages_size() + page.sketch_bytes() + extent_pages * table_entry;
   const uint64_t rows =
-      2 * heads * (uint64_t{window_tokens_} + step + 2 * page.page_tokens + capacity_step + 1) *
-      page.dim * sizeof(float);
+      page.planes() * heads *
+      (uint64_t{window_tokens_} + step + 2 * page.page_tokens + capacity_step + 1) * page.dim *
+      sizeof(float);
   // Slabs that a step fills; the first one may be partly full before it.
   const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1;
   return extents * heads * summaries + rows + slabs * shape().slab_bytes() +
@@ -310,6 +314,7 @@ void KvStore::write_keys(uint32_t layer, uint32_t head, uint32_t n, const float*
 }
 
 void KvStore::write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v) {
+  if (shape().page.latent) return;
   const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
   float* to = window_row(layer, head, 1, window_count_);
   for (uint32_t i = 0; i < n; ++i, to += dim) {
@@ -350,7 +355,7 @@ void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
   pool->run(shape().heads_total(), [&](uint32_t at, uint32_t) {
     const uint32_t l = at / shape().kv_heads, h = at % shape().kv_heads;
     float* centre = centre_.data() + std::size_t{at} * dim;
-    double sums[max_head_dim] = {};
+    double sums[max_dim] = {};
     for (uint32_t r = first; r < rows; ++r) {
       const float* row = window_row(l, h, 0, r);
       for (uint32_t d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
@@ -392,8 +397,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   if (first == 0 && sinks_) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;
-    for (uint32_t i = 0; i < shape().heads_total() * 2; ++i)
-      std::copy_n(plane(i), size, sinks_.get() + i * size);
+    for (uint32_t i = 0; i < planes(); ++i) std::copy_n(plane(i), size, sinks_.get() + i * size);
   }
   const bool ahead =
       std::find(sealed_ahead_.begin(), sealed_ahead_.end(), false) == sealed_ahead_.end();
@@ -453,12 +457,12 @@ Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
         float* v = shorter.window_row(l, h, 1, (p - first) * page_tokens);
         if (p == 0 && sinks_) {  // the sinks are in full precision
           std::copy_n(sinks(l, h).k, std::size_t{page_tokens} * dim, k);
-          std::copy_n(sinks(l, h).v, std::size_t{page_tokens} * dim, v);
+          if (v != k) std::copy_n(sinks(l, h).v, std::size_t{page_tokens} * dim, v);
         } else {
           kernels.unseal_page(shape().page, page.data, page.scales, k, v);
         }
       }
-      for (uint32_t which = 0; which < 2; ++which) {
+      for (uint32_t which = 0; which < shape().page.planes(); ++which) {
         // Nobody has checked a file's scales before. Rows made from bad ones would be saved, and
         // refused when loaded.
         if (wrong_floats({shorter.window_row(l, h, which, 0), std::size_t{reopened} * dim}))
@@ -513,20 +517,20 @@ uint64_t KvStore::private_bytes() const {
 }
 
 std::size_t KvStore::window_floats() const {
-  return std::size_t{shape().heads_total()} * 2 * capacity_ * shape().page.dim;
+  return std::size_t{planes()} * capacity_ * shape().page.dim;
 }
 
 std::size_t KvStore::sinks_room() const {
-  return std::size_t{shape().heads_total()} * 2 * shape().page.page_tokens * shape().page.dim;
+  return std::size_t{planes()} * shape().page.page_tokens * shape().page.dim;
 }
 
 std::size_t KvStore::window_size() const {
-  return std::size_t{shape().heads_total()} * 2 * window_count_ * shape().page.dim;
+  return std::size_t{planes()} * window_count_ * shape().page.dim;
 }
 
 Status KvStore::write_window(const std::function<Status(const void*, std::size_t)>& write) const {
   const std::size_t size = std::size_t{window_count_} * shape().page.dim * sizeof(float);
-  for (uint32_t i = 0; i < shape().heads_total() * 2; ++i) RETURN_IF_ERROR(write(plane(i), size));
+  for (uint32_t i = 0; i < planes(); ++i) RETURN_IF_ERROR(write(plane(i), size));
   return {};
 }
 
@@ -547,7 +551,7 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   store.dropped_ = saved.dropped;
   store.mark_ = saved.mark;
   store.capacity_ = store.capacity_for(saved.window_count);
-  store.window_ = make_rows(2 * heads * store.capacity_ * dim);
+  store.window_ = make_rows(std::size_t{store.planes()} * store.capacity_ * dim);
   store.appends_.here = true;
   return store;
 }

@@ -212,9 +212,9 @@ class KvStore {
   uint64_t private_bytes() const;
 
   // Persistence of sinks, window and centre; sizes in floats.
-  // [layers][kv_heads][2][page_tokens][dim]; 0 when nothing is sealed.
+  // [layers][kv_heads][planes][page_tokens][dim]; 0 when nothing is sealed.
   std::size_t sinks_size() const { return sinks_ ? sinks_room() : 0; }
-  std::size_t window_size() const;  // [layers][kv_heads][2][window_count][dim]
+  std::size_t window_size() const;  // [layers][kv_heads][planes][window_count][dim]
   // [layers][kv_heads][dim]; 0 when nothing is sealed.
   std::size_t centre_size() const { return centre_.size(); }
   std::span<const float> centre() const { return centre_; }
@@ -234,7 +234,7 @@ class KvStore {
   struct Restored {
     float* centre;  // each is null where the part is missing
     float* sinks;
-    // plane: (layer * kv_heads + head) * 2 + which
+    // plane: (layer * kv_heads + head) * planes + which
     float* window(uint64_t plane) const { return window_begin + plane * window_stride; }
     float* window_begin;
     std::size_t window_stride;
@@ -249,6 +249,7 @@ class KvStore {
   std::size_t sinks_room() const;  // floats of sinks_ when they exist
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
+  uint32_t planes() const { return shape().heads_total() * shape().page.planes(); }
   float* plane(uint64_t i) const {
     return window_.get() + (i * capacity_ + first_row_) * shape().page.dim;
   }

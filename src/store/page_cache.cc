@@ -37,27 +37,29 @@ struct PageCache::Room {
     bool used = false;  // found since the clock hand passed
   };
 
-  const uint64_t pages;            // of a head, at most
-  const uint32_t capacity;         // slots
+  const uint64_t pages;     // of a head, at most
+  const uint32_t capacity;  // slots
+  const std::size_t page_size;
   const uint32_t scales;           // per page
   std::mutex mutex;                // guards the rest except memory; never held during a read
-  Buffer<int8_t> memory;           // [capacity][page_bytes], used as pages arrive
+  Buffer<int8_t> memory;           // [capacity][page_size], used as pages arrive
   Buffer<uint16_t> scales_memory;  // [capacity][scales]
   // [heads][pages] slot + 1, or 0; a list reads some KiB, those of one head
   Array<uint32_t> slot_of;
   Array<Slot> slots;  // that were ever in use
   uint32_t hand = 0;
 
-  Room(uint32_t head_count, uint64_t pages_of_head, uint32_t slot_count, uint32_t scales_of_page)
-      : pages(pages_of_head), capacity(slot_count), scales(scales_of_page),
-        memory(make_buffer<int8_t>(std::size_t{slot_count} * page_bytes)),
+  Room(uint32_t head_count, uint64_t pages_of_head, uint32_t slot_count, std::size_t bytes_of_page,
+       uint32_t scales_of_page)
+      : pages(pages_of_head), capacity(slot_count), page_size(bytes_of_page),
+        scales(scales_of_page), memory(make_buffer<int8_t>(slot_count * bytes_of_page)),
         scales_memory(make_buffer<uint16_t>(std::size_t{slot_count} * scales_of_page)),
         slot_of(head_count * pages_of_head) {
     slots.reserve(slot_count);
-    os::prefer_huge_pages(memory.get(), std::size_t{slot_count} * page_bytes);
+    os::prefer_huge_pages(memory.get(), slot_count * page_size);
   }
 
-  int8_t* data(uint32_t slot) const { return memory.get() + std::size_t{slot} * page_bytes; }
+  int8_t* data(uint32_t slot) const { return memory.get() + slot * page_size; }
   uint16_t* scales_of(uint32_t slot) const {
     return scales_memory.get() + std::size_t{slot} * scales;
   }
@@ -137,7 +139,8 @@ struct PageCache::Room {
 };
 
 PageCache::PageCache(std::shared_ptr<const PageSource> source, uint32_t heads)
-    : source_(std::move(source)), scale_bytes_(source_->scale_bytes()), heads_(heads),
+    : source_(std::move(source)), page_size_(source_->page_size()),
+      scale_bytes_(source_->scale_bytes()), heads_(heads),
       parts_(std::clamp(heads / part_heads, 1u, max_parts)) {
   for (uint32_t p = 0; p < parts(); ++p)
     parts_[p].lists.resize((heads - p + parts() - 1) / parts());
@@ -172,7 +175,7 @@ std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t lis
   part.step += list - std::exchange(last, list);
   const auto heads = static_cast<uint32_t>(part.lists.size());
   const uint64_t limit = limit_;
-  uint64_t pages = source_->extents() * extent_pages, slots = limit / page_bytes;
+  uint64_t pages = source_->extents() * extent_pages, slots = limit / page_size_;
   if (limit == by_itself) {
     slots = std::max(heads * pages / share, room_of_step(part.step));
     // Rare: the new room is empty.
@@ -184,7 +187,7 @@ std::shared_ptr<PageCache::Room> PageCache::room_for(uint32_t head, uint64_t lis
   slots = std::min({slots, heads * pages, uint64_t{no_slot - 1}});
   if (part.room && pages > part.room->pages) pages += pages / 2;  // the file grew: rare too
   if (!part.room || slots > part.room->capacity || pages > part.room->pages)
-    part.room = std::make_shared<Room>(heads, pages, static_cast<uint32_t>(slots),
+    part.room = std::make_shared<Room>(heads, pages, static_cast<uint32_t>(slots), page_size_,
                                        static_cast<uint32_t>(scale_bytes_ / sizeof(uint16_t)));
   return part.room;
 }
@@ -223,7 +226,7 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
   const auto without = std::count_if(missing.begin(), missing.end(),
                                      [](const PageHold::Missing& m) { return m.slot == no_slot; });
   const std::size_t scales = scale_bytes_ / sizeof(uint16_t);
-  hold->make_own_room(static_cast<std::size_t>(without), scales);
+  hold->make_own_room(static_cast<std::size_t>(without), page_size_, scales);
   int8_t* own_pages = hold->own_pages_.get();
   uint16_t* own_scales = hold->own_scales_.get();
   const auto block_of = [&](std::size_t i) { return page_of(head, numbers[missing[i].index]); };
@@ -234,7 +237,7 @@ Status PageCache::read_missing(uint32_t head, std::span<const uint32_t> numbers,
     do {
       PageRef* ref = &refs[missing[i].index];
       if (missing[i].slot == no_slot) {
-        ref->data = std::exchange(own_pages, own_pages + page_bytes);
+        ref->data = std::exchange(own_pages, own_pages + page_size_);
         if (scales) ref->scales = std::exchange(own_scales, own_scales + scales);
       } else {
         hold->room_->point(ref, missing[i].slot);
@@ -283,7 +286,7 @@ PageCache::Counts PageCache::counts() const {
     const Room& room = *part.room;
     const std::lock_guard room_lock(part.room->mutex);
     counts.kept += room.slots.size();
-    counts.bytes += room.slots.size() * (page_bytes + scale_bytes_ + sizeof(Room::Slot)) +
+    counts.bytes += room.slots.size() * (page_size_ + scale_bytes_ + sizeof(Room::Slot)) +
                     room.slot_of.size() * sizeof(uint32_t);
   }
   return counts;
@@ -305,11 +308,11 @@ void PageHold::release() {
 }
 
 // Frees the old memory first, so that the two never exist at once.
-void PageHold::make_own_room(std::size_t pages, std::size_t scales) {
+void PageHold::make_own_room(std::size_t pages, std::size_t page_size, std::size_t scales) {
   if (pages <= own_room_) return;
   own_room_ = 0;
   own_pages_.reset(), own_scales_.reset();
-  own_pages_ = make_buffer<int8_t>(pages * page_bytes);
+  own_pages_ = make_buffer<int8_t>(pages * page_size);
   own_scales_ = make_buffer<uint16_t>(pages * scales);
   own_room_ = pages;
 }

@@ -30,12 +30,13 @@ namespace kvasir {
 
 class PageHold;
 
-// A file with pages: extents of all heads, [extents][heads][16 pages][4096], with pages numbered
-// through. Extents may be appended.
+// A file with pages: extents of all heads, [extents][heads][16 pages][page_size()], with pages
+// numbered through. Extents may be appended.
 class PageSource {
  public:
   virtual ~PageSource() = default;
   virtual uint64_t extents() const = 0;
+  virtual std::size_t page_size() const { return page_bytes; }
   // Reads pages first, first + 1, ... into to[0], to[1], ... Code::corrupt, Code::io.
   virtual Status read(uint64_t first, std::span<std::byte* const> to) const = 0;
   // Bytes of scales of a page's tokens, stored in the order of the pages in blocks of 4096 bytes;
@@ -99,6 +100,7 @@ class PageCache {
                      const PageHold& hold) const;
 
   const std::shared_ptr<const PageSource> source_;
+  const std::size_t page_size_;
   const uint32_t scale_bytes_;  // per page
   const uint32_t heads_;
   std::atomic<uint64_t> limit_{by_itself};
@@ -133,7 +135,7 @@ class PageHold {
     uint32_t slot;
   };
   void begin(std::shared_ptr<PageCache::Room> room, std::size_t pages);
-  void make_own_room(std::size_t pages, std::size_t scales);
+  void make_own_room(std::size_t pages, std::size_t page_size, std::size_t scales);
   std::shared_ptr<PageCache::Room> room_;
   Array<uint32_t> slots_;   // pinned
   Array<Missing> missing_;  // during a read

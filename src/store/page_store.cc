@@ -16,7 +16,7 @@ namespace kvasir {
 using format::SectionKind;
 
 std::size_t StoreShape::extent_bytes() const {
-  return PageShape::pages_bytes() + page.scales_bytes() + (window > 0 ? 0 : page.bounds_bytes());
+  return page.pages_size() + page.scales_bytes() + (window > 0 ? 0 : page.bounds_bytes());
 }
 
 PageStore::PageStore(const StoreShape& shape, uint32_t pages) : shape_(shape), pages_(pages) {}
@@ -31,7 +31,7 @@ namespace {
 std::size_t array_bytes(const PageShape& page, SectionKind kind) {
   switch (kind) {
     case SectionKind::pages:
-      return PageShape::pages_bytes();
+      return page.pages_size();
     case SectionKind::scales:
       return page.scales_bytes();
     case SectionKind::bounds:
@@ -47,7 +47,7 @@ void clear_page(const PageShape& shape, SectionKind kind, uint32_t p, std::byte*
   const std::size_t dim = shape.dim, word = sizeof(float);
   switch (kind) {
     case SectionKind::pages:
-      return clear(std::size_t{p} * page_bytes, page_bytes);
+      return clear(p * shape.page_size(), shape.page_size());
     case SectionKind::scales:
       return clear(shape.scales_bytes() / extent_pages * p, shape.scales_bytes() / extent_pages);
     case SectionKind::bounds:
@@ -70,10 +70,20 @@ class MappedPages final : public PageSource {
   MappedPages(std::shared_ptr<const CacheFile> file, const PageShape& shape, uint32_t extents)
       : file_(std::move(file)), pages_(*file_->find(SectionKind::pages)),
         scales_(*file_->find(SectionKind::scales)), extents_(extents),
-        scale_bytes_(static_cast<uint32_t>(shape.scales_bytes() / extent_pages)) {}
+        scale_bytes_(static_cast<uint32_t>(shape.scales_bytes() / extent_pages)),
+        page_size_(shape.page_size()) {}
   uint64_t extents() const override { return extents_; }
+  std::size_t page_size() const override { return page_size_; }
   Status read(uint64_t first, std::span<std::byte* const> to) const override {
-    return file_->read(pages_, first, to);
+    constexpr std::size_t block = format::block_bytes;
+    if (page_size_ == block) return file_->read(pages_, first, to);
+    const std::size_t count = page_size_ / block;  // of a page
+    std::byte* blocks[PageShape::of(max_latent_dim, true).page_size() / block];
+    for (std::size_t i = 0; i < to.size(); ++i) {
+      for (std::size_t b = 0; b < count; ++b) blocks[b] = to[i] + b * block;
+      RETURN_IF_ERROR(file_->read(pages_, (first + i) * count, {blocks, count}));
+    }
+    return {};
   }
   uint32_t scale_bytes() const override { return scale_bytes_; }
   Status read_scales(uint64_t block, std::byte* to) const override {
@@ -84,6 +94,7 @@ class MappedPages final : public PageSource {
   const std::shared_ptr<const CacheFile> file_;
   const CacheFile::Section &pages_, &scales_;
   const uint32_t extents_, scale_bytes_;
+  const std::size_t page_size_;
 };
 
 template <class T>
@@ -136,7 +147,7 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
     slab->file = file;
     slab->index = index++;
     const uint64_t at = slab->index * heads;
-    slab->pages = section_at<int8_t>(*file, pages_kind, at * PageShape::pages_bytes());
+    slab->pages = section_at<int8_t>(*file, pages_kind, at * shape.page.pages_size());
     slab->scales = section_at<uint16_t>(*file, scales_kind, at * shape.page.scales_bytes());
     if (shape.window == 0)
       slab->bounds = section_at<int8_t>(*file, SectionKind::bounds, at * shape.page.bounds_bytes());
@@ -191,7 +202,7 @@ Status PageStore::write(SectionKind kind,
 ExtentView PageStore::extent(uint32_t layer, uint32_t head, uint32_t e) const {
   const std::size_t at = std::size_t{layer} * shape_.kv_heads + head;
   const SlabRef& slab = slabs_[e];
-  return {slab->pages + at * PageShape::pages_bytes(),
+  return {slab->pages + at * shape_.page.pages_size(),
           slab->scales + at * shape_.page.scales_bytes() / sizeof(uint16_t),
           slab->bounds ? slab->bounds + at * shape_.page.bounds_bytes() : nullptr};
 }
@@ -199,7 +210,7 @@ ExtentView PageStore::extent(uint32_t layer, uint32_t head, uint32_t e) const {
 PageRef PageStore::page(uint32_t layer, uint32_t head, uint32_t p) const {
   const ExtentView view = extent(layer, head, p / extent_pages);
   const uint32_t i = p % extent_pages;
-  return {view.pages + std::size_t{i} * page_bytes,
+  return {view.pages + i * shape_.page.page_size(),
           view.scales + std::size_t{i} * 2 * shape_.page.page_tokens,
           ~uint64_t{0} >> (64 - shape_.page.page_tokens)};
 }
@@ -273,7 +284,8 @@ Status PageStore::spill(const std::string& folder, const std::shared_ptr<os::Fil
   uint64_t left = full_private_bytes();
   if (left > keep && !spill_) {
     std::shared_ptr<SpillFile> file;
-    RETURN_IF_ERROR(SpillFile::create(folder, pages_bytes(), reaper, &file));
+    RETURN_IF_ERROR(
+        SpillFile::create(folder, pages_bytes(), shape_.page.page_size(), reaper, &file));
     // Exists whenever the file does.
     spilled_ = std::make_shared<PageCache>(file, shape_.heads_total());
     spill_ = std::move(file);
@@ -307,7 +319,7 @@ uint64_t PageStore::spilled_bytes() const {
 }
 
 void PageStore::drop_resident_pages(uint32_t layer) const {
-  const uint64_t size = PageShape::pages_bytes() * shape_.kv_heads, offset = layer * size;
+  const uint64_t size = shape_.page.pages_size() * shape_.kv_heads, offset = layer * size;
   for (const SlabRef& slab : slabs_) {
     if (!slab) continue;
     if (slab.is_private()) return;  // so are all later slabs
@@ -347,7 +359,7 @@ bool PageStore::intact_page(uint32_t layer, uint32_t head, uint32_t p) const {
       (uint64_t{slab->index} * shape_.heads_total() + uint64_t{layer} * shape_.kv_heads + head) *
           extent_pages +
       p % extent_pages;
-  return slab->file->check(*mapped_pages_, at * page_bytes, page_bytes) &&
+  return slab->file->check(*mapped_pages_, at * shape_.page.page_size(), shape_.page.page_size()) &&
          slab->file->check(*mapped_scales_, at * scales, scales);
 }
 

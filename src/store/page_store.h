@@ -188,7 +188,7 @@ class PageStore {
   class Kept;
   enum class SlabKind { whole, summaries };  // which part is in memory; whole: as in private slabs
   SlabRef new_slab(SlabKind kind) const;
-  std::size_t pages_bytes() const { return PageShape::pages_bytes() * shape_.heads_total(); }
+  std::size_t pages_bytes() const { return shape_.page.pages_size() * shape_.heads_total(); }
   const CacheFile::Section& section_in(const Slab& slab, format::SectionKind array) const;
   const CacheFile* file() const;  // of the mapped slabs, or null
   Status copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const;

@@ -181,7 +181,7 @@ void Representatives::decide(const PageStore& pages, uint32_t at, uint32_t block
     std::copy_backward(chosen + place, chosen + count - 1, chosen + count);
     chosen[place] = t;
   }
-  float mean[max_head_dim] = {};
+  float mean[max_dim] = {};
   for (uint32_t i = 0; i < count; ++i) {
     const uint32_t token = first + chosen[i], t = token % page.page_tokens;
     const PageRef ref =

@@ -5,11 +5,11 @@
 
 namespace kvasir {
 
-Status SpillFile::create(const std::string& folder, uint64_t extent_bytes,
+Status SpillFile::create(const std::string& folder, uint64_t extent_bytes, std::size_t page_size,
                          std::shared_ptr<os::FileReaper> reaper, std::shared_ptr<SpillFile>* out) {
   os::File file;
   RETURN_IF_ERROR(os::File::create_nameless(folder, &file));
-  out->reset(new SpillFile(std::move(file), extent_bytes, std::move(reaper)));
+  out->reset(new SpillFile(std::move(file), extent_bytes, page_size, std::move(reaper)));
   return {};
 }
 
@@ -32,8 +32,8 @@ Status SpillFile::read(uint64_t first, std::span<std::byte* const> to) const {
   os::File::Piece pieces[extent_pages];
   while (!to.empty()) {
     const std::size_t count = std::min<std::size_t>(to.size(), extent_pages);
-    for (std::size_t i = 0; i < count; ++i) pieces[i] = {to[i], page_bytes};
-    RETURN_IF_ERROR(file_.read(first * page_bytes, {pieces, count}));
+    for (std::size_t i = 0; i < count; ++i) pieces[i] = {to[i], page_size_};
+    RETURN_IF_ERROR(file_.read(first * page_size_, {pieces, count}));
     first += count;
     to = to.subspan(count);
   }

@@ -24,7 +24,7 @@ class SpillFile final : public PageSource {
  public:
   // Code::no_space, Code::permission, ... name the folder. reaper: closes the file; null: the
   // destructor does.
-  static Status create(const std::string& folder, uint64_t extent_bytes,
+  static Status create(const std::string& folder, uint64_t extent_bytes, std::size_t page_size,
                        std::shared_ptr<os::FileReaper> reaper, std::shared_ptr<SpillFile>* out);
   ~SpillFile() override;
 
@@ -36,15 +36,19 @@ class SpillFile final : public PageSource {
   }
 
   uint64_t extents() const override { return extents_; }
+  std::size_t page_size() const override { return page_size_; }
   Status read(uint64_t first, std::span<std::byte* const> to) const override;
 
  private:
-  SpillFile(os::File file, uint64_t extent_bytes, std::shared_ptr<os::FileReaper> reaper)
-      : reaper_(std::move(reaper)), file_(std::move(file)), extent_bytes_(extent_bytes) {}
+  SpillFile(os::File file, uint64_t extent_bytes, std::size_t page_size,
+            std::shared_ptr<os::FileReaper> reaper)
+      : reaper_(std::move(reaper)), file_(std::move(file)), extent_bytes_(extent_bytes),
+        page_size_(page_size) {}
 
   std::shared_ptr<os::FileReaper> reaper_;
   os::File file_;
   const uint64_t extent_bytes_;
+  const std::size_t page_size_;
   std::atomic<uint32_t> extents_{0};
 };
 

@@ -1,8 +1,10 @@
 // Models of latent attention.
 #include <cmath>
 
+#include "cachefile/pack.h"
 #include "helpers.h"
 #include "latent_model.h"
+#include "session/external_store.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -170,4 +172,170 @@ TEST_CASE("latent attention: the matrices of heads may be quantised, and be two 
     // and they matter
     CHECK(relative_error(logits(random_heads(size)), want) > 0.05);
   }
+}
+
+namespace {
+
+// DeepSeek's sizes: 512 numbers and 64 that rotate.
+std::shared_ptr<const Model> deep_model() {
+  static const TempFolder folder;
+  static const auto model =
+      open_model(save_latent_model(folder.file("deep.gguf"), {}, random_heads({})));
+  return model;
+}
+
+SessionOptions selecting(std::string_view strategy, uint32_t threads = 2) {
+  SessionOptions o;
+  o.threads = threads;
+  o.select.strategy = strategy;
+  o.select.budget_tokens = strategy == "full" ? 0 : 200;
+  return o;
+}
+
+constexpr std::size_t document_tokens = 2300;  // enough for an index
+
+}  // namespace
+
+TEST_CASE("latent attention: keys hold the values, in 576 bytes a token of DeepSeek's sizes") {
+  const StoreShape shape = deep_model()->store_shape();
+  CHECK(shape.page.dim == 576);
+  CHECK(shape.page.page_tokens == 64);
+  CHECK(shape.page.page_size() == 9 * 4096);
+  CHECK(shape.kv_heads == 1);
+  const auto session = open_session(deep_model(), selecting("full"));
+  read(session.get(), text(document_tokens));
+  const KvStore& store = session->store();
+  CHECK(store.sealed_tokens() > document_tokens - 200);
+  // Pages, scales and bounds; and rows without values.
+  const std::size_t bytes = 576 + 2 * sizeof(uint16_t) + 2 * 576 / 16 + sizeof(float) / 16;
+  const std::size_t extents = 3, tokens = extents * 1024;
+  CHECK(shape.slab_bytes() * extents <= shape.layers * tokens * (bytes + 1));
+  CHECK(store.window(0, 0).k == store.window(0, 0).v);
+  CHECK(store.sinks_size() == std::size_t{shape.layers} * 64 * 576);
+}
+
+TEST_CASE("latent attention: int8 pages are as precise as those of other models") {
+  SessionOptions exact = selecting("full");
+  exact.full_precision = true;
+  const auto sealed = open_session(deep_model(), selecting("full")),
+             whole = open_session(deep_model(), exact);
+  read(sealed.get(), text(document_tokens)), read(whole.get(), text(document_tokens));
+  const double error =
+      relative_error(logits_after(sealed.get(), 65), logits_after(whole.get(), 65));
+  CAPTURE(error);
+  CHECK(error < 1e-2);
+}
+
+TEST_CASE("latent attention: every strategy goes on the same after a save, load, pack and fork") {
+  const TempFolder folder;
+  const auto document = open_session(deep_model(), selecting("full"));
+  read(document.get(), text(document_tokens));
+  for (const StrategyInfo& strategy : all_strategies()) {
+    CAPTURE(strategy.name);
+    const SessionOptions options = selecting(strategy.name);
+    std::unique_ptr<Session> session, loaded, unpacked, fork;
+    REQUIRE(document->fork(&session).ok());
+    Status s = session->set_select(options.select);
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    s = session->save(folder.file("a.kv"), nullptr, {});
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    const auto load = [&](const char* file, std::unique_ptr<Session>* out) {
+      s = Session::load(deep_model(), folder.file(file), options, true, nullptr, {}, out);
+      REQUIRE_MESSAGE(s.ok(), s.message());
+    };
+    load("a.kv", &loaded);
+    REQUIRE(session->fork(&fork).ok());
+    REQUIRE(pack(folder.file("a.kv"), folder.file("a.kvz"), 1, nullptr, nullptr).ok());
+    s = unpack(folder.file("a.kvz"), folder.file("b.kv"), nullptr, nullptr);
+    REQUIRE_MESSAGE(s.ok(), s.message());
+    load("b.kv", &unpacked);
+    const std::vector<Token> expected = continue_with(session.get(), 6);
+    CHECK(continue_with(loaded.get(), 6) == expected);
+    CHECK(continue_with(unpacked.get(), 6) == expected);
+    CHECK(continue_with(fork.get(), 6) == expected);
+    CHECK(logits_after(loaded.get(), 7) == logits_after(session.get(), 7));
+  }
+}
+
+TEST_CASE("latent attention: one thread and two give the same bits, and so does a rewind") {
+  for (const char* strategy : {"full", "bounded", "quest", "window"}) {
+    CAPTURE(strategy);
+    const auto tokens = text(1500);
+    std::vector<float> logits[2];
+    for (const uint32_t threads : {1u, 2u}) {
+      const auto session = open_session(deep_model(), selecting(strategy, threads));
+      read(session.get(), tokens);
+      logits[threads - 1] = logits_after(session.get(), 65);
+      REQUIRE(session->rewind(tokens.size()).ok());
+      CHECK(logits_after(session.get(), 65) == logits[threads - 1]);
+      // before the window: its tokens come from pages
+      REQUIRE(session->rewind(1000).ok());
+      const double error = [&] {
+        const auto short_one = open_session(deep_model(), selecting(strategy, threads));
+        read(short_one.get(), std::span(tokens).first(1000));
+        return relative_error(logits_after(session.get(), 65), logits_after(short_one.get(), 65));
+      }();
+      CHECK(error < 2e-2);
+    }
+    CHECK(logits[0] == logits[1]);
+  }
+}
+
+TEST_CASE("latent attention: a spilled sequence gives the bits of one in memory") {
+  const TempFolder folder;
+  const auto tokens = text(6000);
+  SessionOptions small = selecting("quest");
+  small.prefill_chunk = 256;
+  const auto whole = open_session(deep_model(), small);
+  read(whole.get(), tokens);
+  small.memory.bytes = whole->store().min_bytes(tokens.size() + 100) + (3 << 20);
+  small.memory.spill_folder = folder.path();
+  const auto spilled = open_session(deep_model(), small);
+  read(spilled.get(), tokens);
+  CHECK(spilled->store().pages().spilled_bytes() > 0);
+  CHECK(continue_with(spilled.get(), 4) == continue_with(whole.get(), 4));
+  CHECK(logits_after(spilled.get(), 65) == logits_after(whole.get(), 65));
+}
+
+TEST_CASE("latent attention: a damaged page of a file is reported, and no other's bytes used") {
+  const TempFolder folder;
+  const auto document = open_session(deep_model(), selecting("full"));
+  read(document.get(), text(document_tokens));
+  REQUIRE(document->save(folder.file("a.kv"), nullptr, {}).ok());
+  uint64_t place = 0;
+  {
+    std::shared_ptr<const CacheFile> file;
+    REQUIRE(CacheFile::open(folder.file("a.kv"), &file).ok());
+    CHECK(file->version() == format::version);
+    const CacheFile::Section* pages = file->find(format::SectionKind::pages);
+    REQUIRE(pages);
+    CHECK(pages->bytes == 2 * 3 * 16 * 9 * 4096);
+    place = pages->offset + 9 * 4096 * 3 + 5 * 4096 + 100;  // the sixth block of the fourth page
+  }
+  std::fstream(folder.file("a.kv"), std::ios::binary | std::ios::in | std::ios::out)
+      .seekp(static_cast<std::streamoff>(place))
+      .put('x');
+  std::unique_ptr<Session> session;
+  REQUIRE(Session::load(deep_model(), folder.file("a.kv"), selecting("full"), false, nullptr, {},
+                        &session)
+              .ok());
+  const Token token = 65;
+  uint64_t done = 0;
+  check_fails(session->prefill_tokens({&token, 1}, nullptr, nullptr, {}, &done), Code::corrupt,
+              "pages");
+}
+
+TEST_CASE("latent attention: rows of another engine are refused, in memory and in a file") {
+  const TempFolder folder;
+  const LatentSize size{2, 32, 2, 32, 8};
+  const auto model = open_model(save_latent_model(folder.file("a.gguf"), size, random_heads(size)));
+  BareOptions o;
+  o.shape = model->config();
+  o.max_tokens = 1000;
+  std::unique_ptr<ExternalStore> cache;
+  REQUIRE(ExternalStore::open(o, &cache).ok());
+  std::unique_ptr<Session> session;
+  const auto tokens = text(10);
+  check_fails(Session::adopt(model, *cache, tokens, {}, {.document = true}, nullptr, {}, &session),
+              Code::unsupported, "values are parts of its keys");
 }

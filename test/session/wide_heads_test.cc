@@ -1,6 +1,7 @@
 // Sequences of a model whose heads have 512 dimensions.
 #include <cmath>
 
+#include "cachefile/pack.h"
 #include "helpers.h"
 #include "wide_model.h"
 
@@ -81,4 +82,19 @@ TEST_CASE("heads of 512 dimensions: every strategy goes on the same after a save
     CHECK(continue_with(fork.get(), 6) == expected);
     CHECK(logits_after(loaded.get(), 7) == logits_after(session.get(), 7));
   }
+}
+
+TEST_CASE("heads of 512 dimensions: a document is packed and unpacked") {
+  const TempFolder folder;
+  const auto document = open_session(wide_model(), selecting("full"));
+  read(document.get(), text());
+  REQUIRE(document->save(folder.file("a.kv"), nullptr, {}).ok());
+  REQUIRE(pack(folder.file("a.kv"), folder.file("a.kvz"), 1, nullptr, nullptr).ok());
+  const Status s = unpack(folder.file("a.kvz"), folder.file("b.kv"), nullptr, nullptr);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  std::unique_ptr<Session> loaded;
+  REQUIRE(Session::load(wide_model(), folder.file("b.kv"), selecting("full"), true, nullptr, {},
+                        &loaded)
+              .ok());
+  CHECK(logits_after(loaded.get(), 7) == logits_after(document.get(), 7));
 }

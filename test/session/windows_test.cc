@@ -290,7 +290,7 @@ TEST_CASE("damage in the sections of windows is found") {
   save(session.get(), path);
   std::shared_ptr<const CacheFile> file;
   REQUIRE(CacheFile::open(path, &file).ok());
-  CHECK(file->version() == format::version);
+  CHECK(file->version() == format::windows_version);
   std::ifstream in(path, std::ios::binary);
   const std::string sound((std::istreambuf_iterator<char>(in)), {});
   for (const SectionKind kind :

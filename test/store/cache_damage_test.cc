@@ -312,6 +312,20 @@ TEST_CASE("a newer format is stale, not damaged, and one that old readers may re
   CHECK(specimen.opened(bytes).code() == Code::corrupt);
 }
 
+TEST_CASE("only a file of version 5 may have values in its keys, and says so by 1") {
+  Specimen specimen;
+  for (const auto& [version, value] : {std::pair(3u, 1u), std::pair(4u, 1u), std::pair(5u, 2u)}) {
+    std::vector<uint8_t> bytes = specimen.sound;
+    put(bytes, format::header_at("version"), 4, version);
+    put(bytes, format::header_at("minimum reader"), 4, version);
+    put(bytes, format::header_at("values in keys"), 4, value);
+    samples::repair_header(bytes);
+    const Status s = specimen.opened(bytes);
+    CHECK(s.code() == Code::corrupt);
+    CHECK(s.offset() == format::header_at("values in keys"));
+  }
+}
+
 TEST_CASE(
     "a file of a version from before the first release is stale, and says to prefill the "
     "document again") {

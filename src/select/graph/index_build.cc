@@ -122,8 +122,8 @@ void IndexQueries::write(const Kernels& kernels, uint32_t layer, uint32_t first,
 QueryRows IndexQueries::rows_of(uint32_t layer, uint32_t kv_head, uint32_t first,
                                 uint32_t n) const {
   const std::size_t at = (std::size_t{layer} * shape_.kv_heads + kv_head) * rows() + first;
-  return {n,       shape_.page.dim,   nullptr, q8_.get() + at * shape_.page.dim,
-          nullptr, scale_.data() + at};
+  return {n,       shape_.page.dim,    nullptr,           q8_.get() + at * shape_.page.dim,
+          nullptr, scale_.data() + at, shape_.page.latent};
 }
 
 uint64_t index_steps(const StoreShape& shape) { return uint64_t{shape.heads_total()} * head_steps; }

@@ -228,7 +228,7 @@ void TokenSearch::score_rest() {
   }
   out_->keys_scanned += uint64_t{pages - begin} * page_tokens_;
   out_->summary_bytes +=
-      uint64_t{pages - begin} * (page_bytes / 2 + page_tokens_ * sizeof(uint16_t));
+      uint64_t{pages - begin} * (page_tokens_ * query_.rows.dim + page_tokens_ * sizeof(uint16_t));
 }
 
 uint32_t TokenSearch::finish() {
