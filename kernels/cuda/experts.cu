@@ -1,4 +1,5 @@
 // Experts without their products: the choice, the order of rows, their inputs and the sum.
+#include <cfloat>
 #include <cmath>
 
 #include "backend/device_experts.h"
@@ -23,7 +24,7 @@ __device__ inline float warp_sum(float x) {
 
 // ---- the choice; a warp has a token
 
-// The index of the largest score, the first of equals, in all lanes. An index below n, even of NaN.
+// The index of the largest score, the first of equals, in all lanes.
 __device__ inline uint32_t best_of(const float* scores, uint32_t n) {
   uint32_t best = threadIdx.x % 32;
   float score = best < n ? scores[best] : excluded;
@@ -34,7 +35,7 @@ __device__ inline uint32_t best_of(const float* scores, uint32_t n) {
     const uint32_t at = __shfl_xor_sync(all_lanes, best, step);
     if (other > score || (other == score && at < best)) score = other, best = at;
   }
-  return __shfl_sync(all_lanes, best, 0);  // lane 0 begins with one of them
+  return best;
 }
 
 // The sum of the two largest scores.
@@ -138,6 +139,7 @@ __global__ void __launch_bounds__(route_warps * 32)
   for (uint32_t i = lane; i < r.experts; i += 32) {
     if (!r.chooses_by_logits) scores[i] = p[i];
     if (r.bias) scores[i] += r.bias[i];
+    scores[i] = fmaxf(scores[i], -FLT_MAX);  // NaN too: the choices differ, whatever the logits are
   }
   __syncwarp();
   if (r.groups_used < r.groups) exclude_groups(r, scores, scores + r.experts);

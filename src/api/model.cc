@@ -1,6 +1,7 @@
 // Models: open, describe, hash, tokenize.
 #include <cinttypes>
 #include <cstdio>
+#include <string>
 
 #include "api/handles.h"
 
@@ -38,6 +39,12 @@ kv_model_info describe(const Model& model) {
   return i;
 }
 
+uint32_t count_experts(const ModelConfig& config, uint32_t first_layer, uint32_t end_layer) {
+  uint32_t n = 0;
+  for (uint32_t l = first_layer; l < end_layer; ++l) n += config.layer(l).has_experts();
+  return n;
+}
+
 void log_devices(const Model& model, const LogFn& log) {
   char text[512];
   if (!model.why_no_device().empty()) {
@@ -46,9 +53,14 @@ void log_devices(const Model& model, const LogFn& log) {
     log(KV_LOG_INFO, text);
   }
   for (const DeviceWeights& d : model.device_weights()) {
-    std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s in %" PRIu64 " bytes",
+    std::string experts;
+    if (const uint32_t all = count_experts(model.config(), d.first_layer(), d.end_layer()))
+      experts = ", experts of " + std::to_string(d.expert_layers()) + " of " + std::to_string(all) +
+                " layers";
+    std::snprintf(text, sizeof text, "%s (%s) has %zu of %u layers%s%s in %" PRIu64 " bytes",
                   d.device()->name().c_str(), d.device()->info().name, d.layers().size(),
-                  model.config().depth(), d.has_output() ? " and the output" : "", d.bytes());
+                  model.config().depth(), d.has_output() ? " and the output" : "", experts.c_str(),
+                  d.bytes());
     log(KV_LOG_INFO, text);
   }
 }

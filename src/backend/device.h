@@ -138,8 +138,8 @@ struct DeviceKernels {
   int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);
 
   // ---- experts, called in this order; backend/device_experts.h; all pointers device
-  // logits: [n][experts]. Writes rows.chosen as choose_experts() does. Checks the logits. Choices
-  // are experts of the model whatever the logits are.
+  // logits: [n][experts], which it checks. Writes rows.chosen as choose_experts() does. The choices
+  // of a token are different experts, whatever the logits are.
   int (*route)(DeviceStream* stream, const DeviceRouting& routing, const float* logits,
                const DeviceCheck& check, const DeviceExpertRows& rows);
   // Of several tokens: fills the other arrays of rows.

@@ -64,6 +64,7 @@ bool CpuExperts::run(uint32_t layer, const Input& input, const CancelLatch& canc
   config_ = &layer_->experts;
   weights_ = &all_weights_.layers[layer].experts;
   cancel_ = &cancel, n_ = input.n, good_ = true;
+  has_shared_ = input.shared && config_->shared_width > 0;
   resize(n_);
 
   route(input.routed);
@@ -93,7 +94,7 @@ void CpuExperts::route(const float* x) {
   });
   by_rows([&](std::size_t first, uint32_t count, uint32_t worker) {
     choose(first, count, scores_.get() + std::size_t{2} * config_->count * worker);
-    weigh_shared(first, count, x, worker);
+    if (has_shared_) weigh_shared(first, count, x, worker);
   });
 }
 
@@ -139,7 +140,7 @@ void CpuExperts::group(const float* x) {
   groups_.clear();
   const std::size_t used = std::size_t{n_} * config_->used;
   const Activations all = rows_at(x, x_quants_, 0, n_, width_);
-  if (config_->shared_width > 0) {
+  if (has_shared_) {
     Group& g = groups_.emplace_back(
         Group{matrix_of(w.shared_gate), matrix_of(w.shared_up), matrix_of(w.shared_down), all});
     g.input.method = method_of(n_);
@@ -248,7 +249,7 @@ void CpuExperts::combine(std::size_t first, uint32_t count, float* out) const {
     std::fill_n(y, width_, 0.0f);
     for (std::size_t i = t * used; i < (t + 1) * used; ++i)
       add(config_->weighs_input ? 1.0f : chosen_[i].weight, slots_[i], y);
-    if (config_->shared_width > 0) add(shared_[t], n_ * used + t, y);
+    if (has_shared_) add(shared_[t], n_ * used + t, y);
   }
 }
 

@@ -38,6 +38,7 @@ class CpuExperts {
     const float* x = nullptr;       // [n][width]
     const float* routed = nullptr;  // [n][width] the router's input
     float limit = 0;                // of the magnitudes of an expert's inner values
+    bool shared = true;             // false: without the shared expert
   };
   // Computes out: [n][width], which may be the input. Returns false where the router makes NaN or
   // infinity, or where an inner value is NaN or not below the limit. After a cancel the result has
@@ -109,6 +110,7 @@ class CpuExperts {
   const ExpertWeights* weights_ = nullptr;
   const CancelLatch* cancel_ = nullptr;
   uint32_t n_ = 0;
+  bool has_shared_ = false;
   std::atomic<bool> good_{true};
   std::vector<Group> groups_;  // experts that have tokens
   std::vector<Product> products_;

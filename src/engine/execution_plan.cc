@@ -79,7 +79,13 @@ std::string ExecutionPlan::text(const std::vector<std::string>& names) const {
       out += " " + executor(s.executor) + " (" + name_of(s.place) + ")";
     }
     if (run.has_windows) out += ", sliding windows " + executor(run.windows_executor);
-    if (run.experts_on_cpu) out += ", experts cpu";
+    if (!run.has_experts) continue;
+    if (run.experts_end > run.first_layer) out += ", experts " + executor(run.executor);
+    if (run.experts_end > run.first_layer && run.experts_end < run.end_layer)
+      out += " up to layer " + std::to_string(run.experts_end - 1);
+    if (run.experts_end < run.end_layer) out += ", experts cpu";
+    if (run.experts_end > run.first_layer && run.experts_end < run.end_layer)
+      out += " from layer " + std::to_string(run.experts_end);
   }
   return out;
 }

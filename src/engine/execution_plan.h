@@ -52,7 +52,10 @@ struct LayerRun {
   Fallback fallback = Fallback::none;  // why the GPU does not attend all of it
   Fallback staging = Fallback::none;   // why the GPU that attends does not read pages itself
   std::string share;                   // co-execution: how the pages are shared, for people
-  bool experts_on_cpu = false;         // a GPU computes all of its layers but their experts
+  // Of a GPU whose layers have experts: the routed ones of its layers before experts_end are there,
+  // the CPU computes the others.
+  bool has_experts = false;
+  uint32_t experts_end = 0;
   // Layers whose queries see a window; windows_executor attends them.
   bool has_windows = false;
   int windows_executor = on_cpu;

@@ -70,10 +70,17 @@ void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& 
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
   const LayerConfig& c = config_.layer(layer);
   add_product(a, w.o, w.mixer_post_norm, layer);
-  if (c.has_experts()) {
-    experts_status_ = run_experts(layer);
-    return finish_layer(layer);
-  }
+  if (c.has_experts()) enqueue_experts(layer);
+  else add_product(enqueue_gated(layer), w.down, w.ffn_post_norm, layer);
+  finish_layer(layer);
+  if (layer + 1 < end_layer()) return;  // the next layer checks x
+  enqueue(ops_.quantize(stream_, {n_, config_.width, work_.x}, check(layer)));
+}
+
+// The input of the dense network's last matrix: f(W_gate h) * W_up h.
+DeviceActivations GpuExecutor::enqueue_gated(uint32_t layer) {
+  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const LayerConfig& c = config_.layer(layer);
   DeviceActivations h = inputs(work_.y, size_.width, {&w.gate, &w.up});
   if (c.is_parallel()) h.f32 = work_.y, enqueue(ops_.quantize(stream_, h, check(layer)));
   else h = norm(w.ffn_norm, nullptr, check(layer), {&w.gate, &w.up});
@@ -82,10 +89,7 @@ void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& 
   const DeviceActivations gated = inputs(work_.gate, c.feed_forward, {&w.down});
   enqueue(ops_.activate(stream_, c.activation, work_.gate, c.gated ? work_.up : nullptr,
                         check(layer), gated));
-  add_product(gated, w.down, w.ffn_post_norm, layer);
-  finish_layer(layer);
-  if (layer + 1 < end_layer()) return;  // the next layer checks x
-  enqueue(ops_.quantize(stream_, {n_, config_.width, work_.x}, check(layer)));
+  return gated;
 }
 
 // x += norm(W_out (gelu(W_gate x) * the layer's input)), then the factor of the layer's output.

@@ -9,10 +9,11 @@
 
 namespace kvasir {
 
-static bool have_experts(const ModelConfig& config, const DeviceWeights& layers) {
+static uint32_t count_experts(const ModelConfig& config, const DeviceWeights& layers) {
+  uint32_t n = 0;
   for (uint32_t l = layers.first_layer(); l < layers.end_layer(); ++l)
-    if (config.layer(l).has_experts()) return true;
-  return false;
+    n += config.layer(l).has_experts();
+  return n;
 }
 
 GpuExecutor::KvLayers GpuExecutor::kv_layers(const ModelConfig& config,
@@ -33,7 +34,10 @@ GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attentio
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       kv_(kv_layers(config_, weights_, false)), windows_kv_(kv_layers(config_, weights_, true)),
       device_(weights_.device()), ops_(device_->kernels()), host_(attention),
-      graphs_(ops_, 3 * std::size_t{layers()} + 3), has_experts_(have_experts(config_, weights_)),
+      graphs_(ops_, 3 * std::size_t{layers()} + 3),
+      has_experts_(count_experts(config_, weights_) > 0),
+      waits_for_experts_(count_experts(config_, weights_) > weights_.expert_layers()),
+      experts_size_(expert_widths_of(config_, model.weights(), weights_.expert_layers() > 0)),
       windows_(device_, config_, windows_kv_.first, windows_kv_.count),
       selective_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
       hybrid_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
@@ -92,7 +96,8 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   run->attention = mode_;
   run->fallback = why;
   run->staging = staging();
-  run->experts_on_cpu = has_experts_;
+  run->has_experts = has_experts_;
+  run->experts_end = weights_.experts_end();
   run->has_windows = windows_kv_.count > 0;
   run->windows_executor = has_windows_ ? number_ : on_cpu;
   run->share = hybrid ? hybrid_.share() : std::string();
@@ -139,7 +144,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   error_ = 0;
   replays_ = records_ = has_logits_ = false;
   RETURN_IF_ERROR(resize(n_));
-  if (has_experts_) RETURN_IF_ERROR(resize_experts(n_));
+  if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
   *bad_layer_.get() = no_layer;
   enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));

@@ -9,7 +9,8 @@
 // Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where
 // their keys and values fit.
 // W_o and the feed-forward network of layer l are enqueued with project(l + 1): a graph holds both.
-// The CPU computes experts: the residual stream comes down and goes up again, without graphs.
+// The CPU computes routed experts that are not on the GPU: the residual stream comes down and the
+// experts' outputs go up, without graphs.
 #pragma once
 
 #include <initializer_list>
@@ -20,7 +21,7 @@
 #include "engine/cpu_experts.h"
 #include "engine/gpu_graphs.h"
 #include "engine/layer_executor.h"
-#include "model/gpu_workspace.h"
+#include "model/gpu_expert_workspace.h"
 #include "offload/gpu_hybrid_attention.h"
 #include "offload/gpu_prefill_attention.h"
 #include "offload/gpu_selective_attention.h"
@@ -106,12 +107,14 @@ class GpuExecutor final : public LayerExecutor {
   // Enqueues a part of the step, by f() or by its graph; part: an index of graphs_.
   template <class F>
   void as_graph(uint32_t part, F&& f) {
-    if (n_ > 1 || has_experts_) return f();
+    if (n_ > 1 || waits_for_experts_) return f();
     if (!graphs_.begin(stream_, part, &error_)) return;
     f();
     if (!graphs_.end(stream_, part, &error_)) f();
   }
-  bool records_step() const { return n_ == 1 && !has_experts_ && !selective_.needs_staging(); }
+  bool records_step() const {
+    return n_ == 1 && !waits_for_experts_ && !selective_.needs_staging();
+  }
   void begin_recording(uint32_t part);
   void end_recording();
   void enqueue_projection(uint32_t layer, float* qkv);
@@ -119,7 +122,17 @@ class GpuExecutor final : public LayerExecutor {
   void enqueue_rest(uint32_t layer);      // of a layer that the GPU has attended
   void enqueue_feed_forward(uint32_t layer, const DeviceActivations& a);
   void check_and_feed_forward(uint32_t layer, float* a);
+  void enqueue_experts(uint32_t layer);
+  void enqueue_routed(uint32_t layer, const DeviceActivations& h);
+  void enqueue_shared(uint32_t layer, const DeviceActivations& h);
+  void enqueue_sum(uint32_t layer);
+  void enqueue_host_copy();
   Status run_experts(uint32_t layer);
+  DeviceActivations enqueue_gated(uint32_t layer);
+  DeviceActivations expert_norm(const float* weight, uint32_t layer);
+  DeviceActivations expert_inputs(uint32_t n, std::size_t cols, float* f32,
+                                  std::initializer_list<const DeviceMatrix*> matrices) const;
+  DeviceExpertRows expert_rows(uint32_t layer) const;
   void complete_before(uint32_t layer);
   void enqueue_layer_inputs(std::vector<float>* staged);
   void finish_layer(uint32_t layer);
@@ -160,6 +173,9 @@ class GpuExecutor final : public LayerExecutor {
   template <class Prepare>
   Status or_with_less(Status s, uint32_t least, const Prepare& prepare);
   void release_workspace();
+  uint64_t workspace_bytes(uint32_t n) const {
+    return device_workspace_bytes(config_, experts_size_, n);
+  }
   void release_selective();
   void release_hybrid();
   void release_prefill();
@@ -213,12 +229,15 @@ class GpuExecutor final : public LayerExecutor {
   PinnedBuffer<float> host_qkv_, host_a_;
   uint32_t pool_threads_ = 0;
 
-  const bool has_experts_;  // of its layers
+  const bool has_experts_;        // of its layers
+  const bool waits_for_experts_;  // the CPU computes routed experts of some layers
+  const ExpertWidths experts_size_;
+  ExpertWorkspace experts_work_{};  // behind work_
   std::unique_ptr<CpuExperts> experts_;
   Status experts_status_;          // of the step
   uint32_t experts_capacity_ = 0;  // tokens that the next two have room for
-  PinnedBuffer<float> experts_x_;  // [n][width] the residual stream
-  Buffer<float> experts_h_;        // [n][width]
+  PinnedBuffer<float> experts_x_;  // [n][width] the residual stream, then the experts' outputs
+  Buffer<float> experts_h_;        // [2][n][width]
 
   GpuWindowAttention windows_;
   bool has_windows_ = false;  // the GPU attends them in this step

@@ -13,7 +13,7 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
   if (selective_.holds_memory()) release_selective();
   const uint32_t least = std::max(n, KvMirror::max_tokens);
   const auto prepare = [&] {
-    const uint64_t workspace = device_workspace_bytes(config_, usual_step);
+    const uint64_t workspace = workspace_bytes(usual_step);
     const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
     RETURN_IF_ERROR(hybrid_.prepare(update_request(c), c.step.plan, exact, n, reserve));
     return resize_attended(n);

@@ -25,8 +25,11 @@ Status GpuExecutor::try_resize(uint32_t n) {
   if (n <= capacity_) return {};
   release_workspace();  // never old and new together
   gave_way_ = false;
-  RETURN_IF_ERROR(memory_.allocate(device_, work_.place(size_, n, nullptr), "a step's workspace"));
+  const std::size_t bytes = work_.place(size_, n, nullptr),
+                    experts = experts_work_.place(experts_size_, n, nullptr);
+  RETURN_IF_ERROR(memory_.allocate(device_, bytes + experts, "a step's workspace"));
   work_.place(size_, n, memory_.get());
+  experts_work_.place(experts_size_, n, memory_.get() + bytes);
   return capacity_ = n, Status();
 }
 
@@ -84,7 +87,7 @@ Status GpuExecutor::resize_experts(uint32_t n) {
   experts_capacity_ = 0;
   RETURN_IF_ERROR(experts_x_.allocate(device_, n * size_.width));
   experts_h_ = {};  // never old and new together
-  experts_h_ = make_buffer<float>(n * size_.width);
+  experts_h_ = make_buffer<float>(2 * n * size_.width);
   experts_capacity_ = n;
   return {};
 }

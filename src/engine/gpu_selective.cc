@@ -46,7 +46,7 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   s = or_with_less(std::move(s), least, prepare);
   // A later prefill wants more room, and attention would give way to it each time. Where little
   // memory is left, the room is made now.
-  const uint64_t workspace = device_workspace_bytes(config_, usual_step);
+  const uint64_t workspace = workspace_bytes(usual_step);
   const auto lacks_room = [&] {
     return s.ok() && !gave_way_ && capacity_ < usual_step && device_->left() < workspace;
   };

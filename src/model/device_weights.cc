@@ -6,23 +6,15 @@
 #include <utility>
 
 #include "base/checked.h"
-#include "model/gpu_workspace.h"
+#include "model/device_sizes.h"
 #include "model/model.h"
 
 namespace kvasir {
-
-// of a matrix that is on its way; a row that is longer goes alone
-constexpr std::size_t piece_bytes = std::size_t{32} << 20;
 
 // Of host memory that is kept for what goes to a device (Device::reserve_host): as a share of the
 // weights, and from and up to so many bytes.
 constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
                    max_staged = uint64_t{64} << 20;
-
-// Bytes of a matrix among others: the next one begins where every kernel can read it.
-static std::size_t matrix_room(const DeviceKernels& kernels, const Linear& linear) {
-  return round_up(kernels.matrix_bytes(linear.w.type, linear.w.rows, linear.w.cols), 256);
-}
 
 // Copies weights to the device, piece by piece, through memory from which it reads at its full
 // rate.
@@ -74,32 +66,70 @@ class DeviceWeights::Loader {
   // Side by side in one piece of memory.
   Status matrices(std::span<const MatrixCopy> all, DeviceBuffer<std::byte>* memory) {
     std::size_t size = 0;
-    for (const MatrixCopy& each : all) size += matrix_room(ops_, *each.from);
+    for (const MatrixCopy& each : all) size += matrix_room(ops_, each.from->w);
     RETURN_IF_ERROR(memory->allocate(device_, size, what));
     std::byte* at = memory->get();
     for (const MatrixCopy& each : all) {
       RETURN_IF_ERROR(matrix(*each.from, at, each.to, each.factor));
-      at += matrix_room(ops_, *each.from);
+      at += matrix_room(ops_, each.from->w);
     }
     return {};
   }
 
-  Status matrix(const Linear& from, std::byte* at, Matrix* to, float factor) {
+  Status matrix(const Linear& from, std::byte* at, Matrix* to, float factor = 1) {
     const WeightView& w = from.w;
     to->w = {w.type, w.rows, w.cols, at, w.scale * factor};
-    const auto rows = static_cast<uint32_t>(std::min<std::size_t>(w.rows, piece_ / w.row_bytes));
+    RETURN_IF_ERROR(rows(w, to->w, 0));
+    return vector(from.bias, &to->bias, factor);
+  }
+
+  // Copies w to the rows of `to` from `first` on.
+  Status rows(const WeightView& w, const DeviceMatrix& to, uint32_t first) {
+    const auto together =
+        static_cast<uint32_t>(std::min<std::size_t>(w.rows, piece_ / w.row_bytes));
     for (uint32_t row = 0, n; row < w.rows; row += n) {
       if (is_cancelled(cancel_))
         return Status::error(Code::cancelled, "cancelled; the model was not opened");
-      n = std::min(rows, w.rows - row);
+      n = std::min(together, w.rows - row);
       std::memcpy(host_.get(), w.data + row * w.row_bytes, n * w.row_bytes);
       if (const int error = ops_.upload(stream_, staging_.get(), host_.get(), n * w.row_bytes))
         return failed(error);
-      if (const int error = ops_.lay_out(stream_, to->w, staging_.get(), row, n))
+      if (const int error = ops_.lay_out(stream_, to, staging_.get(), first + row, n))
         return failed(error);
       if (const int error = ops_.wait(stream_)) return failed(error);
     }
-    return vector(from.bias, &to->bias, factor);
+    return {};
+  }
+
+  Status experts(const ExpertWeights& from, uint32_t count, Experts::Routed* to) {
+    RETURN_IF_ERROR(to->memory.allocate(device_, routed_room(ops_, from, count), what));
+    std::byte* at = to->memory.get();
+    RETURN_IF_ERROR(matrix(from.router, at, &to->router));
+    RETURN_IF_ERROR(vector(from.selection_bias, &to->selection_bias));
+    at += matrix_room(ops_, from.router.w);
+    const std::pair<const kvasir::ExpertMatrices*, ExpertMatrices*> its[] = {
+        {&from.gate, &to->gate}, {&from.up, &to->up}, {&from.down, &to->down}};
+    for (const auto& [host, device] : its) {
+      if (!host->first.data) continue;
+      RETURN_IF_ERROR(expert_matrices(*host, count, at, device));
+      at += matrix_room(ops_, stacked(*host, count));
+    }
+    return {};
+  }
+
+  Status expert_matrices(const kvasir::ExpertMatrices& from, uint32_t count, std::byte* at,
+                         ExpertMatrices* to) {
+    const WeightView w = stacked(from, count);
+    const uint32_t rows_of_one = from.first.rows;
+    to->w = {w.type, w.rows, w.cols, at, w.scale};
+    if (from.stride == rows_of_one * w.row_bytes) {
+      RETURN_IF_ERROR(rows(w, to->w, 0));
+    } else {  // gate and up of an expert follow one another
+      for (uint32_t e = 0; e < count; ++e)
+        RETURN_IF_ERROR(rows(from.of(e), to->w, e * rows_of_one));
+    }
+    RETURN_IF_ERROR(vector(from.biases, &to->biases));
+    return vector(from.scales, &to->scales);
   }
 
   Status layer(const LayerWeights& from, float residual_scale, Layer* to) {
@@ -112,6 +142,12 @@ class DeviceWeights::Loader {
     RETURN_IF_ERROR(vector(from.q_norm, &to->q_norm));
     RETURN_IF_ERROR(vector(from.k_norm, &to->k_norm));
     RETURN_IF_ERROR(vector(from.sinks, &to->sinks));
+    const ExpertWeights& e = from.experts;
+    RETURN_IF_ERROR(vector(e.router_norm.weight, &to->experts.router_norm));
+    RETURN_IF_ERROR(vector(e.input_norm.weight, &to->experts.input_norm));
+    RETURN_IF_ERROR(vector(e.output_norm.weight, &to->experts.output_norm));
+    RETURN_IF_ERROR(vector(e.dense_norm.weight, &to->experts.dense_norm));
+    RETURN_IF_ERROR(vector(e.shared_router, &to->experts.shared_router));
     const MatrixCopy its[] = {
         {&from.q, &to->q},
         {&from.k, &to->k},
@@ -121,10 +157,13 @@ class DeviceWeights::Loader {
         {&from.up, &to->up},
         {&from.down, &to->down, from.ffn_post_norm.empty() ? residual_scale : 1},
         {&from.input_gate, &to->input_gate},
-        {&from.input_out, &to->input_out}};
+        {&from.input_out, &to->input_out},
+        {&e.shared_gate, &to->experts.shared_gate},
+        {&e.shared_up, &to->experts.shared_up},
+        {&e.shared_down, &to->experts.shared_down}};
     std::vector<MatrixCopy> all;
     for (const MatrixCopy& each : its)
-      if (each.from->w.data) all.push_back(each);  // experts are the CPU's
+      if (each.from->w.data) all.push_back(each);
     return matrices(all, &to->memory);
   }
 
@@ -141,89 +180,18 @@ class DeviceWeights::Loader {
   DeviceStream* stream_ = nullptr;
 };
 
-namespace {
-
-// What the parts of a model take of a device.
-struct Sizes {
-  Sizes(const Weights& weights, const ModelConfig& config, const DeviceKernels& kernels) {
-    const auto floats = [](const Array<float>& x) {
-      return Device::allocated_size(x.size() * sizeof(float));
-    };
-    const auto add = [&](const Linear& linear, std::size_t* matrices, uint64_t* biases) {
-      piece = std::max(piece, linear.w.row_bytes);
-      *matrices += matrix_room(kernels, linear), *biases += floats(linear.bias);
-    };
-    for (const LayerWeights& w : weights.layers) {
-      std::size_t matrices = 0;
-      layers.push_back(0);
-      for (const Norm* norm :
-           {&w.mixer_norm, &w.mixer_post_norm, &w.ffn_norm, &w.ffn_post_norm, &w.input_norm})
-        layers.back() += floats(norm->weight) + floats(norm->bias);
-      for (const Array<float>* vector : {&w.q_norm, &w.k_norm, &w.sinks})
-        layers.back() += floats(*vector);
-      for (const Linear* linear :
-           {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate, &w.input_out})
-        if (linear->w.data) add(*linear, &matrices, &layers.back());
-      layers.back() += Device::allocated_size(matrices);
-      // a session's keys and values of the window
-      if (config.layer(static_cast<uint32_t>(layers.size() - 1)).is_windowed())
-        layers.back() += window_layer_bytes(config);
-    }
-    std::size_t matrix = 0;
-    output = floats(weights.output_norm.weight) + floats(weights.output_norm.bias);
-    add(weights.output, &matrix, &output);
-    output += Device::allocated_size(matrix);
-    margin = device_workspace_bytes(config, usual_step) + Device::allocated_size(piece);
-    margin += window_step_bytes(config, usual_step);
-  }
-  uint64_t room(const Device& device) const {
-    return device.left() - std::min(device.left(), margin);
-  }
-
-  std::vector<uint64_t> layers;
-  uint64_t output, margin;          // a session's workspace and what weights come through
-  std::size_t piece = piece_bytes;  // bytes that weights come in, at least those of any row
-};
-
-}  // namespace
-
-LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output,
-                        std::span<const uint64_t> rooms) {
-  LayerSplit split;
-  // Each device takes what fits into this share of its room; whether that is everything.
-  const auto fill = [&](double share, bool with_output) {
-    split.layers.assign(rooms.size(), 0);
-    std::size_t next = 0;
-    for (std::size_t d = 0; d < rooms.size(); ++d) {
-      uint64_t left =
-          share < 1 ? static_cast<uint64_t>(share * static_cast<double>(rooms[d])) : rooms[d];
-      for (; next < sizes.size(); ++next, ++split.layers[d]) {
-        const uint64_t size = sizes[next] + (with_output && next + 1 == sizes.size() ? output : 0);
-        if (size > left) break;
-        left -= size;
-      }
-    }
-    return next == sizes.size();
-  };
-  split.output = fill(1, true);
-  if (!split.output && !fill(1, false)) return split;
-  double least = 0, enough = 1;
-  for (int i = 0; i < 50; ++i)
-    (fill((least + enough) / 2, split.output) ? enough : least) = (least + enough) / 2;
-  fill(enough, split.output);
-  return split;
-}
-
 // Where others have taken some of what was free, fewer layers: one of them makes room for the
 // workspace.
-Status DeviceWeights::load(const Weights& weights, float residual_scale, uint32_t first,
-                           uint32_t count, bool output, std::size_t piece, const Cancel* cancel) {
+Status DeviceWeights::load(const Weights& weights, const Contents& contents, std::size_t piece,
+                           const Cancel* cancel) {
   Loader loader(device_, cancel);
   RETURN_IF_ERROR(loader.open(piece));
-  first_ = first;
+  uint32_t count = contents.count;
+  bool output = contents.output;
+  first_ = contents.first;
   layers_.resize(count);
   for (uint32_t l = 0; l < count; ++l) {
-    Status s = loader.layer(weights.layers[first + l], residual_scale, &layers_[l]);
+    Status s = loader.layer(weights.layers[first_ + l], contents.residual_scale, &layers_[l]);
     if (s.code() == Code::no_memory && l > 1) {
       layers_.resize(count = l - 1);
       output = false;
@@ -241,8 +209,34 @@ Status DeviceWeights::load(const Weights& weights, float residual_scale, uint32_
       return s;
     }
   }
+  RETURN_IF_ERROR(load_experts(weights, count < contents.count ? 0 : contents.experts, &loader));
   bytes_ = device_->used() - Device::allocated_size(piece);
   return {};
+}
+
+// The experts of the first `count` layers. Where there is less memory than planned, those of fewer
+// layers: the last ones make room for the workspace.
+Status DeviceWeights::load_experts(const Weights& weights, uint32_t count, Loader* loader) {
+  uint32_t last = first_;  // layer with experts
+  for (experts_end_ = first_; experts_end_ < first_ + count; ++experts_end_) {
+    const ExpertWeights& from = weights.layers[experts_end_].experts;
+    if (!from.up.first.data) continue;
+    Experts::Routed* const to = &layers_[experts_end_ - first_].experts.routed;
+    Status s = loader->experts(from, from.router.w.rows, to);
+    if (s.code() == Code::no_memory) {
+      *to = {}, layers_[last - first_].experts.routed = {};
+      experts_end_ = last;
+      return {};
+    }
+    RETURN_IF_ERROR(std::move(s));
+    last = experts_end_;
+  }
+  return {};
+}
+
+uint32_t DeviceWeights::expert_layers() const {
+  const auto are_here = [](const Layer& layer) { return layer.experts.are_here(); };
+  return static_cast<uint32_t>(std::count_if(layers_.begin(), layers_.end(), are_here));
 }
 
 // What GPUs compute of a model's features; Code::unsupported names another one.
@@ -253,11 +247,11 @@ static Status check_features(const ModelConfig& config) {
     if (c.qk_norm == QkNorm::projection && c.qk_norm_after_rope)
       feature = "its norm of queries and keys";
     if (c.sparsity > 0) feature = "sparse networks";
-    // The CPU computes experts, and nothing else of a layer.
-    if (c.has_experts() && (c.has_dense() || c.norms != NormPlacement::before))
+    const bool has_experts = c.has_experts(), has_both = has_experts && c.has_dense();
+    if ((has_both && (c.experts.shared_width > 0 || !c.norm_after())) ||
+        (has_experts && (!c.norm_before() || c.is_parallel())))
       feature = "its wiring of experts";
-    if (c.has_experts() && (config.norm != NormKind::rms || config.residual_scale != 1))
-      feature = "its norms or scales of experts";
+    if (has_experts && config.norm != NormKind::rms) feature = "layer norms of experts";
     if (c.norm_after() && config.norm != NormKind::rms) feature = "layer norms of outputs";
   }
   if (config.streams > 1) feature = "several streams of a token";
@@ -273,7 +267,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
   std::vector<int> indexes;
   RETURN_IF_ERROR(Device::find(options.name, &indexes));
   RETURN_IF_ERROR(check_features(config));
-  const Sizes sizes(weights, config, *cuda_kernels());
+  const DeviceSizes sizes(weights, config, *cuda_kernels());
   std::vector<std::shared_ptr<Device>> devices;
   const bool choose = options.name == "auto", optional = choose || options.name == "cuda:all";
   Status missing;
@@ -297,16 +291,15 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
     };
     const std::shared_ptr<Device> largest =
         *std::max_element(devices.begin(), devices.end(), by_room);
-    if (const uint64_t room = sizes.room(*largest);
-        split_layers(sizes.layers, sizes.output, {&room, 1}).output)
+    if (const uint64_t room = sizes.room(*largest); sizes.plan(0, {&room, 1}).complete)
       devices = {largest};
   }
 
-  missing =
-      Status::error(Code::no_memory,
-                    "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64
-                    " and the workspace %" PRIu64,
-                    devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0], sizes.margin);
+  missing = Status::error(
+      Code::no_memory,
+      "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64
+      " and the workspace %" PRIu64,
+      devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0].base, sizes.margin);
   std::vector<DeviceWeights> result;
   uint32_t next = 0;
   for (std::size_t d = 0; d < devices.size() && next < config.depth(); ++d) {
@@ -315,14 +308,16 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
     const std::size_t end_device = config.shares_kv() ? d + 1 : devices.size();
     for (std::size_t other = d; other < end_device; ++other)
       rooms.push_back(sizes.room(*devices[other]));
-    const LayerSplit split =
-        split_layers(std::span(sizes.layers).subspan(next), sizes.output, rooms);
-    if (split.layers[0] == 0) continue;
+    const DevicePlan plan = sizes.plan(next, rooms);
+    Contents contents{.first = next,
+                      .count = plan.parts[0].layers,
+                      .experts = plan.parts[0].experts,
+                      .residual_scale = config.residual_scale};
+    if (contents.count == 0) continue;
+    contents.output = plan.output && next + contents.count == config.depth();
     DeviceWeights part;
     part.device_ = devices[d];
-    Status s =
-        part.load(weights, config.residual_scale, next, split.layers[0],
-                  split.output && next + split.layers[0] == config.depth(), sizes.piece, cancel);
+    Status s = part.load(weights, contents, sizes.piece, cancel);
     if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
       missing = std::move(s);
       continue;

@@ -5,7 +5,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +34,25 @@ class DeviceWeights {
   struct Norm {
     DeviceBuffer<float> weight, bias;  // empty: none
   };
+  // The matrices of all experts, one after another.
+  struct ExpertMatrices {
+    DeviceMatrix w;
+    DeviceBuffer<float> biases, scales;  // empty: none
+  };
+  // As in kvasir::ExpertWeights. The CPU computes the routed experts of a layer without `routed`.
+  struct Experts {
+    struct Routed {
+      DeviceBuffer<std::byte> memory;  // of router and experts
+      Matrix router;
+      DeviceBuffer<float> selection_bias;
+      ExpertMatrices gate, up, down;
+    };
+    Routed routed;
+    DeviceBuffer<float> router_norm, input_norm, output_norm, dense_norm, shared_router;
+    Matrix shared_gate, shared_up, shared_down;
+
+    bool are_here() const { return routed.memory.get() != nullptr; }
+  };
   // As in LayerWeights; some are empty. ModelConfig::residual_scale is in the weights of what the
   // residual stream gets: the norms behind mixer and network, or W_o and W_down.
   struct Layer {
@@ -46,12 +64,13 @@ class DeviceWeights {
     Matrix input_gate, input_out;
     Norm input_norm;
     float output_scale = 1;
+    Experts experts;
   };
 
-  // Uploads as many layers as fit besides the workspace of a session, then the output.
-  // split_layers() distributes them; a GPU without layers is not used. Code::no_memory: not one
-  // layer fits, and the message says what would. Other codes as Device::find() and Device::open(),
-  // Code::device, Code::cancelled. Throws std::bad_alloc.
+  // Uploads as many layers as fit besides the workspace of a session, then the output, then routed
+  // experts. plan_devices() distributes them; a GPU without layers is not used. Code::no_memory:
+  // not one layer fits, and the message says what would. Other codes as Device::find() and
+  // Device::open(), Code::device, Code::cancelled. Throws std::bad_alloc.
   static Status upload(const Weights& weights, const ModelConfig& config,
                        const DeviceOptions& options, const Cancel* cancel,
                        std::vector<DeviceWeights>* out);
@@ -64,16 +83,27 @@ class DeviceWeights {
   const Matrix& output() const { return output_; }
   const Norm& output_norm() const { return output_norm_; }
   uint64_t bytes() const { return bytes_; }
+  // Layers that have their routed experts on the device. They are before experts_end(), which is
+  // end_layer() where no layer needs the CPU.
+  uint32_t expert_layers() const;
+  uint32_t experts_end() const { return experts_end_; }
   // of all sessions' keys in these layers
   const std::shared_ptr<DeviceSketches>& sketches() const { return sketches_; }
 
  private:
   class Loader;
-  Status load(const Weights& weights, float residual_scale, uint32_t first, uint32_t count,
-              bool output, std::size_t piece, const Cancel* cancel);
+  // What a device gets: layers [first, first + count), and the experts of the first ones of them.
+  struct Contents {
+    uint32_t first = 0, count = 0, experts = 0;
+    bool output = false;
+    float residual_scale = 1;
+  };
+  Status load(const Weights& weights, const Contents& contents, std::size_t piece,
+              const Cancel* cancel);
+  Status load_experts(const Weights& weights, uint32_t count, Loader* loader);
 
   std::shared_ptr<Device> device_;
-  uint32_t first_ = 0;
+  uint32_t first_ = 0, experts_end_ = 0;
   std::vector<Layer> layers_;
   Matrix output_;
   DeviceBuffer<std::byte> output_memory_;
@@ -81,15 +111,5 @@ class DeviceWeights {
   uint64_t bytes_ = 0;
   std::shared_ptr<DeviceSketches> sketches_ = std::make_shared<DeviceSketches>();
 };
-
-// Distributes layers of these sizes. Where all fit, every device fills at most the same share of
-// its room, the smallest share with which they fit. Otherwise each device takes as many as it has
-// room for. output: what the device with the last layer needs besides. All in bytes.
-struct LayerSplit {
-  std::vector<uint32_t> layers;  // [devices]
-  bool output = false;           // there is room for it
-};
-LayerSplit split_layers(std::span<const uint64_t> sizes, uint64_t output,
-                        std::span<const uint64_t> rooms);
 
 }  // namespace kvasir

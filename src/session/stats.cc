@@ -132,6 +132,7 @@ GpuReport report_gpus(const Model& model, const Forward& forward) {
     gpu.raw("device", json_string(name));
     gpu.count("first_layer", d.first_layer());
     gpu.count("layers", d.layers().size());
+    if (run.has_experts) gpu.count("expert_layers", d.expert_layers());
     gpu.count("weight_bytes", d.bytes());
     gpu.count("bytes", d.device()->used());
     gpu.count("memory_limit", d.device()->budget());

@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "device_helpers.h"
+#include "model/device_plan.h"
 
 using namespace kvasir;
 using namespace kvasir::test;

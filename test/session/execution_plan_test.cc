@@ -70,3 +70,17 @@ TEST_CASE("a plan in words misses a run of layers, a share or a place") {
         "layers 3-3 cpu: sinks cpu (host memory), window cpu (host memory), "
         "step cpu (host memory), chosen pages cpu (host memory)");
 }
+
+TEST_CASE("a plan in words does not say which layers' experts are on a GPU and which on the CPU") {
+  const auto text = [](bool has_experts, uint32_t experts_end) {
+    LayerRun run;
+    run.first_layer = 2, run.end_layer = 6, run.executor = gpu;
+    run.has_experts = has_experts, run.experts_end = experts_end;
+    return ExecutionPlan{{run}}.text({"cuda:0"});
+  };
+  CHECK(text(false, 6) == "layers 2-5 cuda:0:");
+  CHECK(text(true, 6) == "layers 2-5 cuda:0:, experts cuda:0");
+  CHECK(text(true, 2) == "layers 2-5 cuda:0:, experts cpu");
+  CHECK(text(true, 4) ==
+        "layers 2-5 cuda:0:, experts cuda:0 up to layer 3, experts cpu from layer 4");
+}

@@ -1,0 +1,96 @@
+#include "model/device_sizes.h"
+
+#include <algorithm>
+
+#include "base/checked.h"
+#include "model/gpu_expert_workspace.h"
+
+namespace kvasir {
+
+// Tokens whose keys and values experts leave room for in a device's memory: a document of usual
+// length is attended there.
+constexpr uint64_t kept_free_tokens = 16384;
+
+std::size_t matrix_room(const DeviceKernels& kernels, const WeightView& w) {
+  return w.data ? round_up(kernels.matrix_bytes(w.type, w.rows, w.cols), 256) : 0;
+}
+
+WeightView stacked(const ExpertMatrices& matrices, uint32_t experts) {
+  WeightView w = matrices.first;
+  w.rows *= experts;
+  return w;
+}
+
+std::size_t routed_room(const DeviceKernels& kernels, const ExpertWeights& w, uint32_t experts) {
+  std::size_t size = matrix_room(kernels, w.router.w);
+  for (const ExpertMatrices* m : {&w.gate, &w.up, &w.down})
+    size += matrix_room(kernels, stacked(*m, experts));
+  return size;
+}
+
+static uint64_t bytes_of(const Array<float>& x) {
+  return Device::allocated_size(x.size() * sizeof(float));
+}
+static uint64_t bytes_of(const Norm& norm) { return bytes_of(norm.weight) + bytes_of(norm.bias); }
+
+DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
+                         const DeviceKernels& kernels)
+    : kernels_(kernels) {
+  for (uint32_t l = 0; l < weights.layers.size(); ++l) {
+    const LayerConfig& c = config.layer(l);
+    LayerSizes size = layer(weights.layers[l], c);
+    // a session's keys and values of the window
+    if (c.is_windowed()) size.base += window_layer_bytes(config);
+    else size.attention = uint64_t{2} * c.kv_width() * std::min(config.context, kept_free_tokens);
+    layers.push_back(size);
+  }
+  std::size_t matrix = 0;
+  output = bytes_of(weights.output_norm);
+  add(weights.output, &matrix, &output);
+  output += Device::allocated_size(matrix);
+  const auto workspace = [&](bool routed) {
+    return device_workspace_bytes(config, expert_widths_of(config, weights, routed), usual_step);
+  };
+  margin = workspace(false) + Device::allocated_size(piece) + window_step_bytes(config, usual_step);
+  experts_margin = workspace(true) - workspace(false);
+}
+
+uint64_t DeviceSizes::room(const Device& device) const {
+  return device.left() - std::min(device.left(), margin);
+}
+
+void DeviceSizes::add(const Linear& linear, std::size_t* matrices, uint64_t* biases) {
+  if (!linear.w.data) return;
+  piece = std::max(piece, linear.w.row_bytes);
+  *matrices += matrix_room(kernels_, linear.w), *biases += bytes_of(linear.bias);
+}
+
+LayerSizes DeviceSizes::layer(const LayerWeights& w, const LayerConfig& c) {
+  LayerSizes size;
+  std::size_t matrices = 0;
+  const ExpertWeights& e = w.experts;
+  for (const Norm* norm :
+       {&w.mixer_norm, &w.mixer_post_norm, &w.ffn_norm, &w.ffn_post_norm, &w.input_norm,
+        &e.router_norm, &e.input_norm, &e.output_norm, &e.dense_norm})
+    size.base += bytes_of(*norm);
+  for (const Array<float>* vector : {&w.q_norm, &w.k_norm, &w.sinks, &e.shared_router})
+    size.base += bytes_of(*vector);
+  for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate,
+                               &w.input_out, &e.shared_gate, &e.shared_up, &e.shared_down})
+    add(*linear, &matrices, &size.base);
+  size.base += Device::allocated_size(matrices);
+  if (c.has_experts()) size.experts = experts(e, c.experts.count);
+  return size;
+}
+
+uint64_t DeviceSizes::experts(const ExpertWeights& w, uint32_t count) {
+  uint64_t size = Device::allocated_size(routed_room(kernels_, w, count));
+  for (const ExpertMatrices* m : {&w.gate, &w.up, &w.down}) {
+    piece = std::max(piece, m->first.row_bytes);
+    size += bytes_of(m->biases) + bytes_of(m->scales);
+  }
+  piece = std::max(piece, w.router.w.row_bytes);
+  return size + bytes_of(w.router.bias) + bytes_of(w.selection_bias);
+}
+
+}  // namespace kvasir

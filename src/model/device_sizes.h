@@ -1,0 +1,45 @@
+// What the parts of a model take of a GPU's memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "model/device_plan.h"
+#include "model/model.h"
+
+namespace kvasir {
+
+// Bytes of a matrix among others: the next one begins where every kernel can read it. 0: none.
+std::size_t matrix_room(const DeviceKernels& kernels, const WeightView& w);
+// All experts' matrices, as if they were one.
+WeightView stacked(const ExpertMatrices& matrices, uint32_t experts);
+// Bytes of a layer's router and routed experts, in one piece of memory.
+std::size_t routed_room(const DeviceKernels& kernels, const ExpertWeights& w, uint32_t experts);
+
+struct DeviceSizes {
+  // Of a matrix that is on its way; a row that is longer goes alone.
+  static constexpr std::size_t piece_bytes = std::size_t{32} << 20;
+
+  DeviceSizes(const Weights& weights, const ModelConfig& config, const DeviceKernels& kernels);
+  uint64_t room(const Device& device) const;
+  // For the layers from first_layer on.
+  DevicePlan plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {
+    return plan_devices(std::span(layers).subspan(first_layer), output, experts_margin, rooms);
+  }
+
+  std::vector<LayerSizes> layers;
+  uint64_t output = 0, margin = 0;  // a session's workspace and what weights come through
+  uint64_t experts_margin = 0;      // of the workspace, for routed experts
+  std::size_t piece = piece_bytes;  // bytes that weights come in, at least those of any row
+
+ private:
+  void add(const Linear& linear, std::size_t* matrices, uint64_t* biases);
+  LayerSizes layer(const LayerWeights& w, const LayerConfig& c);
+  uint64_t experts(const ExpertWeights& w, uint32_t count);
+
+  const DeviceKernels& kernels_;
+};
+
+}  // namespace kvasir
