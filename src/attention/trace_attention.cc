@@ -7,7 +7,7 @@ namespace kvasir {
 namespace {
 
 // dim is a multiple of 16.
-float dot(const float* a, const float* b, uint32_t dim) {
+float score(const float* a, const float* b, uint32_t dim) {
   constexpr uint32_t lanes = 16;
   float sums[lanes] = {}, sum = 0;
   for (uint32_t d = 0; d < dim; d += lanes)
@@ -33,7 +33,7 @@ void Attention::trace_near(const HeadQueries& queries, uint32_t token, const flo
     for (uint32_t r = 0; r < rows.rows; ++r) {
       for (uint64_t t = first; t < end; ++t)
         w->traced[t - first] =
-            dot(rows.f32 + std::size_t{r} * rows.dim, k + (t - first) * rows.dim, rows.dim);
+            score(rows.f32 + std::size_t{r} * rows.dim, k + (t - first) * rows.dim, rows.dim);
       trace_->add(first_head + r, first, w->traced, bases[r]);
     }
   };

@@ -28,14 +28,14 @@ std::size_t name_length(const Identity& identity) {
                                   begin);
 }
 
-constexpr HeaderForm form = {.magic = magic,
-                             .what = "a cache file",
-                             .has_version = "has format version",
-                             .version = format::version,
-                             .oldest_readable = oldest_readable,
-                             .bytes = header_bytes,
-                             .checksum_at = header_at("checksum"),
-                             .seed = header_seed};
+constexpr HeaderForm cache_form = {.magic = magic,
+                                   .what = "a cache file",
+                                   .has_version = "has format version",
+                                   .version = format::version,
+                                   .oldest_readable = oldest_readable,
+                                   .bytes = header_bytes,
+                                   .checksum_at = header_at("checksum"),
+                                   .seed = header_seed};
 
 Status check_kind(Bytes begin, const char* path) {
   constexpr uint8_t gguf[] = {'G', 'G', 'U', 'F'};
@@ -220,9 +220,9 @@ void CacheHeader::encode(std::span<uint8_t, header_bytes> out) const {
 
 Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, CacheHeader* out) {
   RETURN_IF_ERROR(check_kind(begin, path));
-  RETURN_IF_ERROR(check_magic(form, begin, actual_size, path));
+  RETURN_IF_ERROR(check_magic(cache_form, begin, actual_size, path));
   const uint8_t* h = begin.data();
-  RETURN_IF_ERROR(check_version(form, h, path));
+  RETURN_IF_ERROR(check_version(cache_form, h, path));
   CacheHeader header;
   header.version = load32(h + header_at("version"));
   header.minimum_reader = load32(h + header_at("minimum reader"));

@@ -17,7 +17,7 @@
 
 namespace kvasir {
 
-using namespace packed;
+using packed::chunk_bytes, packed::chunk_header_bytes;
 
 namespace {
 
@@ -28,7 +28,7 @@ static_assert(chunk_bytes % PageShape::pages_bytes() == 0 &&
               format::section_align == PageShape::pages_bytes());
 
 constexpr std::size_t skippable_head = 8;  // u32 magic, u32 bytes that follow
-static_assert(2 * chunk_bytes / max_ratio + skippable_head < chunk_bytes,
+static_assert(2 * chunk_bytes / packed::max_ratio + skippable_head < chunk_bytes,
               "a chunk that is made longer has room");
 
 struct FreeZstd {
@@ -85,7 +85,7 @@ class Packer {
 
   Status run() {
     RETURN_IF_ERROR(open());
-    uint64_t end = header_bytes;  // bytes written
+    uint64_t end = packed::header_bytes;  // bytes written
     for (uint64_t at = 0; at < header_.document_bytes; at += chunk_bytes) {
       const auto size =
           static_cast<std::size_t>(std::min(chunk_bytes, header_.document_bytes - at));
@@ -99,7 +99,7 @@ class Packer {
       RETURN_IF_ERROR(write_chunk(packed_size, &end));
     }
     header_.packed_bytes = end;
-    std::array<uint8_t, header_bytes> begin;
+    std::array<uint8_t, packed::header_bytes> begin;
     header_.encode(begin);
     RETURN_IF_ERROR(out_.file().write(0, begin.data(), begin.size()));
     RETURN_IF_ERROR(work_.advance(header_.document_bytes, header_.document_bytes));
@@ -219,8 +219,8 @@ Status open_packed(const std::string& path, os::File* file, PackedHeader* header
   RETURN_IF_ERROR(os::File::open_read(path, file));
   uint64_t size = 0;
   RETURN_IF_ERROR(file->size(&size));
-  std::array<uint8_t, header_bytes> begin;
-  const auto readable = static_cast<std::size_t>(std::min(size, header_bytes));
+  std::array<uint8_t, packed::header_bytes> begin;
+  const auto readable = static_cast<std::size_t>(std::min(size, packed::header_bytes));
   RETURN_IF_ERROR(file->read(0, begin.data(), readable));
   return PackedHeader::decode({begin.data(), readable}, size, path.c_str(), header);
 }
@@ -231,7 +231,7 @@ class Unpacker {
 
   Status run() {
     RETURN_IF_ERROR(open());
-    uint64_t position = header_bytes, content = 0;
+    uint64_t position = packed::header_bytes, content = 0;
     for (uint64_t at = 0; at < header_.document_bytes; at += chunk_bytes) {
       RETURN_IF_ERROR(work_.advance(at, header_.document_bytes));
       const auto size =
@@ -248,7 +248,7 @@ class Unpacker {
     if (position != header_.packed_bytes)
       return work_.damaged(position, "there is more than its document");
     if (content != header_.content)
-      return work_.damaged(header_at("content"), "what it holds is not what was packed");
+      return work_.damaged(packed::header_at("content"), "what it holds is not what was packed");
     RETURN_IF_ERROR(work_.advance(header_.document_bytes, header_.document_bytes));
     return out_.finish();
   }

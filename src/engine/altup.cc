@@ -4,10 +4,10 @@
 #include <array>
 #include <cmath>
 
+#include "engine/cpu_tasks.h"
+
 namespace kvasir {
 namespace {
-
-constexpr uint32_t rows_together = 16;  // tokens of one task
 
 double length_of(const float* x, uint32_t n) {
   double sum = 0;
@@ -54,10 +54,10 @@ void AltUp::resize(uint32_t n) {
 
 template <class F>
 void AltUp::by_rows(uint32_t n, F&& f) {
-  pool_->run((n + rows_together - 1) / rows_together, [&](uint32_t task, uint32_t) {
+  pool_->run((n + rows_per_task - 1) / rows_per_task, [&](uint32_t task, uint32_t) {
     if (cancel_->fired()) return;
-    const uint32_t end = std::min(n, (task + 1) * rows_together);
-    for (uint32_t t = task * rows_together; t < end; ++t) f(std::size_t{t});
+    const uint32_t end = std::min(n, (task + 1) * rows_per_task);
+    for (uint32_t t = task * rows_per_task; t < end; ++t) f(std::size_t{t});
   });
 }
 

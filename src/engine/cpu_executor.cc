@@ -12,12 +12,11 @@
 #include "engine/cpu_latent.h"
 #include "engine/cpu_products.h"
 #include "engine/cpu_recurrent.h"
+#include "engine/cpu_tasks.h"
 #include "engine/layer_executor.h"
 
 namespace kvasir {
 namespace {
-
-constexpr uint32_t rows_together = 16;  // activations normalised or rotated by one task
 
 // Gate values become what they exceed the mean by more than `scale` standard deviations, or 0.
 void thin_out(float* gate, std::size_t n, float scale) {
@@ -319,10 +318,10 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
 // f(first, count) over blocks of the step's rows, in parallel.
 template <class F>
 void CpuExecutor::by_rows(uint32_t n, F&& f) {
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_together)), [&](uint32_t task, uint32_t) {
+  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
     if (cancel_->fired()) return;
-    const uint32_t first = task * rows_together;
-    f(std::size_t{first}, std::min(rows_together, n - first));
+    const uint32_t first = task * rows_per_task;
+    f(std::size_t{first}, std::min(rows_per_task, n - first));
   });
 }
 

@@ -6,14 +6,11 @@
 
 #include "base/checked.h"
 #include "base/magnitude.h"
+#include "engine/cpu_tasks.h"
 
 namespace kvasir {
 namespace {
 
-constexpr uint32_t tasks_per_thread = 4;  // of a loop: threads that start late still find work
-constexpr uint32_t rows_together = 16;    // tokens routed, gathered or summed by one task
-// Of one task at most, between two looks at the cancel token; the time is CpuExecutor's.
-constexpr uint64_t task_products = uint64_t{1} << 25;
 constexpr uint32_t min_inputs = 64, max_inputs = 512;  // of a task whose rows are cut already
 
 // Measured on a Xeon of the fourth generation with Q4_K and Q6_K: the tokens an expert up to which
@@ -289,10 +286,10 @@ void CpuExperts::cut(const Product& p, uint32_t number, uint64_t even) {
 template <class F>
 void CpuExperts::by_rows(F&& f) {
   pool_->run(
-      static_cast<uint32_t>(ceil_div(n_, rows_together)), [&](uint32_t task, uint32_t worker) {
+      static_cast<uint32_t>(ceil_div(n_, rows_per_task)), [&](uint32_t task, uint32_t worker) {
         if (cancel_->fired()) return;
-        const std::size_t first = std::size_t{task} * rows_together;
-        f(first, static_cast<uint32_t>(std::min<std::size_t>(rows_together, n_ - first)), worker);
+        const std::size_t first = std::size_t{task} * rows_per_task;
+        f(first, static_cast<uint32_t>(std::min<std::size_t>(rows_per_task, n_ - first)), worker);
       });
 }
 

@@ -3,13 +3,13 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "engine/cpu_tasks.h"
 
 namespace kvasir {
 namespace {
 
-constexpr uint32_t rows_together = 16;  // tokens rotated by one task
-constexpr uint32_t task_tokens = 256;   // of a head's product; the last block has up to twice that
-constexpr uint32_t row_multiple = 8;    // of Kernels::multiply
+constexpr uint32_t task_tokens = 256;  // of a head's product; the last block has up to twice that
+constexpr uint32_t row_multiple = 8;   // of Kernels::multiply
 
 }  // namespace
 
@@ -167,10 +167,10 @@ void CpuLatent::by_heads(const StepContext& step, uint32_t heads, uint32_t n, F&
 // f(first, count) over blocks of the step's tokens, in parallel.
 template <class F>
 void CpuLatent::by_rows(const StepContext& step, uint32_t n, F&& f) {
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_together)), [&](uint32_t task, uint32_t) {
+  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
     if (step.cancel.fired()) return;
-    const uint32_t first = task * rows_together;
-    f(std::size_t{first}, std::min(rows_together, n - first));
+    const uint32_t first = task * rows_per_task;
+    f(std::size_t{first}, std::min(rows_per_task, n - first));
   });
 }
 

@@ -3,17 +3,10 @@
 #include <algorithm>
 
 #include "base/checked.h"
+#include "engine/cpu_tasks.h"
 
 namespace kvasir {
 
-// of a matrix product: threads that start late still find work
-constexpr uint32_t tasks_per_thread = 4;
-constexpr uint32_t rows_together = 16;  // inputs quantised by one task
-
-// Between two looks at the cancel token: a task multiplies at most so much (or the rows that are
-// computed together), which takes 0.2 ms with AVX-512, 0.6 ms with AVX2 and 20 ms in scalar code,
-// measured on Zen 5 with Q4_0.
-constexpr uint64_t task_products = uint64_t{1} << 25;
 // a block of inputs; more than eight, as matmul then rounds the same whatever the block
 constexpr uint32_t task_inputs = 512;
 
@@ -31,10 +24,10 @@ void CpuProducts::resize(uint32_t n, std::size_t widest) {
 }
 
 void CpuProducts::quantize(const float* x, uint32_t n, uint32_t cols) {
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_together)), [&](uint32_t task, uint32_t) {
+  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
     if (cancel_->fired()) return;
-    const std::size_t first = std::size_t{task} * rows_together, at = first * cols;
-    kernels_.quantize(x + at, std::min(rows_together, n - task * rows_together), cols,
+    const std::size_t first = std::size_t{task} * rows_per_task, at = first * cols;
+    kernels_.quantize(x + at, std::min(rows_per_task, n - task * rows_per_task), cols,
                       quants_.get() + at, scales_.get() + at / 32, sums_.get() + at / 16);
   });
 }

@@ -6,13 +6,13 @@
 
 #include "base/checked.h"
 #include "base/magnitude.h"
+#include "engine/cpu_tasks.h"
 #include "engine/layer_executor.h"
 
 namespace kvasir {
 
 namespace {
 
-constexpr uint32_t rows_together = 16;       // tokens of a task
 constexpr uint32_t channels_together = 256;  // of a convolution's task
 constexpr uint32_t panels_together = 4;      // of a state's task
 constexpr float l2_epsilon = 1e-6f;          // of the norm of keys and queries
@@ -55,9 +55,9 @@ void CpuRecurrent::begin(uint32_t n, RecurrentState* states, const CancelLatch& 
 template <class F>
 void CpuRecurrent::by_rows(uint32_t first, F&& f) {
   const uint32_t n = n_ - first;
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_together)), [&](uint32_t task, uint32_t) {
+  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
     if (cancel_->fired()) return;
-    const uint32_t begin = first + task * rows_together, end = std::min(n_, begin + rows_together);
+    const uint32_t begin = first + task * rows_per_task, end = std::min(n_, begin + rows_per_task);
     for (std::size_t t = begin; t < end; ++t) f(t);
   });
 }

@@ -9,7 +9,7 @@
 
 namespace kvasir {
 
-constexpr const char* what = "what filter layers choose";
+constexpr const char* in_groups = "what filter layers choose";
 
 // A filter layer's group is what chooses nothing itself up to the next dense layer (Plan::dense).
 void FilterGroupCache::find_groups(const Plan& plan) {
@@ -65,7 +65,7 @@ Status FilterGroupCache::prepare(const PageStore& pages, const Plan& plan, uint6
     Status s;
     if (device_->left() < Device::allocated_size(bytes) + reserve)
       s = Status::error(Code::no_memory, "%s", text_of(Fallback::no_room_for_group));
-    if (s.ok()) s = quads_.allocate(device_, bytes, what);
+    if (s.ok()) s = quads_.allocate(device_, bytes, in_groups);
     for (const auto& g : groups_) {
       if (s.ok()) s = g->found.allocate(device_, list);
       if (s.ok()) s = g->present.allocate(device_, list);

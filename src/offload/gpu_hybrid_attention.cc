@@ -10,7 +10,7 @@
 
 namespace kvasir {
 
-constexpr const char* what = "co-execution";
+constexpr const char* in_hybrid = "co-execution";
 constexpr std::size_t measured_bytes = std::size_t{8} << 20;
 
 GpuHybridAttention::GpuHybridAttention(const std::shared_ptr<Device>& device,
@@ -43,12 +43,13 @@ Status GpuHybridAttention::make_room(uint32_t n, uint32_t list_quads) {
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
                     list = std::size_t{shape_.kv_heads} * list_quads;
-  Status s = q_.allocate(device_, rows * page.dim, what);
-  if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
-  if (s.ok()) s = q_scale_.allocate(device_, rows, what);
-  if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
-  if (s.ok()) s = lse_.allocate(device_, layers_ * rows, what);
-  if (s.ok()) s = mass_.allocate(device_, layers_ * rows, what);
+  Status s = q_.allocate(device_, rows * page.dim, in_hybrid);
+  if (s.ok()) s = q8_.allocate(device_, rows * page.dim, in_hybrid);
+  if (s.ok()) s = q_scale_.allocate(device_, rows, in_hybrid);
+  if (s.ok())
+    s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), in_hybrid);
+  if (s.ok()) s = lse_.allocate(device_, layers_ * rows, in_hybrid);
+  if (s.ok()) s = mass_.allocate(device_, layers_ * rows, in_hybrid);
   if (s.ok()) s = near_sums_.allocate(device_, 2 * rows);
   if (s.ok()) s = states_host_.allocate(device_, rows * (page.dim + state_sums));
   if (s.ok()) s = lse_host_.allocate(device_, layers_ * rows);
@@ -133,7 +134,7 @@ Status GpuHybridAttention::measure(double cpu_rate, uint32_t threads, const Canc
     const uint64_t begin = os::now_ns();
     int error = ops_.attend_chosen(stream, sequence_.layer(0), a);
     if (!error) error = ops_.wait(stream);
-    if (error) return device_->status(error, what);
+    if (error) return device_->status(error, in_hybrid);
     best = std::min(best, os::now_ns() - begin);
   }
   const double bytes = static_cast<double>(std::size_t{a.max_quads} * shape_.kv_heads *
@@ -200,7 +201,7 @@ int GpuHybridAttention::enqueue_finish(DeviceStream* stream, uint32_t layer, boo
 
 Status GpuHybridAttention::near(const float** sums) {
   *sums = near_sums_.get();
-  return device_->status(ops_.wait(copies_), what);
+  return device_->status(ops_.wait(copies_), in_hybrid);
 }
 
 HybridGpu::Lists GpuHybridAttention::lists() {
@@ -209,7 +210,8 @@ HybridGpu::Lists GpuHybridAttention::lists() {
 
 Status GpuHybridAttention::enqueue_lists() {
   has_parts_ = true;
-  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), work()), what);
+  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), work()),
+                         in_hybrid);
 }
 
 Status GpuHybridAttention::enqueue_pages(uint32_t first) {
@@ -220,7 +222,7 @@ Status GpuHybridAttention::enqueue_pages(uint32_t first) {
                            list_counts_.get()[2 * h + 1] = first * page_quads;
   DeviceAttention a = work();
   a.lists = nullptr, a.biases = nullptr, a.present = nullptr;
-  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), a), what);
+  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), a), in_hybrid);
 }
 
 Status GpuHybridAttention::lse(const float** lse) {
@@ -232,7 +234,7 @@ Status GpuHybridAttention::lse(const float** lse) {
         ops_.download(stream_, lse_host_.get() + first, lse_.get() + first, rows * sizeof(float));
   if (!error) error = ops_.wait(stream_);
   *lse = lse_host_.get() + first;
-  return device_->status(error, what);
+  return device_->status(error, in_hybrid);
 }
 
 Status GpuHybridAttention::pack(uint32_t filter_layer, const Selection& choice) {

@@ -10,7 +10,7 @@
 
 namespace kvasir {
 
-constexpr const char* what = "a text that is read";
+constexpr const char* in_prefill = "a text that is read";
 // bytes of pages that are on their way together
 constexpr std::size_t min_half = std::size_t{8} << 20;
 
@@ -59,19 +59,19 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
   if (rows > room_) {
     room_ = 0, keys_ = {}, values_ = {};
     const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, prefill_keys));
-    RETURN_IF_ERROR(keys_.allocate(device_, kv_heads * more * dim, what));
-    RETURN_IF_ERROR(values_.allocate(device_, kv_heads * more * dim, what));
+    RETURN_IF_ERROR(keys_.allocate(device_, kv_heads * more * dim, in_prefill));
+    RETURN_IF_ERROR(values_.allocate(device_, kv_heads * more * dim, in_prefill));
     room_ = more;
   }
   if (q_rows > q_room_) {
     q_room_ = 0, q_ = {}, q_scale_ = {}, sink_scores_ = {};
-    RETURN_IF_ERROR(q_.allocate(device_, kv_heads * q_rows * dim, what));
-    RETURN_IF_ERROR(q_scale_.allocate(device_, kv_heads * q_rows, what));
+    RETURN_IF_ERROR(q_.allocate(device_, kv_heads * q_rows * dim, in_prefill));
+    RETURN_IF_ERROR(q_scale_.allocate(device_, kv_heads * q_rows, in_prefill));
     if (!sink_logits_.empty())
-      RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, what));
+      RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, in_prefill));
     q_room_ = q_rows;
   }
-  return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, what);
+  return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, in_prefill);
 }
 
 // For the window, the sinks and the centre of every layer.
@@ -82,18 +82,19 @@ Status GpuPrefillAttention::make_window_room(const KvStore& store) {
     window_room_ = 0, window_ = {};
     const auto more =
         static_cast<uint32_t>(round_up(std::max(window, store.window_tokens() + page_tokens), 16));
-    RETURN_IF_ERROR(window_.allocate(device_, heads * 2 * more * dim, what));
+    RETURN_IF_ERROR(window_.allocate(device_, heads * 2 * more * dim, in_prefill));
     window_room_ = more;
   }
-  if (!sinks_.get()) RETURN_IF_ERROR(sinks_.allocate(device_, heads * 2 * page_tokens * dim, what));
-  return centre_.get() ? Status() : centre_.allocate(device_, heads * dim, what);
+  if (!sinks_.get())
+    RETURN_IF_ERROR(sinks_.allocate(device_, heads * 2 * page_tokens * dim, in_prefill));
+  return centre_.get() ? Status() : centre_.allocate(device_, heads * dim, in_prefill);
 }
 
 // For the addresses of `extents` extents.
 Status GpuPrefillAttention::make_address_room(uint32_t extents) {
   extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
-  RETURN_IF_ERROR(pages_at_.allocate(device_, extents, what));
-  RETURN_IF_ERROR(scales_at_.allocate(device_, extents, what));
+  RETURN_IF_ERROR(pages_at_.allocate(device_, extents, in_prefill));
+  RETURN_IF_ERROR(scales_at_.allocate(device_, extents, in_prefill));
   extents_room_ = extents;
   return {};
 }
@@ -112,9 +113,9 @@ Status GpuPrefillAttention::make_extent_room(const KvStore& store, uint32_t n) {
                needed = extents - std::min(has, extents);
     uint32_t more = std::max(after - has, has / 4);
     blocks_.emplace_back();
-    Status s = blocks_.back().allocate(device_, more * size, what);
+    Status s = blocks_.back().allocate(device_, more * size, in_prefill);
     if (s.code() == Code::no_memory && needed > 0 && more > needed)
-      s = blocks_.back().allocate(device_, (more = needed) * size, what);
+      s = blocks_.back().allocate(device_, (more = needed) * size, in_prefill);
     if (!s.ok()) {
       blocks_.pop_back();
       if (needed == 0 && s.code() == Code::no_memory) return {};
@@ -176,11 +177,11 @@ Status GpuPrefillAttention::put_pages(const KvStore& store, ThreadPool* pool, De
     for (uint32_t i = 0; i < count && !error; ++i)
       error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[wanted[at + i]]),
                           half + i * size, size);
-    if (error) return device_->status(error, what);
+    if (error) return device_->status(error, in_prefill);
     for (uint32_t i = 0; i < count; ++i) stamps_[wanted[at + i]] = pages.stamp(wanted[at + i]);
     half = half == staging_.get() ? staging_.get() + staging_half_ : staging_.get();
   }
-  if (const int error = ops_.wait(stream)) return device_->status(error, what);
+  if (const int error = ops_.wait(stream)) return device_->status(error, in_prefill);
   auto* at = reinterpret_cast<uint64_t*>(staging_.get());
   for (std::size_t e = 0; e < addresses_.size(); ++e)
     at[e] = addresses_[e], at[addresses_.size() + e] = addresses_[e] + pages_size();
@@ -190,7 +191,7 @@ Status GpuPrefillAttention::put_pages(const KvStore& store, ThreadPool* pool, De
                         addresses_.size() * sizeof(uint64_t));
   if (!error) error = ops_.wait(stream);
   if (!error) placed_ = addresses_.size();
-  return device_->status(error, what);
+  return device_->status(error, in_prefill);
 }
 
 int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool,
@@ -250,7 +251,7 @@ Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, Dev
     error = ops_.upload(stream, sinks_.get(), staged, size * sizeof(float));
     if (!error) error = ops_.upload(stream, centre_.get(), staged + size, centre * sizeof(float));
     if (!error) error = ops_.wait(stream);
-    if (error) return device_->status(error, what);
+    if (error) return device_->status(error, in_prefill);
     sinks_stamp_ = store.sinks_stamp();
   }
   if (filled == 0) return {};
@@ -262,12 +263,12 @@ Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, Dev
   });
   error = ops_.upload(stream, window_.get(), staged, heads * 2 * room * sizeof(float));
   // the staging memory is left alone until the stream has been waited for
-  return device_->status(error, what);
+  return device_->status(error, in_prefill);
 }
 
 Status GpuPrefillAttention::prepare(const KvStore& store, uint32_t n, ThreadPool* pool,
                                     DeviceStream* stream, const CancelLatch& cancel) {
-  Status s = device_->status(ops_.wait(stream), what);
+  Status s = device_->status(ops_.wait(stream), in_prefill);
   if (s.ok()) s = make_room(store, n);
   if (s.ok()) s = put_pages(store, pool, stream, cancel);
   if (s.ok()) s = put_rows(store, pool, stream);

@@ -12,7 +12,7 @@
 
 namespace kvasir {
 
-constexpr const char* what = "attention";
+constexpr const char* in_selective = "attention";
 // of a KV head: of 32 layers with 8 heads of 128 they take 2.2 GB
 constexpr uint32_t max_hot_quads = 8192;
 // As many quads of a layer stay as so many of its lists usually have, fewer where memory is short.
@@ -81,29 +81,30 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
                     of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_;
   Status s = scores_.allocate(
-      device_, std::size_t{selecting} * heads_.heads * extents * page.extent_quads(), what);
+      device_, std::size_t{selecting} * heads_.heads * extents * page.extent_quads(), in_selective);
   if (s.ok())
     s = score_sums_.allocate(device_, std::size_t{selecting} * heads_.heads * max_score_parts * 2,
-                             what);
-  if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, what);
-  if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, what);
-  if (s.ok()) s = thresholds_.allocate(device_, of_heads, what);
+                             in_selective);
+  if (s.ok()) s = share_counts_.allocate(device_, of_heads * share_bins, in_selective);
+  if (s.ok()) s = share_sums_.allocate(device_, of_heads * share_bins, in_selective);
+  if (s.ok()) s = thresholds_.allocate(device_, of_heads, in_selective);
   if (s.ok())
     s = part_counts_.allocate(
-        device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), what);
-  if (s.ok()) s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), what);
-  if (s.ok()) s = lists_.allocate(device_, layers * of_heads * list_quads, what);
-  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, what);
-  if (s.ok()) s = biases_.allocate(device_, of_heads * list_quads, what);
+        device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), in_selective);
+  if (s.ok())
+    s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), in_selective);
+  if (s.ok()) s = lists_.allocate(device_, layers * of_heads * list_quads, in_selective);
+  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, in_selective);
+  if (s.ok()) s = biases_.allocate(device_, of_heads * list_quads, in_selective);
   if (s.ok() && tokens > 1)
-    s = gathered_.allocate(device_, of_heads * list_quads * quad_bytes_of(page.dim), what);
-  if (s.ok()) s = q_.allocate(device_, rows * page.dim, what);
-  if (s.ok()) s = q8_.allocate(device_, rows * page.dim, what);
-  if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), what);
-  if (s.ok()) s = q_scale_.allocate(device_, rows, what);
-  if (s.ok()) s = projected_scale_.allocate(device_, rows, what);
-  if (s.ok()) s = lse_.allocate(device_, layers * rows, what);
-  if (s.ok()) s = mass_.allocate(device_, layers * rows, what);
+    s = gathered_.allocate(device_, of_heads * list_quads * quad_bytes_of(page.dim), in_selective);
+  if (s.ok()) s = q_.allocate(device_, rows * page.dim, in_selective);
+  if (s.ok()) s = q8_.allocate(device_, rows * page.dim, in_selective);
+  if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), in_selective);
+  if (s.ok()) s = q_scale_.allocate(device_, rows, in_selective);
+  if (s.ok()) s = projected_scale_.allocate(device_, rows, in_selective);
+  if (s.ok()) s = lse_.allocate(device_, layers * rows, in_selective);
+  if (s.ok()) s = mass_.allocate(device_, layers * rows, in_selective);
   if (s.ok()) s = lse_host_.allocate(device_, layers * rows);
   if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
   if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * list_quads);
@@ -164,13 +165,13 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
   for (; !fits(lists); ends = hot_ends(store, plan, lists))
     if (--lists == 0) return {};
   const std::vector<unsigned long long> none(heads * ends.back());
-  Status s = hot_quads_.allocate(device_, bytes(), what);
-  if (s.ok()) s = hot_entries_.allocate(device_, none.size(), what);
-  if (s.ok()) s = found_.allocate(device_, found, what);
+  Status s = hot_quads_.allocate(device_, bytes(), in_selective);
+  if (s.ok()) s = hot_entries_.allocate(device_, none.size(), in_selective);
+  if (s.ok()) s = found_.allocate(device_, found, in_selective);
   if (s.ok()) s = found_host_.allocate(device_, heads * list_quads_);
   if (s.ok())
     s = device_->status(ops_.upload(stream, hot_entries_.get(), none.data(), hot_entries_.bytes()),
-                        what);
+                        in_selective);
   if (s.ok()) return hot_ends_ = std::move(ends), Status();
   forget_hot_quads();
   return s.code() == Code::no_memory ? Status() : std::move(s);
@@ -197,7 +198,7 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
   return device_->status(
       ops_.upload(stream, sequence_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)),
-      what);
+      in_selective);
 }
 
 void GpuSelectiveAttention::release() {
@@ -270,7 +271,7 @@ Status GpuSelectiveAttention::stage_chosen(const KvStore& store, const Plan& pla
   const uint64_t wanted = plan.budget(first_ + layer) / quad_tokens * lists();
   if (store.pages().pages() > 0)
     staged_pages_.begin(store.pages(), first_ + layer, wanted, cancel, pool);
-  RETURN_IF_ERROR(device_->status(ops_.wait(stream), what));
+  RETURN_IF_ERROR(device_->status(ops_.wait(stream), in_selective));
   const DeviceAttention a = work(layer);
   const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
   StagedPages::Lists copied{0,
@@ -295,7 +296,7 @@ Status GpuSelectiveAttention::stage_chosen(const KvStore& store, const Plan& pla
                           counts[2 * i] * quad_bytes);
     }
   }
-  return device_->status(error, what);
+  return device_->status(error, in_selective);
 }
 
 int GpuSelectiveAttention::enqueue_chosen(DeviceStream* stream, uint32_t layer,

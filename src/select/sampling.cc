@@ -9,7 +9,7 @@
 namespace kvasir {
 namespace {
 
-constexpr int max_steps = 24;  // of Newton's method; a handful is usual
+constexpr int max_newton_steps = 24;  // of Newton's method; a handful is usual
 // relative precision of a threshold; an inexact one adds no bias
 constexpr double near_enough = 1 + 1e-3;
 
@@ -43,7 +43,7 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n,
   ShareSums at = sums_at(t);
   const auto expected = [&] { return at.at_least + (t > 0 ? at.below / t : 0); };
   // A lower threshold reads more.
-  for (int i = 0; i < max_steps && at.below > 0 && expected() <= size.max_quads; ++i) {
+  for (int i = 0; i < max_newton_steps && at.below > 0 && expected() <= size.max_quads; ++i) {
     const double next = (size.variance + at.squares) / at.below;
     const bool last = next * near_enough >= t;
     t = next;
@@ -56,7 +56,7 @@ float sample_threshold(const Kernels& kernels, const float* shares, uint32_t n,
   // The number of quads is concave in 1 / t; its target is found in the same way.
   const double count = found > size.max_quads ? size.max_quads : size.min_quads;
   t = all.below / count;
-  for (int i = 0; i < max_steps; ++i) {
+  for (int i = 0; i < max_newton_steps; ++i) {
     at = sums_at(t);
     if (!(at.below > 0) || at.at_least >= count) break;
     const double next = at.below / (count - at.at_least);

@@ -12,12 +12,13 @@
 #include "base/magnitude.h"
 #include "base/number_text.h"
 #include "os/os.h"
+#include "session/limits.h"
 
 namespace kvasir {
 
 namespace {
 
-constexpr uint32_t max_layers = 1024, max_heads = 1024, max_threads = 256, max_window = 1 << 20;
+constexpr uint32_t max_layers = 1024, max_heads = 1024;
 constexpr uint64_t max_tokens_of_all = uint64_t{1} << 30;
 // bytes per task when the task computes, not only copies
 constexpr std::size_t small_piece = std::size_t{1} << 17;
@@ -98,14 +99,7 @@ Status ExternalStore::resolve(BareOptions* o) {
     return out_of_range("head_dim", s.head_dim, max_head_dim);
   if (o->max_tokens == 0 || o->max_tokens > max_tokens_of_all)
     return out_of_range("max_tokens", o->max_tokens, max_tokens_of_all);
-  if (o->threads > max_threads)
-    return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads,
-                         max_threads);
-  if (o->threads == 0) o->threads = std::min(os::cpu_count(), max_threads);
-  if (o->window == 0) o->window = 64;
-  if (o->window > max_window)
-    return Status::error(Code::bad_argument, "window_tokens is %u: use up to %u", o->window,
-                         max_window);
+  RETURN_IF_ERROR(resolve_threads_and_window(&o->threads, &o->window));
   o->memory.reaper = std::make_shared<os::FileReaper>();
   o->memory.step_tokens = 1;  // the minimum; larger steps raise it
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));

@@ -18,8 +18,6 @@ using format::SectionKind;
 
 namespace {
 
-constexpr std::size_t observed_head = format::observed_head_bytes;
-
 uint64_t get(const std::byte* at, std::size_t bytes) {
   uint64_t value = 0;
   for (std::size_t i = 0; i < bytes; ++i) value |= static_cast<uint64_t>(at[i]) << (8 * i);
@@ -75,18 +73,18 @@ Status Session::load_observed(const CacheFile& file, const SectionFacts& facts,
   const CacheFile::Section* section = file.find(SectionKind::observed);
   if (!section || section->bytes == 0) return {};
   RETURN_IF_ERROR(expect(file, SectionKind::observed, section->bytes, &section));
-  std::array<std::byte, observed_head> head{};
-  RETURN_IF_ERROR(
-      file.copy(*section, 0, std::min<uint64_t>(section->bytes, observed_head), head.data()));
-  const uint64_t end = section->bytes < observed_head ? 0 : get(head.data(), 8),
-                 pages = section->bytes < observed_head ? 0 : get(head.data() + 8, 8);
+  std::array<std::byte, format::observed_head_bytes> head{};
+  RETURN_IF_ERROR(file.copy(
+      *section, 0, std::min<uint64_t>(section->bytes, format::observed_head_bytes), head.data()));
+  const uint64_t end = section->bytes < format::observed_head_bytes ? 0 : get(head.data(), 8),
+                 pages = section->bytes < format::observed_head_bytes ? 0 : get(head.data() + 8, 8);
   if (const char* what = wrong_observed(end, pages, facts))
     return Status::error(Code::corrupt, "%s: section 'observed' %s; nothing was loaded",
                          file.path().c_str(), what);
   const ModelConfig& c = model_->config();
   sequence_.observed = {RecentQueries(c.layers, c.heads, c.head_dim), static_cast<uint32_t>(pages)};
-  return load_queries(file, SectionKind::observed, observed_head, end, pool_.get(), cancel,
-                      &sequence_.observed.queries);
+  return load_queries(file, SectionKind::observed, format::observed_head_bytes, end, pool_.get(),
+                      cancel, &sequence_.observed.queries);
 }
 
 // Uses the chat format of the saved turns, not the one recognised in the model. Refuses another

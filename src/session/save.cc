@@ -13,8 +13,6 @@ namespace kvasir {
 
 using format::SectionKind;
 
-static constexpr std::size_t observed_head = format::observed_head_bytes;
-
 static void put(std::byte* at, uint64_t value, std::size_t bytes) {
   for (std::size_t i = 0; i < bytes; ++i) at[i] = static_cast<std::byte>(value >> (8 * i));
 }
@@ -38,10 +36,11 @@ static Array<std::byte> encode_observed(const SequenceState::Observed& observed)
   Array<std::byte> out;
   if (observed.queries.count() == 0) return out;
   const Array<float> values = observed.queries.floats();
-  out.resize(observed_head + values.size() * sizeof(float));
+  out.resize(format::observed_head_bytes + values.size() * sizeof(float));
   put(out.data(), observed.queries.end(), 8);
   put(out.data() + 8, observed.pages, 4);
-  std::memcpy(out.data() + observed_head, values.data(), values.size() * sizeof(float));
+  std::memcpy(out.data() + format::observed_head_bytes, values.data(),
+              values.size() * sizeof(float));
   return out;
 }
 

@@ -35,7 +35,7 @@ std::array<uint8_t, state_bytes> encode(const SavedSequence& s) {
   return out;
 }
 
-SavedSequence decode(const std::byte* section) {
+SavedSequence decode_sequence(const std::byte* section) {
   const auto* at = reinterpret_cast<const uint8_t*>(section);
   const uint32_t flags = load32(at + state_at("full precision"));
   return {load32(at + state_at("turn")),          flags & ~long_rope_flag,
@@ -184,7 +184,7 @@ Status read_saved(const CachePeek& file, SavedSequence* out) {
   RETURN_IF_ERROR(expect_section(file, SectionKind::state, state_bytes));
   Array<std::byte> bytes;
   RETURN_IF_ERROR(file.read(SectionKind::state, state_bytes, &bytes));
-  *out = decode(bytes.data());
+  *out = decode_sequence(bytes.data());
   return {};
 }
 

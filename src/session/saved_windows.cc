@@ -27,7 +27,7 @@ std::array<uint8_t, windows_bytes> SavedWindows::encode() const {
   return out;
 }
 
-static SavedWindows decode(const std::byte* section) {
+static SavedWindows decode_windows(const std::byte* section) {
   const auto* at = reinterpret_cast<const uint8_t*>(section);
   const auto run = [&](uint64_t i) {
     return ExtentRun{load32(at + windows_at("first extent at the mark") + 8 * i),
@@ -74,7 +74,7 @@ Status check_windows(const CachePeek& file, const StoreShape& shape, const Saved
   RETURN_IF_ERROR(expect_section(file, SectionKind::windows, windows_bytes));
   Array<std::byte> bytes;
   RETURN_IF_ERROR(file.read(SectionKind::windows, windows_bytes, &bytes));
-  *out = decode(bytes.data());
+  *out = decode_windows(bytes.data());
   if (const char* what = wrong_windows(*out, shape, state))
     return Status::error(Code::corrupt, "%s: section 'windows': %s; nothing was loaded",
                          file.path().c_str(), what);

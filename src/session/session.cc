@@ -6,10 +6,11 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "session/limits.h"
 
 namespace kvasir {
 
-constexpr uint32_t max_chunk = 4096, max_window = 1 << 20, max_threads = 256;
+constexpr uint32_t max_chunk = 4096;
 // maximum bytes of full-precision rows of a default chunk
 constexpr uint64_t window_budget = 64 << 20;
 
@@ -44,18 +45,11 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
                          " tokens",
                          o->context, trained);
   if (o->context == 0) o->context = trained;
-  if (o->threads > max_threads)
-    return Status::error(Code::bad_argument, "threads is %u: use up to %u", o->threads,
-                         max_threads);
-  if (o->threads == 0) o->threads = std::min(os::cpu_count(), max_threads);
+  RETURN_IF_ERROR(resolve_threads_and_window(&o->threads, &o->window));
   if (o->prefill_chunk > max_chunk)
     return Status::error(Code::bad_argument, "prefill_chunk is %u: use up to %u", o->prefill_chunk,
                          max_chunk);
   if (o->prefill_chunk == 0) o->prefill_chunk = choose_chunk(model);
-  if (o->window == 0) o->window = 64;
-  if (o->window > max_window)
-    return Status::error(Code::bad_argument, "window_tokens is %u: use up to %u", o->window,
-                         max_window);
   o->memory.step_tokens = o->prefill_chunk;
   o->memory.reaper = model.reaper();
   o->memory.windows = model.windows_shape();

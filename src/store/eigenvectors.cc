@@ -11,7 +11,7 @@ namespace {
 
 // Off-diagonal elements, relative to the trace, that count as zero: the matrix is in float.
 constexpr double negligible = 1e-9;
-constexpr uint32_t max_steps = 60;  // per value: two or three are usual
+constexpr uint32_t max_iterations = 60;  // per value: two or three are usual
 
 // A rotation of rows `row` and row + 1.
 struct Rotation {
@@ -94,7 +94,7 @@ std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* off_di
       negligible * std::accumulate(diagonal, diagonal + n, 0.0,
                                    [](double sum, double x) { return sum + std::fabs(x); });
   for (uint32_t first = 0; first + 1 < n; ++first)
-    for (uint32_t step = 0; step < max_steps; ++step) {
+    for (uint32_t step = 0; step < max_iterations; ++step) {
       uint32_t last = first;
       while (last + 1 < n && std::fabs(off_diagonal[last]) > negligible_size) ++last;
       if (last == first) break;

@@ -23,8 +23,7 @@ namespace {
 
 constexpr uint32_t sampled_tokens = 4096;  // tokens of a head for the second moment of its keys
 constexpr uint32_t summed_tokens = 256;    // tokens summed in float; these sums are added in double
-constexpr uint64_t section_page = 4096;
-constexpr double known_queries = 0.5;  // their part of the second moment of queries
+constexpr double known_queries = 0.5;      // their part of the second moment of queries
 // Exponent of a coordinate's variance. Of 1/4, 1/3, 3/8 and 1/2 (which makes keys vary alike in all
 // coordinates) it left the least error.
 constexpr double scaled_by = 1.0 / 3;
@@ -57,8 +56,8 @@ void factor(Square& a, uint32_t n) {
 }
 
 // Scratch memory for finding the bases of a head, per thread.
-struct Workspace {
-  Workspace(uint32_t n, uint32_t m, uint32_t page_tokens)
+struct BasisWorkspace {
+  BasisWorkspace(uint32_t n, uint32_t m, uint32_t page_tokens)
       : keys(std::size_t{n} * n), queries(keys.size()), scaled(keys.size()), l(keys.size()),
         product(keys.size()), moment(keys.size()), base(std::size_t{n} * m),
         directions(std::size_t{n} * m), below(m), variances(m),
@@ -73,7 +72,7 @@ struct Workspace {
 // Computes the second moment of a head's keys from a sample of its pages, and verifies all pages.
 // at: layer * kv_heads + head. Returns false if a page of a mapped file is damaged.
 bool add_keys(const PageStore& pages, uint32_t at, const Kernels& kernels,
-              const CancelLatch& cancel, Workspace* w) {
+              const CancelLatch& cancel, BasisWorkspace* w) {
   const StoreShape& shape = pages.shape();
   const uint32_t layer = at / shape.kv_heads, head = at % shape.kv_heads, dim = shape.page.dim,
                  page_tokens = shape.page.page_tokens, count = pages.pages();
@@ -99,7 +98,7 @@ bool add_keys(const PageStore& pages, uint32_t at, const Kernels& kernels,
 }
 
 // A and B of one head, [n][m], from the second moments of its keys and queries; see key_sketch.h.
-void find_bases(const Kernels& kernels, Workspace* w, uint32_t n, uint32_t m, float* key_basis,
+void find_bases(const Kernels& kernels, BasisWorkspace* w, uint32_t n, uint32_t m, float* key_basis,
                 float* query_basis) {
   const double query_trace = trace_of(w->queries, n), key_trace = trace_of(w->keys, n),
                known = query_trace > 0 ? known_queries : 0;
@@ -182,14 +181,14 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   extents.reserve(pages.extents());
   while (extents.size() < pages.extents()) extents.push_back(new_extent());
 
-  std::vector<std::unique_ptr<Workspace>> scratch(pool->threads());
-  for (std::unique_ptr<Workspace>& w : scratch)
-    w = std::make_unique<Workspace>(dim, n, shape_.page.page_tokens);
+  std::vector<std::unique_ptr<BasisWorkspace>> scratch(pool->threads());
+  for (std::unique_ptr<BasisWorkspace>& w : scratch)
+    w = std::make_unique<BasisWorkspace>(dim, n, shape_.page.page_tokens);
   const CancelLatch latch(cancel);
   std::atomic<bool> intact{true};
   pool->run(heads, [&](uint32_t at, uint32_t worker) {
     const uint32_t layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
-    Workspace& w = *scratch[worker];
+    BasisWorkspace& w = *scratch[worker];
     if (!add_keys(pages, at, kernels, latch, &w)) intact = false;
     if (!intact || latch.fired()) return;
     std::fill(w.queries.begin(), w.queries.end(), 0.0);
@@ -293,7 +292,7 @@ uint64_t KeySketch::private_bytes() const {
 }
 
 uint64_t KeySketch::head_bytes() const {
-  return round_up(basis_bytes() + format::sketch_counts_bytes, section_page);
+  return round_up(basis_bytes() + format::sketch_counts_bytes, format::block_bytes);
 }
 
 uint64_t KeySketch::file_bytes() const {

@@ -16,7 +16,6 @@ using format::SectionKind;
 
 namespace {
 
-constexpr uint64_t section_page = 4096;
 constexpr std::size_t section_facts = format::index_head_bytes / sizeof(uint32_t);
 constexpr uint32_t max_levels = 32;
 constexpr uint32_t index_version = 3;  // of the meaning of the words
@@ -125,7 +124,7 @@ uint64_t TokenIndex::bytes() const {
 
 uint64_t TokenIndex::head_bytes() const {
   return round_up(section_facts * sizeof(uint32_t) + heads_total() * sizeof(uint64_t),
-                  section_page);
+                  format::block_bytes);
 }
 
 uint64_t TokenIndex::file_bytes() const { return head_bytes() + bytes(); }

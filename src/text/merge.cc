@@ -10,7 +10,7 @@
 namespace kvasir {
 namespace {
 
-constexpr uint64_t kFree = UINT64_MAX;  // (kNoSymbol, kNoSymbol) is never added
+constexpr uint64_t kFreePair = UINT64_MAX;  // (kNoSymbol, kNoSymbol) is never added
 constexpr uint32_t kEnd = UINT32_MAX;
 
 uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | right; }
@@ -20,7 +20,7 @@ uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | righ
 // Grows as merges are added: a count in a file is no reason to reserve memory.
 MergeTable::MergeTable() : multiplier_(os::hash_seed() | 1) {
   constexpr std::size_t capacity = 1024;
-  slots_.assign(capacity, Slot{kFree, {}});
+  slots_.assign(capacity, Slot{kFreePair, {}});
   shift_ = static_cast<unsigned>(std::countl_zero(capacity)) + 1;
 }
 
@@ -31,16 +31,16 @@ std::size_t MergeTable::place(uint64_t pair) const {
   // product with the golden ratio's multiplier are well mixed.
   const uint64_t mixed = pair * multiplier_;
   std::size_t i = static_cast<std::size_t>((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> shift_);
-  while (slots_[i].pair != pair && slots_[i].pair != kFree) i = (i + 1) & mask;
+  while (slots_[i].pair != pair && slots_[i].pair != kFreePair) i = (i + 1) & mask;
   return i;
 }
 
 void MergeTable::grow() {
-  Array<Slot> old(slots_.size() * 2, Slot{kFree, {}});
+  Array<Slot> old(slots_.size() * 2, Slot{kFreePair, {}});
   old.swap(slots_);
   --shift_;
   for (const Slot& slot : old) {
-    if (slot.pair != kFree) slots_[place(slot.pair)] = slot;
+    if (slot.pair != kFreePair) slots_[place(slot.pair)] = slot;
   }
 }
 
@@ -56,7 +56,7 @@ void MergeTable::add(Symbol left, Symbol right, Merge merge) {
 const MergeTable::Merge* MergeTable::find(Symbol left, Symbol right) const {
   if (left == kNoSymbol || right == kNoSymbol) return nullptr;
   const Slot& slot = slots_[place(pair_of(left, right))];
-  return slot.pair == kFree ? nullptr : &slot.merge;
+  return slot.pair == kFreePair ? nullptr : &slot.merge;
 }
 
 void MergeRow::clear() {

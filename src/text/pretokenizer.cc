@@ -17,6 +17,18 @@
 #include "text/utf8.h"
 
 namespace kvasir {
+
+struct FreePcre {
+  void operator()(pcre2_general_context* p) const { pcre2_general_context_free(p); }
+  void operator()(pcre2_compile_context* p) const { pcre2_compile_context_free(p); }
+  void operator()(pcre2_match_context* p) const { pcre2_match_context_free(p); }
+  void operator()(pcre2_jit_stack* p) const { pcre2_jit_stack_free(p); }
+  void operator()(pcre2_match_data* p) const { pcre2_match_data_free(p); }
+  void operator()(pcre2_code* p) const { pcre2_code_free(p); }
+};
+template <class T>
+using Pcre = std::unique_ptr<T, FreePcre>;
+
 namespace {
 
 // The characters with the Unicode property White_Space. PCRE2's own \s adds U+180E, which lost the
@@ -34,17 +46,6 @@ constexpr uint32_t kHeapLimit = 20 * 1024;
 
 // Replaces a byte that is not UTF-8 while the text is split. One byte, so that offsets stay.
 constexpr char kStandIn = '\x01';
-
-struct FreeContext {
-  void operator()(pcre2_general_context* p) const { pcre2_general_context_free(p); }
-  void operator()(pcre2_compile_context* p) const { pcre2_compile_context_free(p); }
-  void operator()(pcre2_match_context* p) const { pcre2_match_context_free(p); }
-  void operator()(pcre2_jit_stack* p) const { pcre2_jit_stack_free(p); }
-  void operator()(pcre2_match_data* p) const { pcre2_match_data_free(p); }
-  void operator()(pcre2_code* p) const { pcre2_code_free(p); }
-};
-template <class T>
-using Pcre = std::unique_ptr<T, FreeContext>;
 
 template <class T>
 Pcre<T> owned(T* p) {

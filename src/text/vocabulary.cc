@@ -12,7 +12,7 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t kFree = UINT32_MAX;
+constexpr uint32_t kFreeNumber = UINT32_MAX;
 
 // A token that ends a model's turn, in a family's spelling; metadata often name only one of
 // several. In some vocabularies such a spelling means something else.
@@ -98,9 +98,9 @@ void TextIndex::grow(std::size_t capacity) {
   Array<Slot> old(capacity);
   old.swap(slots_);
   for (const Slot& slot : old) {
-    if (slot.number == kFree) continue;
+    if (slot.number == kFreeNumber) continue;
     std::size_t i = slot.hash & (capacity - 1);
-    while (slots_[i].number != kFree) i = (i + 1) & (capacity - 1);
+    while (slots_[i].number != kFreeNumber) i = (i + 1) & (capacity - 1);
     slots_[i] = slot;
   }
 }
@@ -114,7 +114,8 @@ void TextIndex::reserve(std::size_t strings) {
 std::size_t TextIndex::place(const StringList& list, std::string_view text, uint32_t hash) const {
   const std::size_t mask = slots_.size() - 1;
   std::size_t i = hash & mask;
-  while (slots_[i].number != kFree && (slots_[i].hash != hash || list[slots_[i].number] != text))
+  while (slots_[i].number != kFreeNumber &&
+         (slots_[i].hash != hash || list[slots_[i].number] != text))
     i = (i + 1) & mask;
   return i;
 }
@@ -123,13 +124,13 @@ void TextIndex::add(const StringList& list, uint32_t number) {
   if ((used_ + 1) * 2 > slots_.size()) reserve(used_ * 2 + 8);
   const uint32_t hash = hash_of(list[number]);
   Slot& slot = slots_[place(list, list[number], hash)];
-  if (slot.number != kFree) return;
+  if (slot.number != kFreeNumber) return;
   slot = {number, hash};
   ++used_;
 }
 
 uint32_t TextIndex::find(const StringList& list, std::string_view text) const {
-  return slots_.empty() ? kFree : slots_[place(list, text, hash_of(text))].number;
+  return slots_.empty() ? kFreeNumber : slots_[place(list, text, hash_of(text))].number;
 }
 
 Status Vocabulary::load(const Gguf& gguf, SpecialIds defaults, bool adds_bos, Vocabulary* out) {
@@ -312,12 +313,12 @@ void Vocabulary::find_turn_ends() {
 
 Token Vocabulary::find(std::string_view text) const {
   const uint32_t number = index_.find(texts_, text);
-  return number == kFree ? -1 : static_cast<Token>(number);
+  return number == kFreeNumber ? -1 : static_cast<Token>(number);
 }
 
 Token Vocabulary::find_plain(std::string_view text) const {
   const uint32_t number = plain_index_.find(texts_, text);
-  return number == kFree ? -1 : static_cast<Token>(number);
+  return number == kFreeNumber ? -1 : static_cast<Token>(number);
 }
 
 bool Vocabulary::ends_turn(Token token) const {
@@ -334,7 +335,7 @@ Symbol SymbolTable::find(std::string_view text) const {
   const Token token = vocabulary_.find_plain(text);
   if (token >= 0) return static_cast<Symbol>(token);
   const uint32_t number = index_.find(extra_, text);
-  return number == kFree ? kNoSymbol : vocabulary_.size() + number;
+  return number == kFreeNumber ? kNoSymbol : vocabulary_.size() + number;
 }
 
 Symbol SymbolTable::find_or_add(std::string_view text) {

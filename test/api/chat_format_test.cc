@@ -55,13 +55,6 @@ std::string saved(kv_model* model, const TempFolder& folder, const char* name = 
   return path;
 }
 
-kv_file_info inspected(const std::string& path) {
-  kv_file_info info{};
-  info.struct_size = sizeof info;
-  REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
-  return info;
-}
-
 // A copy of a cache file with another record, in a section of this version. An empty record leaves
 // the section out, as an older library does.
 std::string with_record(const std::string& path, const std::string& copy,
@@ -114,7 +107,7 @@ TEST_CASE(
   read_text(reader.get(), text);
   const std::string path = folder.file("a.kv"), again = folder.file("b.kv");
   save(reader.get(), path);
-  CHECK(std::string(inspected(path).chat_format) == "llama3");
+  CHECK(std::string(inspect_file(path).chat_format) == "llama3");
   const Session loaded = load(plain.get(), path);
   CHECK(format_of(loaded.get()) == "llama3");
   CHECK(asked(loaded.get()) == asked(reader.get()));
@@ -122,7 +115,7 @@ TEST_CASE(
   CHECK(format_of(copy.get()) == "llama3");
   CHECK(asked(copy.get()) == asked(reader.get()));
   save(loaded.get(), again);
-  CHECK(std::string(inspected(again).chat_format) == "llama3");
+  CHECK(std::string(inspect_file(again).chat_format) == "llama3");
 
   const uint64_t beginning = sequence(reader.get()).size() - 3;
   const kv_session_options options = small_options();
@@ -160,12 +153,12 @@ TEST_CASE("a sequence into which no format has put anything is loaded with any")
   read_tokens(reader.get(), some_tokens(20));
   const std::string path = folder.file("a.kv");
   save(reader.get(), path);
-  CHECK(inspected(path).chat_format[0] == '\0');
+  CHECK(inspect_file(path).chat_format[0] == '\0');
   const Session loaded = load(chatml.get(), path);
   CHECK(format_of(loaded.get()) == "chatml");
   REQUIRE(ask(loaded.get(), "Which?", 2, KV_KEEP_TURN).status == KV_OK);  // now there is a turn
   save(loaded.get(), path);
-  CHECK(std::string(inspected(path).chat_format) == "chatml");
+  CHECK(std::string(inspect_file(path).chat_format) == "chatml");
   CHECK(load_status(llama.get(), path, nullptr) == KV_MODEL_MISMATCH);
   const Session talk = load(tiny_model(), path);
   REQUIRE_OK(kv_session_rewind(talk.get(), 20, error));
@@ -190,7 +183,7 @@ TEST_CASE(
   const TempFolder folder;
   const std::string older = with_record(saved(tiny_model(), folder), folder.file("older.kv"), {});
   REQUIRE_OK(kv_file_verify(older.c_str(), nullptr, error));
-  CHECK(inspected(older).chat_format[0] == '\0');
+  CHECK(inspect_file(older).chat_format[0] == '\0');
   CHECK(format_of(load(tiny_model(), older).get()) == "chatml");
   const Model llama = open_tiny_model("llama3");
   CHECK(format_of(load(llama.get(), older).get()) == "llama3");
@@ -248,7 +241,7 @@ TEST_CASE("a caller's chat format is saved, used by a load without one, and refu
   REQUIRE_OK(kv_model_get_info(model.get(), &info, error));
   CHECK(std::string(info.chat_format) == "custom");
   const std::string path = saved(model.get(), folder);
-  CHECK(std::string(inspected(path).chat_format) == "custom");
+  CHECK(std::string(inspect_file(path).chat_format) == "custom");
   const Session same = load(model.get(), path), unasked = load(tiny_model(), path);
   CHECK(format_of(unasked.get()) == "custom");
   CHECK(asked(unasked.get()) == asked(same.get()));
@@ -350,7 +343,7 @@ TEST_CASE("a document that another engine has read is saved in the model's chat 
   const Session adopted(session);
   const std::string path = folder.file("a.kv");
   save(adopted.get(), path);
-  CHECK(std::string(inspected(path).chat_format) == "llama3");
+  CHECK(std::string(inspect_file(path).chat_format) == "llama3");
 }
 
 TEST_CASE("a record of another version, or with too long instructions, is refused") {

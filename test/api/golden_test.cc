@@ -43,13 +43,6 @@ Session load_golden(const std::string& path) {
   return Session(loaded);
 }
 
-kv_file_info inspected(const std::string& path) {
-  kv_file_info info{};
-  info.struct_size = sizeof info;
-  REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
-  return info;
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -61,7 +54,7 @@ TEST_CASE(
     const std::string path = folder.file("a.kv");
     unpack_golden(golden, path);
     REQUIRE_OK(kv_file_verify(path.c_str(), nullptr, error));
-    CHECK(inspected(path).format_version == golden.version);
+    CHECK(inspect_file(path).format_version == golden.version);
     const Session session = load_golden(path);
     CHECK(sequence(session.get()) == golden::tokens());
     // instruction sets round differently
@@ -96,7 +89,7 @@ TEST_CASE("a golden document is packed as it is, and saved in today's format") {
     CHECK(read_file(back) == read_file(path));
     const Session session = load_golden(path);
     save(session.get(), saved);
-    CHECK(inspected(saved).format_version == all.back().version);
+    CHECK(inspect_file(saved).format_version == all.back().version);
     REQUIRE_OK(kv_file_verify(saved.c_str(), nullptr, error));
     const Session again = load_golden(saved);
     CHECK(sequence(again.get()) == sequence(session.get()));

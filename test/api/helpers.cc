@@ -142,6 +142,13 @@ void save(kv_session* session, const std::string& path) {
   REQUIRE_OK(kv_save(session, path.c_str(), nullptr, error));
 }
 
+kv_file_info inspect_file(const std::string& path) {
+  kv_file_info info{};
+  info.struct_size = sizeof info;
+  REQUIRE_OK(kv_file_inspect(path.c_str(), &info, error));
+  return info;
+}
+
 Session load(kv_model* model, const std::string& path, uint32_t flags) {
   kv_control call;
   kv_init(&call, sizeof call);

@@ -73,6 +73,7 @@ std::vector<int32_t> sequence(const kv_session* session);
 std::vector<int32_t> peek(kv_session* session, int n);
 Session fork(kv_session* session);
 void save(kv_session* session, const std::string& path);
+kv_file_info inspect_file(const std::string& path);
 Session load(kv_model* model, const std::string& path, uint32_t flags = 0);
 
 inline double seconds_since(std::chrono::steady_clock::time_point begin) {

@@ -59,7 +59,7 @@ class Scratch {
   std::string path_;
 };
 
-kv_status try_load(const std::string& path, Session* out = nullptr) {
+kv_status try_tiny(const std::string& path, Session* out = nullptr) {
   kv_session* session = nullptr;
   const kv_session_options o = small_options();
   const kv_status s = kv_load(tiny_model(), path.c_str(), &o, nullptr, &session, nullptr);
@@ -142,7 +142,7 @@ TEST_CASE(
       for (uint64_t i = 0; i < size; i += all ? 2 : 256) samples::put(file.bytes, at + i, 2, scale);
       count_faults("facts that lie behind sound checksums");
       Session session;
-      REQUIRE(try_load(scratch.hold(std::move(file)), &session) == KV_OK);
+      REQUIRE(try_tiny(scratch.hold(std::move(file)), &session) == KV_OK);
       write_file(good, good_file().bytes);
       for (const uint64_t tokens : {650u, 400u, 100u, 0u}) {
         CAPTURE(tokens);
@@ -155,7 +155,7 @@ TEST_CASE(
         const kv_status saved = kv_save(session.get(), good.c_str(), nullptr, nullptr);
         CHECK(allowed(saved));
         if (saved != KV_OK) CHECK(read_file(good) == good_file().bytes);
-        CHECK(try_load(good) == KV_OK);
+        CHECK(try_tiny(good) == KV_OK);
         write_file(good, good_file().bytes);
       }
     }
@@ -173,7 +173,7 @@ TEST_CASE("NaN or infinity in the full-precision parts are refused") {
       file.section(kind, &size);
       file.put(kind, size - 4, 4, bits);
       count_faults("facts that lie behind sound checksums");
-      CHECK(try_load(scratch.hold(std::move(file))) == KV_CORRUPT);
+      CHECK(try_tiny(scratch.hold(std::move(file))) == KV_CORRUPT);
     }
   }
 }
@@ -185,7 +185,7 @@ TEST_CASE("tokens that the model does not have are refused") {
       File file = good_file();
       file.put(SectionKind::tokens, at * 4, 4, token);
       count_faults("facts that lie behind sound checksums");
-      CHECK(try_load(scratch.hold(std::move(file))) == KV_CORRUPT);
+      CHECK(try_tiny(scratch.hold(std::move(file))) == KV_CORRUPT);
     }
   }
 }
@@ -220,14 +220,14 @@ TEST_CASE("facts of a sequence that contradict each other are refused") {
       File file = good_file();
       file.put(SectionKind::state, field.at, field.size, value);
       count_faults("facts that lie behind sound checksums");
-      CHECK(try_load(scratch.hold(std::move(file))) == KV_CORRUPT);
+      CHECK(try_tiny(scratch.hold(std::move(file))) == KV_CORRUPT);
     }
   }
   for (uint64_t value : {1u, 2u, 3u}) {  // turns that there are
     File file = good_file();
     file.put(SectionKind::state, 0, 4, value);
     Session session;
-    CHECK(try_load(scratch.hold(std::move(file)), &session) == KV_OK);
+    CHECK(try_tiny(scratch.hold(std::move(file)), &session) == KV_OK);
     use(session.get());
   }
   // Pages and window that add up, with sections that do not.
@@ -235,7 +235,7 @@ TEST_CASE("facts of a sequence that contradict each other are refused") {
   const uint64_t page = now(20, 4);
   file.put(SectionKind::state, 16, 4, pages - 1);
   file.put(SectionKind::state, 12, 4, window + page);
-  CHECK(try_load(scratch.hold(std::move(file))) == KV_CORRUPT);
+  CHECK(try_tiny(scratch.hold(std::move(file))) == KV_CORRUPT);
 }
 
 TEST_CASE("a header that contradicts the model is refused") {
@@ -252,12 +252,12 @@ TEST_CASE("a header that contradicts the model is refused") {
       count_faults("facts that lie behind sound checksums");
       const bool no_model =
           at == header_at("vocabulary") && value == 0;  // as kv_cache_save writes it
-      CHECK(try_load(scratch.hold(std::move(file))) == (no_model ? KV_MODEL_MISMATCH : KV_CORRUPT));
+      CHECK(try_tiny(scratch.hold(std::move(file))) == (no_model ? KV_MODEL_MISMATCH : KV_CORRUPT));
     }
   }
   File file = good_file();
   file.bytes[header_at("model") + 5] ^= 1;
-  CHECK(try_load(scratch.hold(std::move(file))) == KV_MODEL_MISMATCH);
+  CHECK(try_tiny(scratch.hold(std::move(file))) == KV_MODEL_MISMATCH);
 }
 
 TEST_CASE("random changes behind matching checksums") {
@@ -282,7 +282,7 @@ TEST_CASE("random changes behind matching checksums") {
           static_cast<uint8_t>(1u << below(8));
     count_faults("random damage behind repaired checksums");
     Session session;
-    const kv_status s = try_load(scratch.hold(std::move(file)), &session);
+    const kv_status s = try_tiny(scratch.hold(std::move(file)), &session);
     CHECK((allowed(s) || s == KV_MODEL_MISMATCH || s == KV_VERSION || s == KV_CONTEXT_FULL));
     if (s == KV_OK) use(session.get());
   }

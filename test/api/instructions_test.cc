@@ -9,7 +9,7 @@ using namespace api_test;
 namespace {
 
 constexpr const char* brief = "Be brief.";
-constexpr const char* text = "The code is 17.";
+constexpr const char* stated = "The code is 17.";
 
 kv_session_options options_with(const char* instructions) {
   kv_session_options o = small_options();
@@ -22,7 +22,7 @@ Session open_with(kv_model* model, const char* instructions) {
 }
 
 // Text of the sequence, control tokens included, without begin-of-text.
-std::string spelled(kv_model* model, kv_session* session) {
+std::string spelled_text(kv_model* model, kv_session* session) {
   std::vector<int32_t> tokens = sequence(session);
   int32_t bos = 0;
   std::size_t count = 0;
@@ -47,11 +47,11 @@ std::string asked(kv_model* model, kv_session* session) {
   kv_init(&answer, sizeof answer);
   REQUIRE_OK(kv_generate(copy.get(), "Q?", 2, &o, nullptr, nullptr, nullptr, &answer, error));
   REQUIRE_OK(kv_session_rewind(copy.get(), before + answer.question_tokens, error));
-  return spelled(model, copy.get());
+  return spelled_text(model, copy.get());
 }
 
-kv_status load_status(kv_model* model, const std::string& path, const char* instructions,
-                      uint64_t tokens = 0) {
+kv_status load_with(kv_model* model, const std::string& path, const char* instructions,
+                    uint64_t tokens = 0) {
   const kv_session_options o = options_with(instructions);
   kv_session* out = nullptr;
   const kv_status status = kv_load_prefix(model, path.c_str(), tokens, &o, nullptr, &out, nullptr);
@@ -159,7 +159,7 @@ TEST_CASE("instructions stand at the start of the first turn of every chat forma
     CAPTURE(f.format);
     const Model model = open_tiny_model(f.format);
     const Session document = open_with(model.get(), brief);
-    read_text(document.get(), text);
+    read_text(document.get(), stated);
     CHECK(asked(model.get(), document.get()) == f.document);
     const Session bare = open_with(model.get(), brief);
     CHECK(asked(model.get(), bare.get()) == f.no_document);
@@ -168,17 +168,17 @@ TEST_CASE("instructions stand at the start of the first turn of every chat forma
 
 TEST_CASE("instructions are placed once, and again after a rewind to nothing") {
   const Session session = open_with(tiny_model(), brief);
-  read_text(session.get(), text);
+  read_text(session.get(), stated);
   const std::vector<int32_t> once = sequence(session.get());
   read_text(session.get(), " More.");
-  const std::string all = spelled(tiny_model(), session.get());
+  const std::string all = spelled_text(tiny_model(), session.get());
   CHECK(all.find(brief) == all.rfind(brief));
   REQUIRE_OK(kv_session_rewind(session.get(), 0, error));
-  read_text(session.get(), text);
+  read_text(session.get(), stated);
   CHECK(sequence(session.get()) == once);
   const Session copy = fork(session.get());
   REQUIRE_OK(kv_session_rewind(copy.get(), 0, error));
-  read_text(copy.get(), text);
+  read_text(copy.get(), stated);
   CHECK(sequence(copy.get()) == once);
 }
 
@@ -186,7 +186,7 @@ TEST_CASE("a sequence that a rewind has cut within its instructions takes no tex
   for (const bool has_document : {true, false}) {
     CAPTURE(has_document);
     const Session session = open_with(tiny_model(), brief);
-    if (has_document) read_text(session.get(), text);
+    if (has_document) read_text(session.get(), stated);
     kv_generate_options o;
     kv_init(&o, sizeof o);
     o.max_tokens = 1;
@@ -200,12 +200,12 @@ TEST_CASE("a sequence that a rewind has cut within its instructions takes no tex
     for (std::size_t tokens = 1; tokens < all; ++tokens) {
       const Session cut = fork(session.get());
       REQUIRE_OK(kv_session_rewind(cut.get(), tokens, error));
-      const std::string left = spelled(tiny_model(), cut.get());
+      const std::string left = spelled_text(tiny_model(), cut.get());
       const bool is_cut = left.find(std::string(brief) + "\n\n") == std::string::npos;
       CAPTURE(left);
       if (is_cut && has_document)
-        CHECK(kv_prefill(cut.get(), text, std::strlen(text), nullptr, nullptr, nullptr, nullptr) ==
-              KV_BAD_STATE);
+        CHECK(kv_prefill(cut.get(), stated, std::strlen(stated), nullptr, nullptr, nullptr,
+                         nullptr) == KV_BAD_STATE);
       if (left.find(brief) == std::string::npos || (is_cut && has_document)) {
         CHECK(ask(cut.get()) == KV_BAD_STATE);
         CHECK(sequence(cut.get()).size() == tokens);
@@ -224,7 +224,7 @@ TEST_CASE("a sequence that a rewind has cut within its instructions takes no tex
 TEST_CASE("a prefix of a file that ends within the instructions takes no question") {
   const TempFolder folder;
   const Session session = open_with(tiny_model(), brief);
-  read_text(session.get(), text);
+  read_text(session.get(), stated);
   const std::string path = saved(session.get(), folder, "a.kv");
   kv_session* out = nullptr;
   REQUIRE_OK(kv_load_prefix(tiny_model(), path.c_str(), 3, nullptr, nullptr, &out, error));
@@ -236,8 +236,9 @@ TEST_CASE("a prefix of a file that ends within the instructions takes no questio
 TEST_CASE("bytes of a prefill are counted without instructions") {
   const Session session = open_with(tiny_model(), brief);
   uint64_t tokens = 0, bytes = 0;
-  REQUIRE_OK(kv_prefill(session.get(), text, std::strlen(text), nullptr, &tokens, &bytes, error));
-  CHECK(bytes == std::strlen(text));
+  REQUIRE_OK(
+      kv_prefill(session.get(), stated, std::strlen(stated), nullptr, &tokens, &bytes, error));
+  CHECK(bytes == std::strlen(stated));
   CHECK(tokens == sequence(session.get()).size());
 }
 
@@ -248,8 +249,8 @@ TEST_CASE("a prefill that stops within the instructions leaves the sequence empt
   kv_init(&control, sizeof control);
   control.progress = [](int32_t, uint64_t done, uint64_t, void*) -> int32_t { return done > 0; };
   uint64_t tokens = 7, bytes = 7;
-  CHECK(kv_prefill(session.get(), text, std::strlen(text), &control, &tokens, &bytes, nullptr) ==
-        KV_CANCELLED);
+  CHECK(kv_prefill(session.get(), stated, std::strlen(stated), &control, &tokens, &bytes,
+                   nullptr) == KV_CANCELLED);
   CHECK(tokens == 0);
   CHECK(bytes == 0);
   CHECK(sequence(session.get()).empty());
@@ -260,7 +261,7 @@ TEST_CASE("tokens of the caller do not begin a session that has instructions") {
   const std::vector<int32_t> some = some_tokens(4);
   CHECK(kv_prefill_tokens(session.get(), some.data(), some.size(), nullptr, nullptr, nullptr) ==
         KV_BAD_STATE);
-  read_text(session.get(), text);
+  read_text(session.get(), stated);
   CHECK(kv_prefill_tokens(session.get(), some.data(), some.size(), nullptr, nullptr, nullptr) ==
         KV_OK);
   const Session none = open_with(tiny_model(), "");
@@ -270,34 +271,34 @@ TEST_CASE("tokens of the caller do not begin a session that has instructions") {
 TEST_CASE("a cache file keeps its instructions and is refused with others") {
   const TempFolder folder;
   const Session session = open_with(tiny_model(), brief);
-  read_text(session.get(), text);
+  read_text(session.get(), stated);
   const std::string path = saved(session.get(), folder, "a.kv");
   for (const uint64_t tokens : {uint64_t{0}, uint64_t{sequence(session.get()).size() - 2}}) {
-    CHECK(load_status(tiny_model(), path, nullptr, tokens) == KV_OK);
-    CHECK(load_status(tiny_model(), path, brief, tokens) == KV_OK);
-    CHECK(load_status(tiny_model(), path, "Be long.", tokens) == KV_MODEL_MISMATCH);
-    CHECK(load_status(tiny_model(), path, "", tokens) == KV_MODEL_MISMATCH);
+    CHECK(load_with(tiny_model(), path, nullptr, tokens) == KV_OK);
+    CHECK(load_with(tiny_model(), path, brief, tokens) == KV_OK);
+    CHECK(load_with(tiny_model(), path, "Be long.", tokens) == KV_MODEL_MISMATCH);
+    CHECK(load_with(tiny_model(), path, "", tokens) == KV_MODEL_MISMATCH);
   }
   const Session loaded = load(tiny_model(), path);  // NULL: the file's
   CHECK(asked(tiny_model(), loaded.get()) == asked(tiny_model(), session.get()));
   const std::string again = saved(loaded.get(), folder, "b.kv");
-  CHECK(load_status(tiny_model(), again, brief) == KV_OK);
-  CHECK(load_status(tiny_model(), again, "Be long.") == KV_MODEL_MISMATCH);
+  CHECK(load_with(tiny_model(), again, brief) == KV_OK);
+  CHECK(load_with(tiny_model(), again, "Be long.") == KV_MODEL_MISMATCH);
   REQUIRE_OK(kv_session_rewind(loaded.get(), 0, error));
-  read_text(loaded.get(), text);
+  read_text(loaded.get(), stated);
   CHECK(sequence(loaded.get()) == sequence(session.get()));
 }
 
 TEST_CASE("a cache file without instructions is refused with some") {
   const TempFolder folder;
   const Session session = open_session(tiny_model());
-  read_text(session.get(), text);
+  read_text(session.get(), stated);
   const std::string path = saved(session.get(), folder, "a.kv");
-  CHECK(load_status(tiny_model(), path, nullptr) == KV_OK);
-  CHECK(load_status(tiny_model(), path, "") == KV_OK);
-  CHECK(load_status(tiny_model(), path, brief) == KV_MODEL_MISMATCH);
+  CHECK(load_with(tiny_model(), path, nullptr) == KV_OK);
+  CHECK(load_with(tiny_model(), path, "") == KV_OK);
+  CHECK(load_with(tiny_model(), path, brief) == KV_MODEL_MISMATCH);
   const std::string tokens = saved(tiny_session(20).get(), folder, "b.kv");
-  CHECK(load_status(tiny_model(), tokens, brief) == KV_MODEL_MISMATCH);
+  CHECK(load_with(tiny_model(), tokens, brief) == KV_MODEL_MISMATCH);
 }
 
 TEST_CASE("instructions that are too long for a file are refused") {
@@ -328,9 +329,9 @@ TEST_CASE("a library takes no document for that of other instructions") {
     return result.tokens_found;
   };
   // both spell the same tokens
-  CHECK(found(brief, text) == 0);
-  CHECK(found(nullptr, std::string(brief) + "\n\n" + text) == 0);
-  CHECK(found(brief, text) > 0);
-  CHECK(found(nullptr, std::string(brief) + "\n\n" + text) > 0);
-  CHECK(found("Be long.", text) == 0);
+  CHECK(found(brief, stated) == 0);
+  CHECK(found(nullptr, std::string(brief) + "\n\n" + stated) == 0);
+  CHECK(found(brief, stated) > 0);
+  CHECK(found(nullptr, std::string(brief) + "\n\n" + stated) > 0);
+  CHECK(found("Be long.", stated) == 0);
 }

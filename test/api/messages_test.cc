@@ -58,8 +58,8 @@ void check_refused(const std::function<kv_status(kv_error*)>& call) {
   check_line(error.message);
 }
 
-std::vector<std::string> logged;
-void on_log(int32_t, const char* message, void*) { logged.emplace_back(message); }
+std::vector<std::string> messages;
+void on_log(int32_t, const char* message, void*) { messages.emplace_back(message); }
 
 struct Shape {
   std::string architecture = "llama", name = "m", pre = "gpt-2", tokenizer = "gpt2", tensor, key;
@@ -191,12 +191,13 @@ TEST_CASE("messages and the log escape any bytes of a document's name") {
   REQUIRE_OK(kv_library_open(folder.path().c_str(), &options, &library, error));
   const std::unique_ptr<kv_library, void (*)(kv_library*)> owner(library, kv_library_close);
   kv_session* session = nullptr;
-  logged.clear();
+  messages.clear();
   const std::string text = book(400);
   REQUIRE_OK(kv_library_session(library, tiny_model(), text.data(), text.size(), nullptr, nullptr,
                                 &session, nullptr, error));
   kv_session_close(session);
-  for (const std::string& line : logged) check_line(line);  // a file of such a name is no document
+  for (const std::string& line : messages)
+    check_line(line);  // a file of such a name is no document
   check_refused([&](kv_error* e) {
     return kv_library_rename(library, ("x" + hostile_name).c_str(), "y", e);
   });

@@ -16,7 +16,7 @@ struct Packed {
   explicit Packed(kv_session* session) { save(session, path); }
 };
 
-kv_packed_info inspected(const std::string& path) {
+kv_packed_info inspect_packed(const std::string& path) {
   kv_packed_info info{};
   info.struct_size = sizeof info;
   REQUIRE_OK(kv_packed_inspect(path.c_str(), &info, error));
@@ -38,7 +38,7 @@ TEST_CASE("a sequence of any length is packed, unpacks to the same bits and goes
       CHECK(read_file(files.back) == read_file(files.path));
     }
     CHECK(files.folder.entries() == 3);
-    const kv_packed_info info = inspected(files.packed);
+    const kv_packed_info info = inspect_packed(files.packed);
     CHECK(info.tokens == tokens);
     CHECK(info.document_bytes == read_file(files.path).size());
     CHECK(info.file_bytes == read_file(files.packed).size());

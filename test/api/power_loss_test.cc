@@ -16,6 +16,7 @@
 
 #include "failing_files.h"
 #include "helpers.h"
+#include "library_helpers.h"
 #include "temp_folder.h"
 
 using namespace api_test;
@@ -152,20 +153,6 @@ Disk* Disk::current = nullptr;
 
 std::size_t tokens_in(const std::string& path) {
   return sequence(load(tiny_model(), path, KV_VERIFY).get()).size();
-}
-
-struct CloseLibrary {
-  void operator()(kv_library* library) const { kv_library_close(library); }
-};
-using Library = std::unique_ptr<kv_library, CloseLibrary>;
-
-Library open_library(const std::string& folder, uint64_t max_bytes = 0) {
-  kv_library_options o;
-  kv_init(&o, sizeof o);
-  o.max_bytes = max_bytes;
-  kv_library* library = nullptr;
-  REQUIRE_OK(kv_library_open(folder.c_str(), &o, &library, error));
-  return Library(library);
 }
 
 void add(kv_library* library, const char* name, std::size_t bytes) {

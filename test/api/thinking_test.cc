@@ -118,7 +118,8 @@ Session with_document(kv_model* model) {
 }
 
 const std::string document = "<|im_start|>system\nD.",
-                  asked = "<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n";
+                  asked_turn =
+                      "<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n";
 const std::string skipped = "<think>\n\n</think>\n\n";
 
 }  // namespace
@@ -131,7 +132,7 @@ TEST_CASE("a thought that is off is written, or its marks are part of the answer
   CHECK(off.text == "answer");
   CHECK(off.answer.stop_reason == KV_STOP_END_OF_TURN);
   CHECK(off.answer.thinking_tokens == 0);
-  CHECK(spelled(qwen(), session.get()) == document + asked + skipped + "answer");
+  CHECK(spelled(qwen(), session.get()) == document + asked_turn + skipped + "answer");
 }
 
 TEST_CASE("a thought reaches the answer's callback, or counts as a part of the answer") {
@@ -170,7 +171,8 @@ TEST_CASE("a thought that reaches its limit does not end, or ends the answer") {
   CHECK(cut.thought == "tho");
   CHECK(cut.answer.thinking_tokens == 3);
   CHECK(cut.text == "answer");
-  CHECK(spelled(qwen(), session.get()) == document + asked + "<think>\ntho\n</think>\n\nanswer");
+  CHECK(spelled(qwen(), session.get()) ==
+        document + asked_turn + "<think>\ntho\n</think>\n\nanswer");
 }
 
 TEST_CASE("a kept turn has its thought unasked, or loses its answer") {
@@ -180,12 +182,12 @@ TEST_CASE("a kept turn has its thought unasked, or loses its answer") {
   CHECK(ask_with(off.get(), plain(KV_KEEP_TURN)).text == "answer");
   CHECK(ask_with(kept.get(), thinking(KV_KEEP_TURN | KV_KEEP_THINKING)).text == "answer");
   CHECK(sequence(on.get()) == sequence(off.get()));
-  CHECK(spelled(qwen(), kept.get()) == document + asked + "<think>\nthoug</think>\n\nanswer");
+  CHECK(spelled(qwen(), kept.get()) == document + asked_turn + "<think>\nthoug</think>\n\nanswer");
   // the conversation goes on, and a rewind goes back to the document
   const std::size_t turn = sequence(on.get()).size();
   CHECK(ask_with(on.get(), thinking(KV_KEEP_TURN)).thought == "thoug");
   CHECK(spelled(qwen(), on.get()) ==
-        document + asked + skipped + "answer" + asked + skipped + "answer");
+        document + asked_turn + skipped + "answer" + asked_turn + skipped + "answer");
   REQUIRE_OK(kv_session_rewind(on.get(), turn, error));
   CHECK(sequence(on.get()) == sequence(off.get()));
   CHECK(kv_prefill(on.get(), "x", 1, nullptr, nullptr, nullptr, nullptr) == KV_BAD_STATE);
@@ -231,7 +233,7 @@ TEST_CASE("a turn that is stopped in its answer keeps a thought, or is lost") {
   CHECK(stopped.status == KV_CANCELLED);
   CHECK(stopped.answer.stop_reason == KV_STOP_CANCELLED);
   CHECK(stopped.text == "answ");
-  CHECK(spelled(qwen(), session.get()) == document + asked + skipped + "answ");
+  CHECK(spelled(qwen(), session.get()) == document + asked_turn + skipped + "answ");
 }
 
 TEST_CASE("a turn that is stopped in its thought, or by a token, leaves something") {

@@ -8,8 +8,8 @@ using namespace api_test;
 
 namespace {
 
-const char fact[] = " The access code of the north gate is 4821907. ";
-const char question[] = "What is the access code of the north gate?";
+const char traced_fact[] = " The access code of the north gate is 4821907. ";
+const char traced_question[] = "What is the access code of the north gate?";
 
 const kv_strategy* decode_with(const char* strategy) {
   return strategies::make(strategy, {{KV_PARAM_BUDGET_TOKENS, 192}}, strategies::Fit::some);
@@ -28,7 +28,7 @@ struct Asked {
   kv_status status = KV_OK;
 };
 
-Asked ask_traced(kv_session* session, const char* text = question,
+Asked ask_traced(kv_session* session, const char* text = traced_question,
                  uint32_t flags = KV_TRACE_PASSAGES, uint32_t max_tokens = 32) {
   kv_generate_options o;
   kv_init(&o, sizeof o);
@@ -74,7 +74,7 @@ std::string text_of(kv_session* session, const kv_passage& span) {
 kv_session* reader() {
   static const Session session = [] {
     Session s = open_session(mini_model(), options_with("full"));
-    read_text(s.get(), book(2400) + fact + book(4200).substr(2400));
+    read_text(s.get(), book(2400) + traced_fact + book(4200).substr(2400));
     return s;
   }();
   return session.get();
@@ -115,7 +115,7 @@ TEST_CASE(
   for (const char* strategy : {"full", "bounded", "quest", "flat", "dipr", "ood", "ivf"}) {
     CAPTURE(strategy);
     const Session session = reader_with(strategy);
-    const Asked plain = ask_traced(session.get(), question, 0);
+    const Asked plain = ask_traced(session.get(), traced_question, 0);
     CHECK(trace_status(session.get()) == KV_BAD_STATE);
     const Asked traced = ask_traced(session.get());
     CHECK(traced.text == plain.text);
@@ -185,8 +185,8 @@ TEST_CASE(
     "the first words of a document, its last ones, and one that nothing was sealed of are traced") {
   const std::string page = book(1500);
   for (const uint32_t kv_type : {KV_PRECISION_INT8, KV_PRECISION_F32})
-    for (const std::string& text : {std::string(fact).substr(1) + page, page + fact,
-                                    std::string(fact).substr(1) + book(100)}) {
+    for (const std::string& text : {std::string(traced_fact).substr(1) + page, page + traced_fact,
+                                    std::string(traced_fact).substr(1) + book(100)}) {
       CAPTURE(kv_type);
       CAPTURE(text.size());
       kv_session_options o = options_with("full");
@@ -204,7 +204,8 @@ TEST_CASE("a conversation's passages are the document's") {
   const Session session = reader_with("full");
   const uint64_t document = sequence(session.get()).size();
   for (int turn = 0; turn < 3; ++turn) {
-    REQUIRE(ask_traced(session.get(), question, KV_TRACE_PASSAGES | KV_KEEP_TURN).status == KV_OK);
+    REQUIRE(ask_traced(session.get(), traced_question, KV_TRACE_PASSAGES | KV_KEEP_TURN).status ==
+            KV_OK);
     REQUIRE(sequence(session.get()).size() > document);
     check_in_order(trace(session.get()), document);
   }
@@ -252,8 +253,8 @@ TEST_CASE("a stopped answer has the passages of its finished tokens") {
   const auto stop = [](const char*, size_t, void* user) -> int32_t {
     return --*static_cast<int*>(user) <= 0;
   };
-  CHECK(kv_generate(session.get(), question, std::strlen(question), &o, nullptr, stop, &left,
-                    nullptr, nullptr) == KV_CANCELLED);
+  CHECK(kv_generate(session.get(), traced_question, std::strlen(traced_question), &o, nullptr, stop,
+                    &left, nullptr, nullptr) == KV_CANCELLED);
   CHECK(!trace(session.get()).empty());
 }
 

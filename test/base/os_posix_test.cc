@@ -18,6 +18,7 @@
 #include "os/file_reaper.h"
 #include "os/os.h"
 #include "temp_folder.h"
+#include "temporary_file.h"
 
 using namespace kvasir;
 
@@ -36,15 +37,6 @@ std::size_t open_files() {
   std::size_t n = 0;
   for (int fd = 0; fd < 1024; ++fd) n += fcntl(fd, F_GETFD) >= 0 ? 1u : 0u;
   return n;
-}
-
-// A new file of these bytes, open for writing under a name of its own.
-os::File temporary(const TempFolder& folder, const std::string& bytes = {}) {
-  os::File file;
-  const Status s = os::File::create_temporary(folder.file("target"), &file);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  REQUIRE(file.write(0, bytes.data(), bytes.size()).ok());
-  return file;
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "temp_folder.h"
+#include "temporary_file.h"
 
 using namespace kvasir;
 
@@ -37,15 +38,6 @@ struct WithFault {
   }
   ~WithFault() { os::fault = nullptr; }
 };
-
-// A new file of these bytes, open for writing under a name of its own.
-os::File temporary(const TempFolder& folder, const std::string& bytes = {}) {
-  os::File file;
-  const Status s = os::File::create_temporary(folder.file("target"), &file);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  REQUIRE(file.write(0, bytes.data(), bytes.size()).ok());
-  return file;
-}
 
 }  // namespace
 

@@ -12,14 +12,6 @@ using namespace kvasir;
 using namespace kvasir::test;
 using emulated::Changed;
 
-namespace {
-
-bool says(const Session& session, const std::string& what) {
-  return session.stats_json().find(what) != std::string::npos;
-}
-
-}  // namespace
-
 TEST_CASE(
     "three devices have layers in proportion to their memory, and answer as one device does") {
   emulated::Changed more(emulated::machine().free_bytes[1], uint64_t{2} << 30);

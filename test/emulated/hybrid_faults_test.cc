@@ -10,10 +10,8 @@ using namespace kvasir::test;
 
 namespace {
 
-std::shared_ptr<const Model> model_on(const char* devices) {
-  std::shared_ptr<const Model> model;
-  const Status s = open_on(devices, 0, &model);
-  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+std::shared_ptr<const Model> hybrid_model_on(const char* devices) {
+  std::shared_ptr<const Model> model = model_on(devices);
   for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(2, {1, 1});
   return model;
 }
@@ -24,10 +22,6 @@ SessionOptions options_of(const char* strategy) {
   return o;
 }
 
-bool says(const Session& session, const char* text) {
-  return session.stats_json().find(text) != std::string::npos;
-}
-
 }  // namespace
 
 TEST_CASE("co-execution with two devices attends like one, to the bit") {
@@ -36,8 +30,8 @@ TEST_CASE("co-execution with two devices attends like one, to the bit") {
   for (const char* strategy : {"quest", "filter-layers"}) {
     CAPTURE(strategy);
     // Layers of a group that another device has choose for themselves there, from the same pages.
-    const auto one = load(model_on("cuda"), read_file(), options_of(strategy)),
-               two = load(model_on("cuda:0,cuda:1"), read_file(), options_of(strategy));
+    const auto one = load(hybrid_model_on("cuda"), read_file(), options_of(strategy)),
+               two = load(hybrid_model_on("cuda:0,cuda:1"), read_file(), options_of(strategy));
     const std::vector<float> of_one = score(one.get(), next), of_two = score(two.get(), next);
     if (strategy == std::string("quest")) CHECK(of_one == of_two);
     CHECK(mean_difference(of_one, of_two) < 0.15);
@@ -50,7 +44,7 @@ TEST_CASE("co-execution with two devices attends like one, to the bit") {
 }
 
 TEST_CASE("a device launches the graphs of one token again for the next ones") {
-  const auto model = model_on("cuda");
+  const auto model = hybrid_model_on("cuda");
   for (const char* strategy : {"quest", "filter-layers", "full", "bounded"}) {
     CAPTURE(strategy);
     SessionOptions o = options_of(strategy);
@@ -72,7 +66,7 @@ TEST_CASE("a device that may not read host memory attends the window, and the CP
     CAPTURE(strategy);
     SessionOptions o = options_of(strategy);
     if (strategy == std::string("full")) o.select.budget_tokens = 0;
-    const auto session = load(model_on("cuda"), read_file(), o);
+    const auto session = load(hybrid_model_on("cuda"), read_file(), o);
     REQUIRE(session->prepare_devices(nullptr, {}).ok());
     CHECK(mean_difference(score(session.get(), next),
                           score(load(mini_model(), read_file(), o).get(), next)) < 0.2);
@@ -89,7 +83,7 @@ TEST_CASE(
     "it was") {
   const auto tokens = book_tokens(3200);
   const auto asked = std::span<const Token>(tokens).subspan(3000);
-  const auto model = model_on("cuda");
+  const auto model = hybrid_model_on("cuda");
   for (const char* strategy : {"filter-layers", "quest", "full"}) {
     CAPTURE(strategy);
     SessionOptions o = options_of(strategy);

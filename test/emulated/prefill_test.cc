@@ -18,13 +18,6 @@ namespace {
 
 constexpr const char* one_and_two[] = {"cuda:0", "cuda:0,cuda:1"};
 
-std::shared_ptr<const Model> model_on(const char* devices) {
-  std::shared_ptr<const Model> model;
-  const Status s = open_on(devices, 0, &model);
-  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
-  return model;
-}
-
 // What a session has before a text and after it, as files, and what it makes of what comes next.
 struct Left {
   std::string before, after;

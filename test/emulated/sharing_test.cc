@@ -15,17 +15,6 @@ constexpr uint64_t little = 1 << 16;  // less than an extent's pages
 constexpr const char* sharing =
     "pages are being pinned, some with each step; until then the CPU stages the chosen ones";
 
-bool says(const Session& session, const std::string& what) {
-  return session.stats_json().find(what) != std::string::npos;
-}
-
-std::shared_ptr<const Model> model_on(const char* devices) {
-  std::shared_ptr<const Model> model;
-  const Status s = open_on(devices, 0, &model);
-  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
-  return model;
-}
-
 }  // namespace
 
 TEST_CASE(

@@ -13,13 +13,6 @@ namespace {
 constexpr const char* cannot_read =
     "the GPU cannot read host memory; the CPU stages the chosen pages";
 
-std::shared_ptr<const Model> model_on(const char* devices) {
-  std::shared_ptr<const Model> model;
-  const Status s = open_on(devices, 0, &model);
-  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
-  return model;
-}
-
 // Everything that a session computes of some questions and answers.
 std::vector<float> ask(Session* session, std::span<const Token> tokens) {
   std::vector<float> out;

@@ -90,7 +90,7 @@ void check_sequence(const Shape& s, Random& random) {
 
       // Its shares, and that it is what a threshold takes that reads as many as it may or leaves
       // the variance, each with its weight.
-      std::vector<State> states(std::size_t{askers.count} * s.group);
+      std::vector<Partial> states(std::size_t{askers.count} * s.group);
       std::vector<double> expected(n_quads);
       for (uint32_t i = 0, asking = 0; i < states.size(); ++i) {
         const uint32_t token = askers.first + i / s.group, r = i % s.group;
@@ -114,21 +114,21 @@ void check_sequence(const Shape& s, Random& random) {
           wrong += std::fabs(projected[row * n + c] - coordinates[c] * 127 / largest) > 0.51;
         wrong += std::fabs(double{projected_scale[row]} - largest / 127) > 1e-5 * largest;
 
-        State& near = states[i];
+        Partial& near = states[i];
         near.o.resize(dim);
         const QueryRows query{
             1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
         reference::attend_rows(query, k, v, s.window + token + 1, nullptr, near.o.data(), &near.m,
                                &near.l);
         if (s.pages > 0) {
-          State sinks{std::vector<double>(dim)};
+          Partial sinks{std::vector<double>(dim)};
           const float* its = t.sinks.data() + std::size_t{h} * 2 * page.page_tokens * dim;
           reference::attend_rows(query, its, its + std::size_t{page.page_tokens} * dim,
                                  page.page_tokens, nullptr, sinks.o.data(), &sinks.m, &sinks.l);
           merge(&near, sinks);
         }
         if (s.has_sink_logits) {  // a score without a value; keys are centred
-          State sink{std::vector<double>(dim), double{t.sink_logits[h * s.group + r]}, 1};
+          Partial sink{std::vector<double>(dim), double{t.sink_logits[h * s.group + r]}, 1};
           for (uint32_t e = 0; e < dim; ++e)
             sink.m -= double{x[e]} * double{t.centre[std::size_t{h} * dim + e]};
           merge(&near, sink);
@@ -240,13 +240,13 @@ void check_sequence(const Shape& s, Random& random) {
         const std::size_t row = (std::size_t{h} * s.n + token) * s.group + i % s.group;
         const QueryRows query{
             1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
-        State state = states[i], certain = states[i];
+        Partial state = states[i], certain = states[i];
         for (const bool sampled : {false, true}) {
           std::vector<PageRef> some;
           for (const PageRef& ref : refs)
             if ((ref.bias > 0) == sampled) some.push_back(ref);
           if (some.empty()) continue;
-          State pages{std::vector<double>(dim)};
+          Partial pages{std::vector<double>(dim)};
           reference::attend_pages(query, some.data(), static_cast<uint32_t>(some.size()),
                                   pages.o.data(), &pages.m, &pages.l);
           merge(&state, pages);

@@ -71,15 +71,17 @@ struct Experts {
 };
 
 // Rows of inputs of experts, rounded where weights are quantised.
-std::unique_ptr<Inputs> inputs_of(uint32_t rows, uint32_t cols, bool quantised, Random& random) {
-  auto x = std::make_unique<Inputs>(rows, cols, random);
+std::unique_ptr<DeviceInputs> inputs_of(uint32_t rows, uint32_t cols, bool quantised,
+                                        Random& random) {
+  auto x = std::make_unique<DeviceInputs>(rows, cols, random);
   Found found;
   if (quantised) OK(ops().quantize(stream(), x->view, found.check(1)));
   return x;
 }
 
 // The largest error of the rows' products, relative to sums of magnitudes.
-double worst_error(const Experts& m, Choices* choices, Inputs* x, bool quantised, const float* y) {
+double worst_error(const Experts& m, Choices* choices, DeviceInputs* x, bool quantised,
+                   const float* y) {
   const uint32_t rows = m.matrix.rows / choices->view.experts, cols = m.matrix.cols;
   std::vector<double> expected(rows), weights(cols);
   const std::vector<std::size_t> row_of = choices->rows();
@@ -240,7 +242,7 @@ TEST_CASE("a device gathers the inputs of choices, multiplied by their weights i
       Choices choices(c.n, c.used, c.experts);
       choices.fill(random, c.hot);
       const auto x = inputs_of(c.n, cols, true, random);
-      Inputs rows(static_cast<uint32_t>(choices.view.choices()), cols, random);
+      DeviceInputs rows(static_cast<uint32_t>(choices.view.choices()), cols, random);
       OK(ops().gather_inputs(stream(), choices.view, x->view, weighs, rows.view));
       rows.x.get(), rows.q.get(), rows.scale.get(), rows.sums.get();
       x->q.get(), x->scale.get(), x->sums.get();

@@ -24,8 +24,8 @@ PageRef ref_of(const Sequence& t, uint32_t head, uint32_t quad, uint64_t present
       present << quad % t.page.page_quads() * quad_tokens, bias};
 }
 
-State attended(const QueryRows& query, const std::vector<PageRef>& refs) {
-  State s{std::vector<double>(query.dim)};
+Partial attended(const QueryRows& query, const std::vector<PageRef>& refs) {
+  Partial s{std::vector<double>(query.dim)};
   if (!refs.empty())
     reference::attend_pages(query, refs.data(), static_cast<uint32_t>(refs.size()), s.o.data(),
                             &s.m, &s.l);
@@ -34,10 +34,10 @@ State attended(const QueryRows& query, const std::vector<PageRef>& refs) {
 
 // What the output of a row is, and whether the device has it.
 struct Expected {
-  State all;
+  Partial all;
   double own = 0;  // of all.l
 
-  void add(const State& s, double its_own) {
+  void add(const Partial& s, double its_own) {
     const double before = all.m;
     merge(&all, s);
     own = (before == -HUGE_VAL ? 0 : own * std::exp(before - all.m)) +
@@ -125,12 +125,12 @@ void check_hybrid(const Shape& s, Random& random) {
           const std::size_t row = std::size_t{h} * s.group + r;
           const QueryRows query{
               1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
-          Expected e{State{std::vector<double>(dim)}};
-          State near{std::vector<double>(dim)};
+          Expected e{Partial{std::vector<double>(dim)}};
+          Partial near{std::vector<double>(dim)};
           reference::attend_rows(query, sink, sink + std::size_t{t.page.page_tokens} * dim,
                                  t.page.page_tokens, nullptr, near.o.data(), &near.m, &near.l);
           e.add(near, near.l);
-          near = State{std::vector<double>(dim)};
+          near = Partial{std::vector<double>(dim)};
           reference::attend_rows(query, k, k + std::size_t{s.window + 1} * dim, s.window + 1,
                                  nullptr, near.o.data(), &near.m, &near.l);
           e.add(near, near.l);
@@ -138,17 +138,17 @@ void check_hybrid(const Shape& s, Random& random) {
           CHECK(std::fabs(double{near_sums.data()[heads + row]} - e.all.l) < close * e.all.l);
           for (uint32_t i = 0; how == How::listed && i < counts.data()[2 * h]; ++i) {
             const std::size_t at = std::size_t{h} * most + i;
-            const State its = attended(
+            const Partial its = attended(
                 query, {ref_of(t, h, lists.data()[at], present.data()[at], biases.data()[at])});
             e.add(its, biases.data()[at] > 0 ? 0 : its.l);
           }
           for (uint32_t quad = from; how == How::neighbours && quad < quads; ++quad) {
-            const State its = attended(query, {ref_of(t, h, quad, 15, 0)});
+            const Partial its = attended(query, {ref_of(t, h, quad, 15, 0)});
             e.add(its, its.l);
           }
           if (const float* its = cpu_states.data() + row * row_floats;
               with_cpu && its[dim + 1] > 0) {
-            State state{{its, its + dim}, double{its[dim]}, double{its[dim + 1]}};
+            Partial state{{its, its + dim}, double{its[dim]}, double{its[dim + 1]}};
             e.add(state, double{its[dim + 2]});
           }
           e.check(out.data() + row * s.head_dim, lse[row], mass[row], s.head_dim);

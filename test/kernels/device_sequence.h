@@ -254,12 +254,12 @@ struct Work {
   DeviceActivations made;
 };
 
-struct State {
+struct Partial {
   std::vector<double> o;
   double m = -HUGE_VAL, l = 0;
 };
 
-inline void merge(State* a, const State& b) {
+inline void merge(Partial* a, const Partial& b) {
   const double most = std::max(a->m, b.m), x = a->m == -HUGE_VAL ? 0 : std::exp(a->m - most),
                y = b.m == -HUGE_VAL ? 0 : std::exp(b.m - most);
   for (std::size_t d = 0; d < a->o.size(); ++d) a->o[d] = a->o[d] * x + b.o[d] * y;

@@ -35,7 +35,7 @@ struct OneProduct {
     product = {matrix, with_bias ? device_bias.data() : nullptr, y.data()};
   }
   bool quantised() const { return type.block != 1; }
-  void check(Inputs& x, bool add) {
+  void check(DeviceInputs& x, bool add) {
     CHECK(product_error(w.view, x, quantised(), with_bias ? bias.data() : nullptr,
                         add ? before.data() : nullptr, y.get().data()) < 1e-6);
     laid_out.get();
@@ -68,7 +68,7 @@ void check_products(std::initializer_list<std::pair<const test::Type*, uint32_t>
     quantised |= of.back()->quantised();
     if (add) of.back()->y.put(of.back()->before.data());
   }
-  Inputs x(n, cols, random);
+  DeviceInputs x(n, cols, random);
   Found found;
   if (quantised) OK(ops().quantize(stream(), x.view, found.check(1)));
   OK(ops().matmul(stream(), products, x.view, add));
@@ -177,7 +177,7 @@ TEST_CASE("how many inputs a device's product has does not change a bit of any o
          {45u, 20 * info.multiprocessors + 9, 129 * info.multiprocessors + 3}) {
       CAPTURE(rows);
       const uint32_t cols = 2048 + t.block;
-      Inputs x(most, cols, random);
+      DeviceInputs x(most, cols, random);
       Found found;
       OK(ops().quantize(stream(), x.view, found.check(1)));
       OneProduct all(t, rows, cols, most, random);
@@ -199,7 +199,7 @@ TEST_CASE("how many inputs a device's product has does not change a bit of any o
 TEST_CASE("a device rounds inputs as the CPU does") {
   if (!stream()) return;
   Random random(2);
-  Inputs x(5, 320, random);
+  DeviceInputs x(5, 320, random);
   x.host[7] = NAN;
   for (int i = 32; i < 64; ++i) x.host[static_cast<std::size_t>(i)] = 0;
   for (int i = 64; i < 96; ++i) x.host[static_cast<std::size_t>(i)] *= 1e-38f;

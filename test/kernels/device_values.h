@@ -1,4 +1,4 @@
-// Inputs of a GPU's operations and what they find, for tests.
+// DeviceInputs of a GPU's operations and what they find, for tests.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 
 namespace kvasir::test {
 
-struct Inputs {
-  Inputs(uint32_t n, uint32_t cols, Random& random)
+struct DeviceInputs {
+  DeviceInputs(uint32_t n, uint32_t cols, Random& random)
       : host(std::size_t{n} * cols), x(host.size()), q(host.size()), scale(ceil(32)),
         sums(ceil(16)), view{n, cols, x.data(), q.data(), scale.data(), sums.data()} {
     const float mean = random.uniform(-1, 1);
@@ -40,7 +40,7 @@ struct Found {
 
 // The reference's product of the very inputs that the device rounded, added to the former output
 // (null: nothing); errors relative to the sums of magnitudes.
-inline double product_error(const WeightView& w, Inputs& x, bool quantised, const float* bias,
+inline double product_error(const WeightView& w, DeviceInputs& x, bool quantised, const float* bias,
                             const float* before, const float* y) {
   const Activations view{x.view.n,
                          w.cols,

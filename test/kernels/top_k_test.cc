@@ -12,8 +12,6 @@ using test::Random;
 
 namespace {
 
-constexpr float infinity = std::numeric_limits<float>::infinity();
-
 void check_top_k(const Kernels& k, const std::vector<float>& scores, uint32_t wanted) {
   const auto n = static_cast<uint32_t>(scores.size());
   Guarded<float> given(n);
@@ -43,7 +41,8 @@ TEST_CASE("top-k is the stable sort's choice, ties to the lowest index") {
         if (kind == 0) x = random.normal();
         if (kind == 1) x = static_cast<float>(random.below(5)) - 2;  // many ties
         if (kind == 2) x = 1e4f + random.normal();                   // one exponent
-        if (kind == 3) x = random.below(3) ? -infinity : random.normal();
+        if (kind == 3)
+          x = random.below(3) ? -std::numeric_limits<float>::infinity() : random.normal();
         if (kind == 4) x = random.below(2) ? 0.0f : -0.0f;
         // the last bits decide
         if (kind == 5) x = 1.0f + static_cast<float>(random.below(1 << 12)) * 0x1p-23f;
@@ -62,8 +61,14 @@ TEST_CASE("top-k of nothing, of none, of all and of more than there are") {
     check_top_k(*k, {1, 2, 3}, 0);
     check_top_k(*k, {1, 2, 3}, 3);
     check_top_k(*k, {1, 2, 3}, 9);
-    check_top_k(*k, {-infinity, -infinity, -infinity, -infinity}, 2);
+    check_top_k(*k,
+                {-std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+                 -std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()},
+                2);
     check_top_k(*k, std::vector<float>(1000, 7.5f), 999);
-    check_top_k(*k, {3.4e38f, infinity, -3.4e38f, -infinity, 1e-45f, -1e-45f}, 4);
+    check_top_k(*k,
+                {3.4e38f, std::numeric_limits<float>::infinity(), -3.4e38f,
+                 -std::numeric_limits<float>::infinity(), 1e-45f, -1e-45f},
+                4);
   }
 }

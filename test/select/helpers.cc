@@ -4,12 +4,6 @@
 
 namespace kvasir::test {
 
-ThreadPool& pool(uint32_t threads) {
-  static std::unique_ptr<ThreadPool> pools[4];
-  if (!pools[threads]) REQUIRE(ThreadPool::create(threads, &pools[threads]).ok());
-  return *pools[threads];
-}
-
 PageStore random_store(uint32_t head_dim, uint32_t pages, uint32_t heads, uint32_t seed) {
   const StoreShape shape{1, heads, PageShape::of(head_dim)};
   const uint32_t dim = shape.page.dim, page_tokens = shape.page.page_tokens;

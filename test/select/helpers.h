@@ -10,12 +10,11 @@
 #include <set>
 #include <vector>
 
+#include "pool.h"
 #include "select/graph/index_build.h"
 #include "select/selector.h"
 
 namespace kvasir::test {
-
-ThreadPool& pool(uint32_t threads);
 
 // `pages` sealed pages of keys in clusters, of one layer and `heads` KV heads.
 PageStore random_store(uint32_t head_dim, uint32_t pages, uint32_t heads, uint32_t seed);

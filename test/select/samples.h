@@ -8,18 +8,13 @@
 #include <random>
 #include <vector>
 
+#include "pool.h"
 #include "select/selector.h"
 
 namespace kvasir::test {
 
 constexpr uint32_t sample_layers = 2, sample_kv_heads = 2, sample_group = 3,
                    sample_heads = sample_kv_heads * sample_group;
-
-inline ThreadPool& pool(uint32_t threads = 2) {
-  static std::unique_ptr<ThreadPool> pools[4];
-  if (!pools[threads]) REQUIRE(ThreadPool::create(threads, &pools[threads]).ok());
-  return *pools[threads];
-}
 
 inline StoreShape sample_shape(uint32_t head_dim) {
   return {sample_layers, sample_kv_heads, PageShape::of(head_dim)};

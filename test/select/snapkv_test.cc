@@ -6,14 +6,14 @@ using namespace kvasir::test;
 
 namespace {
 
-struct Case {
+struct ObservedCase {
   PageStore store;
   RecentQueries recent;
   std::vector<float> q, lse;  // of the observed tokens
   uint32_t count;
 
   // `behind`: tokens between the pages and the newest observed query.
-  Case(uint32_t head_dim, uint32_t pages, uint32_t observed, uint32_t behind)
+  ObservedCase(uint32_t head_dim, uint32_t pages, uint32_t observed, uint32_t behind)
       : store(sample_shape(head_dim)), recent(sample_layers, sample_heads, head_dim),
         count(observed) {
     if (pages) seal_pages(&store, pages, 1);
@@ -89,7 +89,7 @@ TEST_CASE(
     "group, and all that came later") {
   for (uint32_t head_dim : {40u, 128u})
     for (uint32_t observed : {1u, 40u}) {
-      const Case c(head_dim, 40, observed, observed + 30);
+      const ObservedCase c(head_dim, 40, observed, observed + 30);
       const uint32_t page_tokens = c.store.shape().page.page_tokens, end = 37;
       for (uint64_t budget : {50u, 100000u})
         for (uint32_t head : {0u, 1u}) {
@@ -125,17 +125,17 @@ TEST_CASE(
 TEST_CASE(
     "snapkv: a query does not vote for what came after it, and where nothing was sealed nothing is "
     "chosen") {
-  const Case c(128, 20, 32, 0);  // the queries are of tokens in the newest pages
+  const ObservedCase c(128, 20, 32, 0);  // the queries are of tokens in the newest pages
   const auto shared = c.choose(1, 1, 40, true, 20, 2);
   CHECK(
       are_best(tokens_of(shared, 0, 16), c.plain(1, sample_group, sample_group, 20), 16, 40, 1e-4));
-  CHECK(Case(64, 0, 3, 3).choose(0, 0, 50, true, 0, 2).lists.at(0).empty());
+  CHECK(ObservedCase(64, 0, 3, 3).choose(0, 0, 50, true, 0, 2).lists.at(0).empty());
   // all are later than the choice
-  CHECK(tokens_of(Case(64, 4, 3, 3).choose(0, 0, 50, true, 0, 2), 0, 32).size() == 96);
+  CHECK(tokens_of(ObservedCase(64, 4, 3, 3).choose(0, 0, 50, true, 0, 2), 0, 32).size() == 96);
 }
 
 TEST_CASE("a copy of recent queries has the original's until the one or the other learns more") {
-  Case c(128, 4, 20, 0);
+  ObservedCase c(128, 4, 20, 0);
   const uint64_t newest = c.recent.end() - 1;
   const float* row = c.recent.query(1, newest);
   const RecentQueries copy(c.recent);

@@ -13,17 +13,17 @@ using namespace kvasir::test;
 
 namespace {
 
-const char fact[] = " The access code of the north gate is 4821907. ",
-           question[] = "What is the access code of the north gate?";
+const char adopted_fact[] = " The access code of the north gate is 4821907. ",
+           adopted_question[] = "What is the access code of the north gate?";
 
-std::string document() {
+std::string adopted_text() {
   const std::string text = book_text(24'000);
-  return text.substr(0, 9'000) + fact + text.substr(9'000);
+  return text.substr(0, 9'000) + adopted_fact + text.substr(9'000);
 }
 
 std::vector<Token> document_tokens() {
   Array<Token> tokens;
-  REQUIRE(Session::encode_first(*mini_model(), mini_model()->chat(), document(), false, nullptr,
+  REQUIRE(Session::encode_first(*mini_model(), mini_model()->chat(), adopted_text(), false, nullptr,
                                 &tokens, nullptr)
               .ok());
   return {tokens.begin(), tokens.end()};
@@ -97,7 +97,7 @@ TEST_CASE(
   const Rows rows(tokens);
   auto plain = open_session(mini_model(), options());
   uint64_t done = 0, bytes = 0;
-  REQUIRE(plain->prefill(document(), false, nullptr, {}, &done, &bytes).ok());
+  REQUIRE(plain->prefill(adopted_text(), false, nullptr, {}, &done, &bytes).ok());
   REQUIRE(std::equal(tokens.begin(), tokens.end(), plain->tokens().begin(), plain->tokens().end()));
   TempFolder folder;
   for (const bool full_precision : {false, true}) {
@@ -114,18 +114,18 @@ TEST_CASE(
       CHECK(session->store().sketch().built_pages() == session->store().pages().pages());
       CHECK(session->stats_json().find("\"decode_strategy\":\"bounded\"") != std::string::npos);
     }
-    CHECK(ask(session.get(), question).find("4821907") != std::string::npos);
+    CHECK(ask(session.get(), adopted_question).find("4821907") != std::string::npos);
     CHECK(session->tokens().size() == tokens.size());
     const std::string path = folder.file(full_precision ? "a.kv" : "b.kv");
     REQUIRE(session->save(path, nullptr, {}).ok());
     std::unique_ptr<Session> loaded;
     REQUIRE(Session::load(mini_model(), path, options(), true, nullptr, {}, &loaded).ok());
-    CHECK(ask(loaded.get(), question) == ask(session.get(), question));
+    CHECK(ask(loaded.get(), adopted_question) == ask(session.get(), adopted_question));
     REQUIRE(loaded->prefill(" The pass key is 71432. ", false, nullptr, {}, &done, &bytes).ok());
     CHECK(ask(loaded.get(), "What is the pass key?").find("71432") != std::string::npos);
     std::unique_ptr<Session> again;  // the cache stayed as it was
     REQUIRE(adopt(*cache, tokens, &again).ok());
-    CHECK(ask(again.get(), question) == ask(session.get(), question));
+    CHECK(ask(again.get(), adopted_question) == ask(session.get(), adopted_question));
   }
 }
 

@@ -29,7 +29,7 @@ GgufBuilder model_of(const std::string& architecture) {
   return b;
 }
 
-Status read(const GgufBuilder& file, ModelConfig* out) {
+Status read_config(const GgufBuilder& file, ModelConfig* out) {
   const std::vector<std::byte> bytes = file.build();
   Gguf gguf;
   const Status s = Gguf::parse(bytes, &gguf);
@@ -39,7 +39,7 @@ Status read(const GgufBuilder& file, ModelConfig* out) {
 
 ModelConfig config_of(const GgufBuilder& file) {
   ModelConfig c;
-  const Status s = read(file, &c);
+  const Status s = read_config(file, &c);
   REQUIRE_MESSAGE(s.ok(), s.message());
   REQUIRE(c.layer_configs.size() >= c.layers + c.windows.layers);
   return c;
@@ -49,7 +49,7 @@ ModelConfig config_of(const GgufBuilder& file) {
 void check_refused(const GgufBuilder& file, const std::string& key) {
   CAPTURE(key);
   ModelConfig c;
-  const Status s = read(file, &c);
+  const Status s = read_config(file, &c);
   CHECK_MESSAGE(s.code() == Code::unsupported, s.message());
   CHECK_MESSAGE(std::string(s.message()).find(key) != std::string::npos, s.message());
   CHECK(c.layer_configs.empty());
@@ -210,7 +210,7 @@ TEST_CASE("a state whose sizes contradict each other is refused") {
     number("conv_kernel", 4), number("inner_size", inner), number("state_size", state);
     number("time_step_rank", heads), number("group_count", groups);
     ModelConfig c;
-    return read(b, &c).code();
+    return read_config(b, &c).code();
   };
   CHECK(with(4, 2, 64, 16) == Code::ok);
   CHECK(with(3, 1, 64, 16) == Code::corrupt);  // no whole number of values a head

@@ -1,6 +1,7 @@
 // Selected attention: tokens of a step that share a scan of the summaries have the same results as
 // each alone.
 #include "attention/attention.h"
+#include "pool.h"
 #include "select/blocks.h"
 
 #include <doctest/doctest.h>
@@ -16,17 +17,12 @@
 #include <vector>
 
 using namespace kvasir;
+using kvasir::test::pool;
 
 namespace {
 
 // tokens; those that are asked for seal no page, whatever its size
 constexpr uint32_t window = 96, sealed = 1216, asked = 13;
-
-ThreadPool& pool(uint32_t threads) {
-  static std::unique_ptr<ThreadPool> pools[9];
-  if (!pools[threads]) REQUIRE(ThreadPool::create(threads, &pools[threads]).ok());
-  return *pools[threads];
-}
 
 // One layer that has read `sealed + window` tokens, and what `asked` more bring.
 struct Reading {
@@ -97,7 +93,7 @@ struct Reading {
   }
 };
 
-SelectOptions choosing(const char* strategy, bool share) {
+SelectOptions select_by(const char* strategy, bool share) {
   SelectOptions o;
   o.strategy = strategy;
   o.budget_tokens = 64;
@@ -112,10 +108,10 @@ std::vector<SelectOptions> choices() {
   std::vector<SelectOptions> all;
   for (const bool share : {true, false}) {
     for (const char* strategy : {"quest", "bounded", "flat"})
-      all.push_back(choosing(strategy, share));
-    all.push_back(choosing("quest", share));
+      all.push_back(select_by(strategy, share));
+    all.push_back(select_by("quest", share));
     all.back().unit_tokens = 64;
-    all.push_back(choosing("bounded", share));
+    all.push_back(select_by("bounded", share));
     all.back().coverage = 0.5f;
   }
   return all;
@@ -151,7 +147,7 @@ TEST_CASE("a question shares scans of the summaries, but leaves no thread withou
   const Reading reading({1, 6, 2, 64});
   const auto scans = [&](uint32_t tokens, uint32_t together, uint32_t threads) {
     uint64_t bytes = 0;
-    reading.attend(choosing("quest", true), tokens, together, threads, &bytes);
+    reading.attend(select_by("quest", true), tokens, together, threads, &bytes);
     return bytes;
   };
   const uint64_t one = scans(1, 1, 1);
@@ -166,7 +162,7 @@ TEST_CASE("a question shares scans of the summaries, but leaves no thread withou
 TEST_CASE("the last tokens of a step attend the same alone and among all") {
   const Reading reading({1, 6, 2, 64});
   std::vector<SelectOptions> all = choices();
-  all.push_back(choosing("full", true));
+  all.push_back(select_by("full", true));
   for (const SelectOptions& select : all) {
     CAPTURE(select.strategy);
     for (const uint32_t first : {1u, 8u, asked - 1}) {
@@ -258,7 +254,7 @@ TEST_CASE(
                                  HeadShape{1, 40, 1, 32}, HeadShape{1, 4, 2, 128}}) {
     const Reading reading(shape);
     const Fixed selector(reading.store.shape().page);
-    Plan plan = make_plan(choosing("bounded", true), sealed, 1, {});
+    Plan plan = make_plan(select_by("bounded", true), sealed, 1, {});
     for (const uint32_t tokens : {2u, 6u, asked}) {
       for (const float cap : {0.0f, 2.0f}) {
         CAPTURE(shape.head_dim);
@@ -313,8 +309,8 @@ TEST_CASE(
 
 TEST_CASE("tokens that choose together, with a budget of everything, attend everything") {
   const Reading reading({1, 6, 2, 64});
-  SelectOptions select = choosing("bounded", true);
-  const auto full = reading.attend(choosing("full", true), asked, asked, 1);
+  SelectOptions select = select_by("bounded", true);
+  const auto full = reading.attend(select_by("full", true), asked, asked, 1);
   select.budget_tokens = sealed;
   Plan plan = make_plan(select, sealed, 1, {});
   plan.query_batch = true;

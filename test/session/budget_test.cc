@@ -24,7 +24,7 @@ SessionOptions asked(const char* strategy, uint64_t memory, const TempFolder* fo
   return o;
 }
 
-const std::vector<Token>& document() {
+const std::vector<Token>& long_document() {
   static const auto tokens = book_tokens(long_text + 400);
   return tokens;
 }
@@ -33,7 +33,7 @@ const std::vector<Token>& document() {
 Session* unbounded() {
   static const auto session = [] {
     auto s = open_session(mini_model(), asked("full", 0));
-    read(s.get(), {document().data(), long_text});
+    read(s.get(), {long_document().data(), long_text});
     return s;
   }();
   return session.get();
@@ -46,22 +46,15 @@ std::vector<Token> expected(const char* strategy, int n) {
   return continue_with(fork.get(), n);
 }
 
-// Tokens as document()'s, but no end of them.
+// Tokens as long_document()'s, but no end of them.
 std::vector<Token> more_text(std::size_t n) {
   std::vector<Token> out;
-  while (out.size() < n) out.insert(out.end(), document().begin(), document().end());
+  while (out.size() < n) out.insert(out.end(), long_document().begin(), long_document().end());
   out.resize(n);
   return out;
 }
 
 uint64_t tight_budget() { return unbounded()->store().min_bytes(long_text + 500) + (1 << 20); }
-
-std::unique_ptr<Session> load(const std::string& path, const SessionOptions& options) {
-  std::unique_ptr<Session> session;
-  const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return session;
-}
 
 std::atomic<int> spills;
 int count_spills(const char* operation, const char* path) {
@@ -86,7 +79,7 @@ TEST_CASE(
     doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("full", tight_budget(), &folder));
-  read(session.get(), {document().data(), long_text});
+  read(session.get(), {long_document().data(), long_text});
   const PageStore& pages = session->store().pages();
   CHECK(pages.spilled_bytes() > 8 * (1 << 20));
   // the file has no name where there are files without one
@@ -113,7 +106,7 @@ TEST_CASE("a budget: representatives are found while the text is spilled" *
   const auto empty = open_session(mini_model(), asked("infllm", 0));
   const uint64_t budget = empty->store().min_bytes(long_text + 500) + (1 << 20);
   auto session = open_session(mini_model(), asked("infllm", budget, &folder));
-  read(session.get(), {document().data(), long_text});
+  read(session.get(), {long_document().data(), long_text});
   CHECK(session->store().pages().spilled_bytes() > 8 * (1 << 20));
   CHECK(continue_with(session.get(), 15) == expected("infllm", 15));
   CHECK(session->store().private_bytes() <= budget);
@@ -123,20 +116,20 @@ TEST_CASE("a budget: a spilled sequence is saved like any other, and loaded unde
           doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("bounded", tight_budget(), &folder));
-  read(session.get(), {document().data(), long_text});
+  read(session.get(), {long_document().data(), long_text});
   REQUIRE(session->save(folder.file("spilled.kv"), nullptr, {}).ok());
   REQUIRE(unbounded()->save(folder.file("memory.kv"), nullptr, {}).ok());
   CHECK(read_file(folder.file("spilled.kv")) == read_file(folder.file("memory.kv")));
   for (const char* strategy : {"full", "quest", "bounded"}) {
-    auto mapped = load(folder.file("spilled.kv"), asked(strategy, tight_budget()));
+    auto mapped = load_session(folder.file("spilled.kv"), asked(strategy, tight_budget()));
     CHECK(continue_with(mapped.get(), 15) == expected(strategy, 15));
     CHECK(mapped->store().private_bytes() <= tight_budget());
   }
   // It goes on, and what comes is spilled as well.
   auto mapped =
-      load(folder.file("spilled.kv"), asked("quest", tight_budget() + (3 << 20), &folder));
-  std::vector<Token> more(document());
-  more.insert(more.end(), document().begin(), document().end());
+      load_session(folder.file("spilled.kv"), asked("quest", tight_budget() + (3 << 20), &folder));
+  std::vector<Token> more(long_document());
+  more.insert(more.end(), long_document().begin(), long_document().end());
   read(mapped.get(), {more.data(), 2600});
   CHECK(mapped->store().pages().spilled_bytes() > 0);
   std::unique_ptr<Session> fork;
@@ -150,7 +143,7 @@ TEST_CASE("a budget: forks of what was spilled go back and on with other texts, 
           doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
-  read(session.get(), {document().data(), long_text});
+  read(session.get(), {long_document().data(), long_text});
   std::vector<std::unique_ptr<Session>> forks(2);
   for (auto& fork : forks) REQUIRE(session->fork(&fork).ok());
   session.reset();
@@ -171,14 +164,15 @@ TEST_CASE("a budget: forks of what was spilled go back and on with other texts, 
   std::vector<std::vector<Token>> got(2);
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < 2; ++i)
-    threads.emplace_back(
-        [&, i] { got[i] = go_on(forks[i].get(), 5000 - i * 1300, document().data() + 700 * i); });
+    threads.emplace_back([&, i] {
+      got[i] = go_on(forks[i].get(), 5000 - i * 1300, long_document().data() + 700 * i);
+    });
   for (std::thread& t : threads) t.join();
   for (std::size_t i = 0; i < 2; ++i) {
     std::unique_ptr<Session> plain;
     REQUIRE(unbounded()->fork(&plain).ok());
     REQUIRE(plain->set_select(asked("quest", 0).select).ok());
-    const auto want = go_on(plain.get(), 5000 - i * 1300, document().data() + 700 * i);
+    const auto want = go_on(plain.get(), 5000 - i * 1300, long_document().data() + 700 * i);
     REQUIRE(want.size() == 10);
     CHECK(got[i] == want);
     CHECK(forks[i]->store().pages().spilled_bytes() > 0);
@@ -191,7 +185,7 @@ TEST_CASE("a budget that cannot be kept is refused before anything is read") {
       open_session(mini_model(), asked("full", unbounded()->store().min_bytes(1000), &folder));
   uint64_t done = 1;
   const Status s =
-      session->prefill_tokens({document().data(), long_text}, nullptr, nullptr, {}, &done);
+      session->prefill_tokens({long_document().data(), long_text}, nullptr, nullptr, {}, &done);
   CHECK(s.code() == Code::limit);
   CHECK(std::string(s.message()).find("memory_limit") != std::string::npos);
   CHECK(done == 0);
@@ -209,7 +203,7 @@ TEST_CASE("a budget that cannot be kept is refused before anything is read") {
   CHECK(Session::open(mini_model(), o, &none).code() == Code::bad_argument);
   o.memory.bytes = 0;
   auto exact = open_session(mini_model(), o);
-  read(exact.get(), {document().data(), 200});
+  read(exact.get(), {long_document().data(), 200});
   REQUIRE(exact->save(folder.file("exact.kv"), nullptr, {}).ok());
   const Status refused = Session::load(mini_model(), folder.file("exact.kv"),
                                        asked("full", 100 << 20), false, nullptr, {}, &none);
@@ -235,13 +229,13 @@ TEST_CASE(
     os::fault = full_disk;
     uint64_t done = 0;
     const Status s =
-        session->prefill_tokens({document().data(), long_text}, nullptr, nullptr, {}, &done);
+        session->prefill_tokens({long_document().data(), long_text}, nullptr, nullptr, {}, &done);
     os::fault = nullptr;
     CHECK(s.code() == Code::no_space);
     CHECK(done > 0);
     CHECK(done < long_text);
     CHECK(session->tokens().size() == done);
-    read(session.get(), {document().data() + done, long_text - done});
+    read(session.get(), {long_document().data() + done, long_text - done});
     CHECK(continue_with(session.get(), 10) == expected("full", 10));
   }
 }
@@ -252,11 +246,11 @@ TEST_CASE(
     doctest::test_suite("slow")) {
   TempFolder folder;
   auto session = open_session(mini_model(), asked("quest", tight_budget(), &folder));
-  read(session.get(), {document().data() + 300, long_text});
+  read(session.get(), {long_document().data() + 300, long_text});
   CHECK(session->store().pages().spilled_bytes() > 0);
   REQUIRE(session->rewind(0).ok());
   CHECK(session->store().pages().spilled_bytes() == 0);
-  read(session.get(), {document().data(), long_text});
+  read(session.get(), {long_document().data(), long_text});
   CHECK(session->store().pages().spilled_bytes() > 0);
   CHECK(continue_with(session.get(), 15) == expected("quest", 15));
   CHECK(session->store().pages().cache_counts().read > 0);
@@ -293,7 +287,7 @@ TEST_CASE("a budget is for the loaded tokens, not for all tokens of the file") {
   TempFolder folder;
   REQUIRE(unbounded()->save(folder.file("a.kv"), nullptr, {}).ok());
   constexpr uint64_t prefix = 1000;
-  auto whole = load(folder.file("a.kv"), asked("quest", 0));
+  auto whole = load_session(folder.file("a.kv"), asked("quest", 0));
   const SessionOptions o =
       asked("quest", whole->store().min_bytes(prefix + 20) + (1 << 16), &folder);
   std::unique_ptr<Session> session;
@@ -317,9 +311,9 @@ TEST_CASE(
   const uint64_t pages = unbounded()->store().pages().full_private_bytes();
   for (uint64_t room : {uint64_t{1} << 20, pages * 2}) {
     CAPTURE(room);
-    auto session = load(folder.file("a.kv"), asked("full", 0));
+    auto session = load_session(folder.file("a.kv"), asked("full", 0));
     const uint64_t least = session->store().min_bytes(long_text + 500);
-    session = load(folder.file("a.kv"), asked("full", least + room));
+    session = load_session(folder.file("a.kv"), asked("full", least + room));
     continue_with(session.get(), 3);
     if (room > pages) CHECK(resident_of(folder.file("a.kv")) > pages / 2);
     else CHECK(resident_of(folder.file("a.kv")) < pages / 4);
@@ -337,7 +331,7 @@ TEST_CASE(
     if (level == 1) warnings.push_back(message);
   };
   auto session = open_session(mini_model(), o);
-  read(session.get(), {document().data(), long_text});
+  read(session.get(), {long_document().data(), long_text});
   uint64_t steps = 0;
   const auto count = [&](uint64_t, uint64_t) { return ++steps, 0; };
   CHECK(session->prepare(nullptr, count).code() == Code::limit);
@@ -352,17 +346,17 @@ TEST_CASE(
   std::unique_ptr<Session> plain;
   REQUIRE(unbounded()->fork(&plain).ok());
   REQUIRE(plain->rewind(0).ok());
-  read(plain.get(), {document().data(), first});
+  read(plain.get(), {long_document().data(), first});
   REQUIRE(plain->set_select(o.select).ok());
   REQUIRE(plain->prepare(nullptr, {}).ok());
   const uint64_t index = plain->store().indexes().private_bytes();
   // a twelfth more tokens are to come
   o.memory.bytes = unbounded()->store().min_bytes(all + 500) + index + index / 20;
   session = open_session(mini_model(), o);
-  read(session.get(), {document().data(), first});
+  read(session.get(), {long_document().data(), first});
   REQUIRE(session->prepare(nullptr, {}).ok());
   CHECK(session->store().private_bytes() <= o.memory.bytes);
-  read(session.get(), {document().data() + first, all - first});
+  read(session.get(), {long_document().data() + first, all - first});
   warnings.clear();
   CHECK(session->prepare(nullptr, {}).ok());
   CHECK(warnings.size() == 1);
@@ -370,9 +364,9 @@ TEST_CASE(
   CHECK(session->store().indexes().of(IndexKind::ood).valid < first);
   o.memory.bytes += index / 5;  // the old one's room is the new one's
   session = open_session(mini_model(), o);
-  read(session.get(), {document().data(), first});
+  read(session.get(), {long_document().data(), first});
   REQUIRE(session->prepare(nullptr, {}).ok());
-  read(session.get(), {document().data() + first, all - first});
+  read(session.get(), {long_document().data() + first, all - first});
   CHECK(session->prepare(nullptr, {}).ok());
   CHECK(session->store().indexes().of(IndexKind::ood).valid == session->store().sealed_tokens());
 }
@@ -385,18 +379,18 @@ TEST_CASE("a budget: what an answer takes the room of is spilled once, before it
   REQUIRE(unbounded()->fork(&plain).ok());
   REQUIRE(plain->set_select(asked("quest", 0).select).ok());
   std::vector<float> wanted(length), got(length);
-  REQUIRE(plain->score({document().data(), length}, wanted.data(), nullptr, {}).ok());
+  REQUIRE(plain->score({long_document().data(), length}, wanted.data(), nullptr, {}).ok());
   const PageStore& pages = unbounded()->store().pages();
   const uint64_t budget = unbounded()->store().min_bytes(long_text + length) +
                           pages.full_private_bytes() + pages.shape().slab_bytes() / 2;
   auto session = open_session(mini_model(), asked("quest", budget, &folder));
-  read(session.get(), {document().data(), long_text});
+  read(session.get(), {long_document().data(), long_text});
   CHECK(session->store().pages().spilled_bytes() == 0);
   for (bool again : {false, true}) {
     CAPTURE(again);
     spills = 0;
     os::fault = count_spills;
-    const Status s = session->score({document().data(), length}, got.data(), nullptr, {});
+    const Status s = session->score({long_document().data(), length}, got.data(), nullptr, {});
     os::fault = nullptr;
     CHECK(s.ok());
     CHECK(got == wanted);

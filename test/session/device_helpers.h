@@ -20,6 +20,13 @@ inline Status open_on(const char* name, uint64_t budget, std::shared_ptr<const M
   return Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", out, {name, budget});
 }
 
+inline std::shared_ptr<const Model> model_on(const char* devices) {
+  std::shared_ptr<const Model> model;
+  const Status s = open_on(devices, 0, &model);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  return model;
+}
+
 // The mini model on the first GPU, opened once; null where there is none, which
 // KVASIR_TEST_NEEDS_GPU makes a failure.
 inline std::shared_ptr<const Model> device_model() {
@@ -130,11 +137,12 @@ inline uint64_t stat_of(const Session& session, const std::string& name) {
   return std::stoull(json.substr(json.find(key) + key.size()));
 }
 
+inline bool says(const Session& session, const std::string& text) {
+  return session.stats_json().find(text) != std::string::npos;
+}
 inline bool reads_pages(const Session& session) {
-  return session.stats_json().find("\"gpu_reads_pages\":true") != std::string::npos;
+  return says(session, "\"gpu_reads_pages\":true");
 }
-inline bool attends(const Session& session) {
-  return session.stats_json().find("\"gpu_attends\":true") != std::string::npos;
-}
+inline bool attends(const Session& session) { return says(session, "\"gpu_attends\":true"); }
 
 }  // namespace kvasir::test

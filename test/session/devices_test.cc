@@ -37,11 +37,7 @@ std::shared_ptr<const Model> split_model() {
   return model;
 }
 
-uint32_t layers() { return mini_model()->config().layers; }
-
-bool says(const Session& session, const std::string& what) {
-  return session.stats_json().find(what) != std::string::npos;
-}
+uint32_t mini_layers() { return mini_model()->config().layers; }
 
 // With so little memory that the CPU has layers too: budget is what each device may take, one more
 // MB at a time. Null once all layers fit.
@@ -53,7 +49,7 @@ std::shared_ptr<const Model> open_in_part(const char* name, std::size_t devices,
       REQUIRE_MESSAGE(s.code() == Code::no_memory, s.message());
       continue;
     }
-    if (model->device_weights().back().end_layer() == layers()) return nullptr;
+    if (model->device_weights().back().end_layer() == mini_layers()) return nullptr;
     if (model->device_weights().size() == devices) return model;
   }
 }
@@ -178,7 +174,7 @@ TEST_CASE(
   REQUIRE(devices.size() == 2);
   CHECK(devices[0].first_layer() == 0);
   CHECK(devices[0].end_layer() == devices[1].first_layer());
-  CHECK(devices[1].end_layer() == layers());
+  CHECK(devices[1].end_layer() == mini_layers());
   CHECK(devices[1].has_output());
   CHECK_FALSE(devices[0].has_output());
   for (const DeviceWeights& d : devices) CHECK(d.layers().size() >= 2);
@@ -192,7 +188,7 @@ TEST_CASE(
   CHECK(two.question == one.question);
   auto session = open_session(split_model(), bounded_options(256));
   CHECK(says(*session, "\"device\":\"" + both() + "\""));
-  CHECK(stat_of(*session, "gpu_layers") == layers());
+  CHECK(stat_of(*session, "gpu_layers") == mini_layers());
   CHECK(says(*session, "\"gpu_output\":true"));
   CHECK(stat_of(*session, "gpu_weight_bytes") == devices[0].bytes() + devices[1].bytes());
   CHECK(says(*session, "{\"device\":\"" + second() +
@@ -261,7 +257,7 @@ TEST_CASE(
     "a damaged page of the second device's layers is an error, and the sequence is as before") {
   if (!split_model()) return;
   TempFolder folder;
-  const std::string path = damaged_file(folder, layers() - 1);
+  const std::string path = damaged_file(folder, mini_layers() - 1);
   auto session = load(split_model(), path, bounded_options(100000));  // everything
   Token token = -1;
   bool end = false;
@@ -283,7 +279,7 @@ TEST_CASE("a list of one GPU is that GPU, and `all` is every GPU of the machine"
   CHECK(one->device_names() == "cuda:0");
   REQUIRE(open_on("cuda:all", 0, &all).ok());
   CHECK(all->device_names().rfind("cuda:0", 0) == 0);
-  CHECK(all->device_weights().back().end_layer() == layers());
+  CHECK(all->device_weights().back().end_layer() == mini_layers());
   const auto tokens = book_tokens(3100);
   auto a = load(one, read_file(), bounded_options(200)),
        b = load(all, read_file(), bounded_options(200));

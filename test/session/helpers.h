@@ -39,6 +39,15 @@ inline std::unique_ptr<Session> open_session(std::shared_ptr<const Model> model,
   return session;
 }
 
+// Of the mini model; tokens: the prefix, 0 for all.
+inline std::unique_ptr<Session> load_session(const std::string& path, const SessionOptions& options,
+                                             uint64_t tokens = 0) {
+  std::unique_ptr<Session> session;
+  const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session, tokens);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  return session;
+}
+
 // The first bytes of its book.
 std::string book_text(std::size_t bytes);
 // Tokens that are text to the mini model: the first `n` of its book.

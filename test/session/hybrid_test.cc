@@ -18,13 +18,7 @@ void set_rates(const Model& model, double processor, double device) {
     d.device()->set_page_rates(2, {processor, device});
 }
 
-bool co_execution(const Session& session) {
-  return session.stats_json().find("\"gpu_coexecutes\":true") != std::string::npos;
-}
-bool says(const Session& session, const std::string& text) {
-  return session.stats_json().find(text) != std::string::npos;
-}
-
+bool co_execution(const Session& session) { return says(session, "\"gpu_coexecutes\":true"); }
 std::vector<std::string> strategies() {
   std::vector<std::string> names;
   for (const StrategyInfo& info : all_strategies()) names.emplace_back(info.name);

@@ -61,13 +61,6 @@ std::string saved(IndexKind kind) {
   return path;
 }
 
-std::unique_ptr<Session> load(const std::string& path, const SessionOptions& options) {
-  std::unique_ptr<Session> session;
-  const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return session;
-}
-
 }  // namespace
 
 TEST_CASE(
@@ -78,7 +71,8 @@ TEST_CASE(
   for (const char* strategy : {"hnsw", "ood", "dipr-graph", "ivf"}) {
     CAPTURE(strategy);
     const std::string path = saved(*strategy_info(strategy)->index);
-    auto session = load(path, searching(strategy, 2)), one = load(path, searching(strategy, 1));
+    auto session = load_session(path, searching(strategy, 2)),
+         one = load_session(path, searching(strategy, 1));
     std::unique_ptr<Session> fork;
     REQUIRE(session->fork(&fork).ok());
     const auto next = continue_with(session.get(), 40);
@@ -87,7 +81,7 @@ TEST_CASE(
     CHECK(continue_with(one.get(), 40) == next);
     CHECK(continue_with(fork.get(), 40) == next);
     REQUIRE(one->save(folder.file("b.kv"), nullptr, {}).ok());
-    CHECK(continue_with(load(folder.file("b.kv"), searching(strategy)).get(), 20) ==
+    CHECK(continue_with(load_session(folder.file("b.kv"), searching(strategy)).get(), 20) ==
           continue_with(fork.get(), 20));
   }
 }
@@ -124,7 +118,7 @@ TEST_CASE(
   auto session = open_session(mini_model(), searching("ood", 1));
   read(session.get(), book_tokens(long_enough));
   REQUIRE(session->prepare(nullptr, {}).ok());
-  auto mapped = load(saved(IndexKind::ood), searching("ood", 2));
+  auto mapped = load_session(saved(IndexKind::ood), searching("ood", 2));
   CHECK(continue_with(session.get(), 30) == continue_with(mapped.get(), 30));
   CHECK(number(*session, "index_ns") > 0);
 }
@@ -134,7 +128,7 @@ TEST_CASE(
     "text" *
     doctest::test_suite("slow")) {
   const auto tokens = book_tokens(long_enough + 200);
-  auto full = load(saved(IndexKind::ivf), searching("full"));
+  auto full = load_session(saved(IndexKind::ivf), searching("full"));
   REQUIRE(full->rewind(1500).ok());
   read(full.get(), {tokens.data() + long_enough, 200});
   const auto want = continue_with(full.get(), 20);
@@ -144,7 +138,7 @@ TEST_CASE(
     // attention.
     SessionOptions o = searching(name_of(kind), 2, 1 << 20);
     o.select.search_breadth = 1 << 20;
-    auto session = load(saved(kind), o);
+    auto session = load_session(saved(kind), o);
     REQUIRE(session->rewind(1500).ok());
     CHECK(number(*session, "index_tokens") == session->store().sealed_tokens());
     read(session.get(), {tokens.data() + long_enough, 200});
@@ -163,7 +157,7 @@ TEST_CASE(
     "before" *
     doctest::test_suite("slow")) {
   const auto tokens = book_tokens(long_enough * 2);
-  auto session = load(saved(IndexKind::ivf), searching("ivf"));
+  auto session = load_session(saved(IndexKind::ivf), searching("ivf"));
   const double first = number(*session, "index_tokens");
   CHECK(first > 2000);
   read(session.get(), {tokens.data() + long_enough, 300});
@@ -176,8 +170,8 @@ TEST_CASE(
 
 TEST_CASE("an index: none is built for one token; every token is scored instead") {
   for (const char* strategy : {"ood", "hnsw", "ivf"}) {
-    auto session = load(saved(IndexKind::ivf), searching(strategy));
-    auto flat = load(saved(IndexKind::ivf), searching("flat"));
+    auto session = load_session(saved(IndexKind::ivf), searching(strategy));
+    auto flat = load_session(saved(IndexKind::ivf), searching("flat"));
     if (std::string(strategy) == "ivf") REQUIRE((session->rewind(0).ok() && flat->rewind(0).ok()));
     if (std::string(strategy) == "ivf")
       read(session.get(), book_tokens(long_enough)), read(flat.get(), book_tokens(long_enough));
@@ -191,7 +185,7 @@ TEST_CASE(
     "an index: what was sealed since is inserted into ood's graph on request, which is saved so") {
   TempFolder folder;
   const auto tokens = book_tokens(long_enough + 400);
-  auto session = load(saved(IndexKind::ood), searching("ood"));
+  auto session = load_session(saved(IndexKind::ood), searching("ood"));
   const double first = number(*session, "index_tokens");
   read(session.get(), {tokens.data() + long_enough, 400});
   CHECK(number(*session, "index_tokens") == first);
@@ -200,7 +194,7 @@ TEST_CASE(
   CHECK(number(*session, "index_tokens") == sealed);
   CHECK(number(*session, "index_inserted") == sealed - first);
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
-  auto mapped = load(folder.file("a.kv"), searching("ood", 1));
+  auto mapped = load_session(folder.file("a.kv"), searching("ood", 1));
   CHECK(number(*mapped, "index_inserted") == sealed - first);
   CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
   // three searches of 128 tokens in a short text
@@ -215,7 +209,7 @@ TEST_CASE(
   o.select.head_graphs = true;
   int warnings = 0;
   o.log = [&](int level, const char*) { warnings += level == 1; };
-  auto session = load(saved(IndexKind::ood), o);
+  auto session = load_session(saved(IndexKind::ood), o);
   const double group = mini_model()->config().heads / mini_model()->config().kv_heads;
   REQUIRE(group > 1);
   CHECK(number(*session, "index_graphs") == 1);  // the file's, until one is needed
@@ -226,18 +220,18 @@ TEST_CASE(
   REQUIRE(session->prepare(nullptr, {}).ok());
   CHECK(number(*session, "index_graphs") == group);
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
-  auto mapped = load(folder.file("a.kv"), o);
+  auto mapped = load_session(folder.file("a.kv"), o);
   CHECK(number(*mapped, "index_graphs") == group);
   CHECK(continue_with(mapped.get(), 30) == continue_with(session.get(), 30));
   CHECK(number(*mapped, "index_ns") == 0);
-  auto shared = load(folder.file("a.kv"), searching("ood"));
+  auto shared = load_session(folder.file("a.kv"), searching("ood"));
   REQUIRE(shared->prepare(nullptr, {}).ok());
   continue_with(shared.get(), 2);
   CHECK(number(*shared, "index_graphs") == 1);
 }
 
 TEST_CASE("an index: a build can be cancelled, and then there is no index") {
-  auto session = load(saved(IndexKind::ivf), searching("hnsw"));
+  auto session = load_session(saved(IndexKind::ivf), searching("hnsw"));
   CHECK(session->prepare(nullptr, [](uint64_t done, uint64_t) { return done > 2; }).code() ==
         Code::cancelled);
   REQUIRE(session->set_select(searching("ood").select).ok());
@@ -261,8 +255,9 @@ TEST_CASE("an index: a build can be cancelled, and then there is no index") {
 
 TEST_CASE("an index: a damaged one is an error that names it when it is used, and only then") {
   TempFolder folder;
-  REQUIRE(
-      load(saved(IndexKind::ivf), searching("ivf"))->save(folder.file("a.kv"), nullptr, {}).ok());
+  REQUIRE(load_session(saved(IndexKind::ivf), searching("ivf"))
+              ->save(folder.file("a.kv"), nullptr, {})
+              .ok());
   uint64_t at = 0;
   {
     std::shared_ptr<const CacheFile> file;

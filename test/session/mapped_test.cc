@@ -23,14 +23,7 @@ SessionOptions quest(uint64_t budget, bool share) {
   return o;
 }
 
-std::unique_ptr<Session> load(const std::string& path, const SessionOptions& options) {
-  std::unique_ptr<Session> session;
-  const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return session;
-}
-
-const std::vector<Token>& document() {
+const std::vector<Token>& mapped_text() {
   static const auto tokens = book_tokens(5000);
   return tokens;
 }
@@ -40,7 +33,7 @@ const std::vector<Token>& document() {
 TEST_CASE("answers do not depend on how many chosen pages of a mapped file are kept") {
   TempFolder folder;
   auto in_memory = open_session(mini_model(), quest(512, true));
-  read(in_memory.get(), document());
+  read(in_memory.get(), mapped_text());
   REQUIRE(in_memory->save(folder.file("a.kv"), nullptr, {}).ok());
   for (bool share : {true, false}) {
     std::unique_ptr<Session> origin;
@@ -50,7 +43,7 @@ TEST_CASE("answers do not depend on how many chosen pages of a mapped file are k
     const auto logits = logits_after(origin.get(), tokens.back());
     for (uint64_t limit : {PageCache::by_itself, uint64_t{0}, uint64_t{100} * page_bytes}) {
       CAPTURE(limit);
-      auto mapped = load(folder.file("a.kv"), quest(512, share));
+      auto mapped = load_session(folder.file("a.kv"), quest(512, share));
       mapped->store().pages().set_cache_limit(limit);
       CHECK(continue_with(mapped.get(), 12) == tokens);
       const PageCache::Counts counts = mapped->store().pages().cache_counts();
@@ -65,10 +58,10 @@ TEST_CASE("answers do not depend on how many chosen pages of a mapped file are k
 TEST_CASE("forks of a loaded session answer at the same time from one cache") {
   TempFolder folder;
   auto in_memory = open_session(mini_model(), quest(512, true));
-  read(in_memory.get(), document());
+  read(in_memory.get(), mapped_text());
   REQUIRE(in_memory->save(folder.file("a.kv"), nullptr, {}).ok());
   const auto expected = continue_with(in_memory.get(), 10);
-  auto mapped = load(folder.file("a.kv"), quest(512, true));
+  auto mapped = load_session(folder.file("a.kv"), quest(512, true));
   mapped->store().pages().set_cache_limit(150 * page_bytes);
   std::vector<std::unique_ptr<Session>> forks(2);
   for (auto& fork : forks) REQUIRE(mapped->fork(&fork).ok());
@@ -88,13 +81,13 @@ TEST_CASE(
   SessionOptions o = quest(256, true);
   o.select.strategy = "bounded";
   auto in_memory = open_session(mini_model(), o);
-  read(in_memory.get(), document());
+  read(in_memory.get(), mapped_text());
   REQUIRE(in_memory->prepare(nullptr, {}).ok());
   REQUIRE(in_memory->save(folder.file("a.kv"), nullptr, {}).ok());
   GenerateOptions options;
   options.max_tokens = 1;
   const auto pages_read = [&](bool certify) {
-    auto mapped = load(folder.file("a.kv"), o);
+    auto mapped = load_session(folder.file("a.kv"), o);
     SelectOptions select = o.select;
     select.certify = certify;
     REQUIRE(mapped->set_select(select).ok());
@@ -119,7 +112,7 @@ TEST_CASE(
   SessionOptions o = quest(256, true);
   o.select.strategy = "bounded";
   auto in_memory = open_session(mini_model(), o);
-  read(in_memory.get(), document());
+  read(in_memory.get(), mapped_text());
   REQUIRE(in_memory->prepare(nullptr, {}).ok());
   const std::string path = folder.file("a.kv");
   REQUIRE(in_memory->save(path, nullptr, {}).ok());
@@ -142,10 +135,10 @@ TEST_CASE(
   };
   for (uint32_t threads : {1u, 2u, 5u}) {
     o.threads = threads;
-    auto mapped = load(path, o);
+    auto mapped = load_session(path, o);
     CHECK(ask(mapped.get(), question, options) == answer);
     CHECK(ask(mapped.get(), question, options) == answer);
-    auto again = load(path, o);
+    auto again = load_session(path, o);
     flip();
     Answer unused;
     CHECK(again->generate(question, options, {}, &unused).code() == Code::corrupt);

@@ -41,14 +41,6 @@ const std::string& saved(bool other) {
   return path;
 }
 
-std::unique_ptr<Session> load(const std::string& path, uint64_t tokens,
-                              const SessionOptions& options) {
-  std::unique_ptr<Session> session;
-  const Status s = Session::load(mini_model(), path, options, false, nullptr, {}, &session, tokens);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return session;
-}
-
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
   double apart = 0, size = 0;
   for (std::size_t i = 0; i < a.size(); ++i)
@@ -77,8 +69,8 @@ TEST_CASE("tokens after a prefix do not change its bits" * doctest::test_suite("
   for (const char* strategy :
        {"full", "window", "quest", "flat", "dipr", "filter-layers", "snapkv"}) {
     CAPTURE(strategy);
-    auto one = load(saved(false), prefix_tokens, choosing(strategy)),
-         two = load(saved(true), prefix_tokens, choosing(strategy));
+    auto one = load_session(saved(false), choosing(strategy), prefix_tokens),
+         two = load_session(saved(true), choosing(strategy), prefix_tokens);
     CHECK(one->tokens().size() == prefix_tokens);
     CHECK(one->store().window_count() == 92);  // as prefill leaves it
     CHECK(one->store().pages().private_bytes() < one->store().pages().mapped_bytes());
@@ -90,7 +82,7 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
           doctest::test_suite("slow")) {
   TempFolder folder;
   const char* const strategies[] = {"bounded", "infllm", "hnsw", "ood", "ivf"};
-  auto whole = load(saved(false), 0, choosing("full"));
+  auto whole = load_session(saved(false), choosing("full"));
   for (const char* strategy : strategies) {
     REQUIRE(whole->set_select(choosing(strategy).select).ok());
     REQUIRE(whole->prepare(nullptr, {}).ok());
@@ -115,7 +107,7 @@ TEST_CASE("strategies whose structures know more than the prefix choose within i
     REQUIRE(n > 0);
     return sum / n;
   };
-  auto prefix = load(folder.file("with.kv"), prefix_tokens, o);
+  auto prefix = load_session(folder.file("with.kv"), o, prefix_tokens);
   for (const char* strategy : strategies) {
     CAPTURE(strategy);
     const double has = mass(prefix.get(), strategy), wanted = mass(fresh.get(), strategy);
@@ -137,15 +129,17 @@ TEST_CASE(
   // nothing was sealed then: all of it is read again
   for (uint64_t n : {uint64_t{1}, uint64_t{50}, uint64_t{95}}) {
     CAPTURE(n);
-    CHECK((course(load(saved(false), n, full).get()) == fresh_course(n, full)));
+    CHECK((course(load_session(saved(false), full, n).get()) == fresh_course(n, full)));
   }
-  const uint64_t sealed = load(saved(false), 0, full)->store().sealed_tokens();
+  const uint64_t sealed = load_session(saved(false), full)->store().sealed_tokens();
   // the file's window has it
-  CHECK(course(load(saved(false), sealed + 70, full).get()) == fresh_course(sealed + 70, full));
+  CHECK(course(load_session(saved(false), full, sealed + 70).get()) ==
+        fresh_course(sealed + 70, full));
   auto fresh = open_session(mini_model(), full);
   read(fresh.get(), first(prefix_tokens));
-  const double apart = distance(logits_after(load(saved(false), prefix_tokens, full).get(), 100),
-                                logits_after(fresh.get(), 100));
+  const double apart =
+      distance(logits_after(load_session(saved(false), full, prefix_tokens).get(), 100),
+               logits_after(fresh.get(), 100));
   CHECK(apart < 0.05);
   CHECK(apart > 0);  // its window was read over int8 pages
 
@@ -155,26 +149,26 @@ TEST_CASE(
   auto document = open_session(mini_model(), exact);
   read(document.get(), first(700));
   REQUIRE(document->save(folder.file("f.kv"), nullptr, {}).ok());
-  CHECK(course(load(folder.file("f.kv"), 600, exact).get()) == fresh_course(600, exact));
+  CHECK(course(load_session(folder.file("f.kv"), exact, 600).get()) == fresh_course(600, exact));
 }
 
 TEST_CASE(
     "sessions over prefixes of one file go on, each for itself, and leave the file as it is") {
-  const auto before = course(load(saved(false), prefix_tokens, choosing("full")).get());
-  auto one = load(saved(false), prefix_tokens, choosing("full")),
-       two = load(saved(false), 1000, choosing("full"));
+  const auto before = course(load_session(saved(false), choosing("full"), prefix_tokens).get());
+  auto one = load_session(saved(false), choosing("full"), prefix_tokens),
+       two = load_session(saved(false), choosing("full"), 1000);
   read(one.get(), first(700));  // seals pages where the file has others
   std::unique_ptr<Session> fork;
   REQUIRE(two->fork(&fork).ok());
   read(two.get(), first(300));
   CHECK(one->tokens().size() == prefix_tokens + 700);
-  CHECK(course(load(saved(false), prefix_tokens, choosing("full")).get()) == before);
-  auto again = load(saved(false), 1000, choosing("full"));
+  CHECK(course(load_session(saved(false), choosing("full"), prefix_tokens).get()) == before);
+  auto again = load_session(saved(false), choosing("full"), 1000);
   CHECK(course(fork.get()) == course(again.get()));
   TempFolder folder;
   REQUIRE(one->save(folder.file("c.kv"), nullptr, {}).ok());
-  CHECK(course(load(folder.file("c.kv"), prefix_tokens, choosing("quest")).get()) ==
-        course(load(saved(false), prefix_tokens, choosing("quest")).get()));
+  CHECK(course(load_session(folder.file("c.kv"), choosing("quest"), prefix_tokens).get()) ==
+        course(load_session(saved(false), choosing("quest"), prefix_tokens).get()));
 }
 
 TEST_CASE("a prefix ends in the turn that it ended in, and is stopped like any prefill") {
@@ -195,7 +189,7 @@ TEST_CASE("a prefix ends in the turn that it ended in, and is stopped like any p
   for (int i = 0; i < 12; ++i) ask(session.get(), "What is the access code of gate 3?", keep);
   REQUIRE(session->tokens().size() > document + 200);
   REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
-  CHECK(ask(load(folder.file("a.kv"), document, choosing("full")).get(),
+  CHECK(ask(load_session(folder.file("a.kv"), choosing("full"), document).get(),
             "What is the access code of the north gate?", keep) == expected);
 
   std::unique_ptr<Session> none;

@@ -42,7 +42,7 @@ std::unique_ptr<Session> session_of(const std::shared_ptr<const Model>& model, u
   return open_session(model, o);
 }
 
-const std::string document =
+const std::string marked_document =
     "  some words\n and  a \xC3\xA9tude <|end|> \n the rest \xE4\xB8\xAD</s>is <s> here<|user|>";
 
 // Reads chunk by chunk, each call stopped after its first one and taken up where it says.
@@ -80,7 +80,7 @@ TEST_CASE(
   const auto unknowns = model_with(without_bytes(), "raw");
   for (const auto& model : {raw, phi, unknowns})
     for (uint32_t chunk : {4u, 5u, 7u, 16u})
-      for (bool special : {false, true}) check_resumed(model, document, chunk, special);
+      for (bool special : {false, true}) check_resumed(model, marked_document, chunk, special);
 }
 
 TEST_CASE(
@@ -90,7 +90,7 @@ TEST_CASE(
   const auto model =
       model_over(bpe_file(bytes), static_cast<uint32_t>(bytes.tokens.size()), "chatml");
   for (uint32_t chunk : {32u, 33u, 50u})
-    for (bool special : {false, true}) check_resumed(model, document, chunk, special);
+    for (bool special : {false, true}) check_resumed(model, marked_document, chunk, special);
 }
 
 TEST_CASE("a turn into which nothing was read is not kept") {

@@ -10,7 +10,7 @@ using namespace kvasir::test;
 
 namespace {
 
-constexpr uint32_t text_tokens = 2200;  // enough for an index
+constexpr uint32_t wide_tokens = 2200;  // enough for an index
 
 std::shared_ptr<const Model> wide_model() {
   static const TempFolder folder;
@@ -19,7 +19,7 @@ std::shared_ptr<const Model> wide_model() {
 }
 
 std::vector<Token> text() {
-  std::vector<Token> tokens(text_tokens);
+  std::vector<Token> tokens(wide_tokens);
   uint32_t state = 5;
   for (Token& t : tokens) t = static_cast<Token>((state = state * 1664525u + 1013904223u) >> 24);
   return tokens;
@@ -44,7 +44,7 @@ static double page_error(uint32_t head_dim) {
   const auto sealed = open_session(model, selecting("full")), whole = open_session(model, exact);
   read(sealed.get(), text()), read(whole.get(), text());
   CHECK(sealed->store().shape().page.page_tokens == 2048 / head_dim);
-  CHECK(sealed->store().sealed_tokens() > text_tokens - 200);
+  CHECK(sealed->store().sealed_tokens() > wide_tokens - 200);
   const std::vector<float> int8 = logits_after(sealed.get(), 65),
                            want = logits_after(whole.get(), 65);
   double difference = 0, size = 0;

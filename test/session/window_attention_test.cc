@@ -1,6 +1,7 @@
 // Attention through a window, and scores without a value, against softmax in double precision over
 // the keys and values as they were given.
 #include "attention/attention.h"
+#include "pool.h"
 
 #include <doctest/doctest.h>
 
@@ -12,14 +13,9 @@
 #include <vector>
 
 using namespace kvasir;
+using kvasir::test::pool;
 
 namespace {
-
-ThreadPool& pool(uint32_t threads) {
-  static std::unique_ptr<ThreadPool> pools[3];
-  if (!pools[threads]) REQUIRE(ThreadPool::create(threads, &pools[threads]).ok());
-  return *pools[threads];
-}
 
 std::vector<float> normals(std::size_t n, uint32_t seed) {
   std::mt19937 random(seed);

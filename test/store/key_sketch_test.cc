@@ -8,35 +8,31 @@
 #include <vector>
 
 #include "cache_samples.h"
+#include "pool.h"
 #include "replacing.h"
 #include "store/key_sketch.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
+using kvasir::test::pool;
 
 namespace {
 
 constexpr uint32_t layers = 2, heads = 2, head_dim = 64;
 const StoreShape shape{layers, heads, PageShape::of(head_dim)};
-constexpr uint32_t page_tokens = 32;
-
-ThreadPool& pool(uint32_t threads = 2) {
-  static std::unique_ptr<ThreadPool> pools[3];
-  if (!pools[threads]) REQUIRE(ThreadPool::create(threads, &pools[threads]).ok());
-  return *pools[threads];
-}
+constexpr uint32_t sketch_page_tokens = 32;
 
 // Keys whose directions have very different sizes, as trained models' have.
 void seal_pages(PageStore* store, uint32_t count, uint32_t seed) {
   const uint32_t first = store->pages(), dim = shape.page.dim;
   REQUIRE(store->reserve(first + count).ok());
-  Array<float> k(page_tokens * dim), v(page_tokens * dim);
+  Array<float> k(sketch_page_tokens * dim), v(sketch_page_tokens * dim);
   for (uint32_t l = 0; l < layers; ++l)
     for (uint32_t h = 0; h < heads; ++h)
       for (uint32_t p = first; p < first + count; ++p) {
         std::mt19937 random(seed * 7919 + p * 31 + l * 5 + h);
         std::normal_distribution<float> normal;
-        for (uint32_t i = 0; i < page_tokens * dim; ++i) {
+        for (uint32_t i = 0; i < sketch_page_tokens * dim; ++i) {
           k[i] = normal(random) * std::exp(-0.08f * static_cast<float>((i % dim + 11 * h) % dim));
           v[i] = normal(random);
         }
@@ -87,7 +83,7 @@ double agreement(const KeySketch& sketch, const PageStore& pages, uint32_t layer
         const uint32_t p = e * extent_pages + b / shape.page.page_quads();
         if (p >= pages.pages()) continue;
         const PageRef ref = pages.page(layer, head, p);
-        Array<float> k(page_tokens * dim), v(page_tokens * dim);
+        Array<float> k(sketch_page_tokens * dim), v(sketch_page_tokens * dim);
         cpu_kernels().unseal_page(shape.page, ref.data, ref.scales, k.data(), v.data());
         double best = -1e30;
         for (uint32_t t = 0; t < quad_tokens; ++t) {
@@ -120,7 +116,7 @@ Status map_section(const TempFolder& folder, const std::vector<uint8_t>& section
   const std::string path = folder.file("a.kv");
   if (Status s =
           samples::save(path, {{samples::SectionKind::sketch, KeySketch::section_version, section}},
-                        pages * page_tokens);
+                        pages * sketch_page_tokens);
       !s.ok())
     return s;
   std::shared_ptr<const CacheFile> file;

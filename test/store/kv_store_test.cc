@@ -5,40 +5,35 @@
 #include <random>
 #include <vector>
 
+#include "pool.h"
 #include "store/kv_store.h"
 
 using namespace kvasir;
+using kvasir::test::pool;
 
 namespace {
 
-constexpr uint32_t layers = 2, heads = 3, head_dim = 40;  // padded to 64: pages of 32 tokens
-const StoreShape shape{layers, heads, PageShape::of(head_dim)};
+constexpr uint32_t store_layers = 2, store_heads = 3,
+                   store_dim = 40;  // padded to 64: pages of 32 tokens
+const StoreShape store_shape{store_layers, store_heads, PageShape::of(store_dim)};
 
 struct Tokens {
-  std::vector<float> k, v;  // [n][heads][head_dim]
+  std::vector<float> k, v;  // [n][store_heads][store_dim]
 };
 
 Tokens random_tokens(uint32_t n, uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
-  Tokens t{std::vector<float>(n * heads * head_dim), std::vector<float>(n * heads * head_dim)};
+  Tokens t{std::vector<float>(n * store_heads * store_dim),
+           std::vector<float>(n * store_heads * store_dim)};
   for (float& x : t.k) x = normal(random) + 3;  // a mean to centre away
   for (float& x : t.v) x = normal(random);
   return t;
 }
 
-ThreadPool& pool() {
-  static const auto one = [] {
-    std::unique_ptr<ThreadPool> p;
-    REQUIRE(ThreadPool::create(2, &p).ok());
-    return p;
-  }();
-  return *one;
-}
-
 void append(KvStore* store, uint32_t n, uint32_t seed) {
   REQUIRE(store->prepare(n).ok());
-  for (uint32_t l = 0; l < layers; ++l) {
+  for (uint32_t l = 0; l < store_layers; ++l) {
     const Tokens t = random_tokens(n, seed * 10 + l);
     store->write(l, n, t.k.data(), t.v.data());
   }
@@ -48,7 +43,7 @@ void append(KvStore* store, uint32_t n, uint32_t seed) {
 // K and V of every token of a layer and head as attention sees them: pages, then window.
 // [tokens][2][dim]
 std::vector<float> contents(const KvStore& store, uint32_t layer, uint32_t head) {
-  const uint32_t dim = shape.page.dim, page_tokens = shape.page.page_tokens;
+  const uint32_t dim = store_shape.page.dim, page_tokens = store_shape.page.page_tokens;
   std::vector<float> out;
   std::vector<float> k(page_tokens * dim), v(page_tokens * dim);
   const auto add = [&](const float* rows_k, const float* rows_v, uint32_t n) {
@@ -59,7 +54,7 @@ std::vector<float> contents(const KvStore& store, uint32_t layer, uint32_t head)
   };
   for (uint32_t p = 0; p < store.pages().pages(); ++p) {
     const PageRef page = store.pages().page(layer, head, p);
-    cpu_kernels().unseal_page(shape.page, page.data, page.scales, k.data(), v.data());
+    cpu_kernels().unseal_page(store_shape.page, page.data, page.scales, k.data(), v.data());
     add(k.data(), v.data(), page_tokens);
   }
   const KvStore::Rows window = store.window(layer, head);
@@ -70,7 +65,7 @@ std::vector<float> contents(const KvStore& store, uint32_t layer, uint32_t head)
 }  // namespace
 
 TEST_CASE("tokens leave the window as pages and the window never shrinks below its size") {
-  KvStore store(shape, 64);
+  KvStore store(store_shape, 64);
   for (uint32_t n : {1u, 62u, 1u, 31u, 1u, 200u, 7u, 512u}) {
     const uint64_t before = store.tokens();
     append(&store, n, n);
@@ -82,26 +77,26 @@ TEST_CASE("tokens leave the window as pages and the window never shrinks below i
 }
 
 TEST_CASE("stored keys and values are those written, centred by one vector a head") {
-  KvStore store(shape, 64);
+  KvStore store(store_shape, 64);
   append(&store, 300, 5);
   append(&store, 10, 6);
   REQUIRE(store.pages().pages() > 5);
-  for (uint32_t l = 0; l < layers; ++l) {
+  for (uint32_t l = 0; l < store_layers; ++l) {
     const Tokens first = random_tokens(300, 50 + l), second = random_tokens(10, 60 + l);
-    for (uint32_t h = 0; h < heads; ++h) {
+    for (uint32_t h = 0; h < store_heads; ++h) {
       const auto rows = contents(store, l, h);
-      const float* centre = store.centre().data() + (l * heads + h) * shape.page.dim;
+      const float* centre = store.centre().data() + (l * store_heads + h) * store_shape.page.dim;
       double worst_k = 0, worst_v = 0;
       for (uint32_t t = 0; t < 310; ++t) {
         const Tokens& from = t < 300 ? first : second;
-        const std::size_t at = ((t < 300 ? t : t - 300) * heads + h) * head_dim;
-        for (uint32_t d = 0; d < head_dim; ++d) {
+        const std::size_t at = ((t < 300 ? t : t - 300) * store_heads + h) * store_dim;
+        for (uint32_t d = 0; d < store_dim; ++d) {
           worst_k = std::max(worst_k, std::abs(static_cast<double>(rows[(t * 2) * 64 + d] +
                                                                    centre[d] - from.k[at + d])));
           worst_v = std::max(
               worst_v, std::abs(static_cast<double>(rows[(t * 2 + 1) * 64 + d] - from.v[at + d])));
         }
-        for (uint32_t d = head_dim; d < 64; ++d) CHECK(rows[(t * 2) * 64 + d] == 0);
+        for (uint32_t d = store_dim; d < 64; ++d) CHECK(rows[(t * 2) * 64 + d] == 0);
       }
       CHECK(worst_k < 0.03);  // half a step of int8 at amplitudes up to 5
       CHECK(worst_v < 0.03);
@@ -110,19 +105,19 @@ TEST_CASE("stored keys and values are those written, centred by one vector a hea
 }
 
 TEST_CASE("a step that is not committed leaves no trace") {
-  KvStore store(shape, 64), plain(shape, 64);
+  KvStore store(store_shape, 64), plain(store_shape, 64);
   append(&store, 200, 1);
   append(&plain, 200, 1);
   REQUIRE(store.prepare(500).ok());
   const Tokens other = random_tokens(500, 99);
-  for (uint32_t l = 0; l < layers; ++l) store.write(l, 500, other.k.data(), other.v.data());
+  for (uint32_t l = 0; l < store_layers; ++l) store.write(l, 500, other.k.data(), other.v.data());
   append(&store, 90, 2);
   append(&plain, 90, 2);
   CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
 }
 
 TEST_CASE("a fork has the original's window and sinks until the one or the other goes on") {
-  KvStore store(shape, 64);
+  KvStore store(store_shape, 64);
   append(&store, 200, 1);
   const auto before = contents(store, 1, 2);
   const float *rows = store.window(0, 0).k, *sinks = store.sinks(0, 0).k;
@@ -152,7 +147,7 @@ TEST_CASE("a fork has the original's window and sinks until the one or the other
 }
 
 TEST_CASE("a store that went back writes over nothing that a copy has") {
-  KvStore store(shape, 64);
+  KvStore store(store_shape, 64);
   append(&store, 200, 1);
   const float* rows = store.window(0, 0).k;
   {
@@ -188,7 +183,7 @@ TEST_CASE("what stores with a common past do stays their own, in any order") {
   std::mt19937 random(7);
   const auto below = [&](uint32_t n) { return static_cast<uint32_t>(random() % n); };
   std::vector<One> all;
-  all.push_back({KvStore(shape, 64), {}});
+  all.push_back({KvStore(store_shape, 64), {}});
   for (uint32_t round = 0; round < 150; ++round) {
     One& one = all[below(static_cast<uint32_t>(all.size()))];
     const uint32_t kind = below(10);
@@ -208,7 +203,7 @@ TEST_CASE("what stores with a common past do stays their own, in any order") {
     }
     if (round % 5 != 4) continue;
     for (const One& each : all) {
-      KvStore alone(shape, 64);
+      KvStore alone(store_shape, 64);
       for (const Done& d : each.past) act(&alone, d);
       REQUIRE(contents(each.store, 1, 2) == contents(alone, 1, 2));
     }
@@ -216,7 +211,7 @@ TEST_CASE("what stores with a common past do stays their own, in any order") {
 }
 
 TEST_CASE("a fork shares pages and writes its own") {
-  KvStore store(shape, 64);
+  KvStore store(store_shape, 64);
   append(&store, 700, 1);
   const auto before = contents(store, 0, 1);
   KvStore fork(store);
@@ -224,14 +219,14 @@ TEST_CASE("a fork shares pages and writes its own") {
   CHECK(contents(store, 0, 1) == before);
   append(&store, 300, 3);
   auto head = contents(fork, 0, 1);
-  KvStore straight(shape, 64);
+  KvStore straight(store_shape, 64);
   append(&straight, 700, 1);
   append(&straight, 400, 2);
   CHECK(head == contents(straight, 0, 1));
 }
 
 TEST_CASE("going back keeps what pages and window held, for every length") {
-  KvStore store(shape, 64);
+  KvStore store(store_shape, 64);
   append(&store, 333, 1);
   for (uint64_t to : {332u, 310u, 290u, 288u, 257u, 128u, 96u, 95u, 64u, 33u, 32u, 31u, 1u}) {
     KvStore shorter(store);
@@ -298,17 +293,17 @@ TEST_CASE("tokens that were taken back are in no saved array") {
 }
 
 TEST_CASE("sinks that were taken back are gone") {
-  KvStore store(shape, 64);
+  KvStore store(store_shape, 64);
   append(&store, 300, 1);
   REQUIRE(store.rewind(5, cpu_kernels()).ok());
   CHECK(store.sink_floats().empty());
   CHECK(store.window_count() == 5);
   append(&store, 200, 2);
-  CHECK(store.sink_floats().size() == std::size_t{shape.heads_total()} * 2 * 32 * 64);
+  CHECK(store.sink_floats().size() == std::size_t{store_shape.heads_total()} * 2 * 32 * 64);
 }
 
 TEST_CASE("a full-precision store never seals") {
-  KvStore store(shape, KvStore::keep_all);
+  KvStore store(store_shape, KvStore::keep_all);
   for (uint32_t i = 0; i < 20; ++i) append(&store, 77, i);
   CHECK(store.pages().pages() == 0);
   CHECK(store.window_count() == 20 * 77);
@@ -317,12 +312,12 @@ TEST_CASE("a full-precision store never seals") {
 }
 
 TEST_CASE("spilling that is cancelled goes on with the next call, and nothing is lost") {
-  KvStore store(shape, 64), plain(shape, 64);
+  KvStore store(store_shape, 64), plain(store_shape, 64);
   for (uint32_t step = 0; step < 12; ++step) append(&store, 1000, step), append(&plain, 1000, step);
   const uint64_t tokens = store.tokens();
   MemoryBudget budget;
   budget.step_tokens = store.budget().step_tokens;
-  budget.bytes = store.min_bytes(tokens) + shape.slab_bytes();
+  budget.bytes = store.min_bytes(tokens) + store_shape.slab_bytes();
   Cancel cancel;
   cancel.fire();
   CHECK(store.set_budget(budget, tokens, &cancel).code() == Code::cancelled);
@@ -335,7 +330,7 @@ TEST_CASE("spilling that is cancelled goes on with the next call, and nothing is
 }
 
 TEST_CASE("room for pages that is cancelled is made by the next step") {
-  KvStore store(shape, 64), plain(shape, 64);
+  KvStore store(store_shape, 64), plain(store_shape, 64);
   append(&store, 300, 1);
   append(&plain, 300, 1);
   Cancel cancel;

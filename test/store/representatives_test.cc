@@ -8,43 +8,39 @@
 #include <cstring>
 #include <random>
 
+#include "pool.h"
 #include "store/kv_store.h"
 
 using namespace kvasir;
+using kvasir::test::pool;
 
 namespace {
 
-constexpr uint32_t layers = 2, kv_heads = 2, group = 3, heads = kv_heads * group;
-
-ThreadPool& pool() {
-  static std::unique_ptr<ThreadPool> p;
-  if (!p) REQUIRE(ThreadPool::create(2, &p).ok());
-  return *p;
-}
+constexpr uint32_t text_layers = 2, kv_heads = 2, group = 3, query_heads = kv_heads * group;
 
 struct Text {
   uint32_t head_dim, tokens;
-  std::vector<float> q[layers], k[layers];  // [tokens][heads or kv_heads][head_dim]
+  std::vector<float> q[text_layers], k[text_layers];  // [tokens][heads or kv_heads][head_dim]
   Text(uint32_t d, uint32_t n, uint32_t seed) : head_dim(d), tokens(n) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
-    for (uint32_t l = 0; l < layers; ++l) {
-      q[l].resize(std::size_t{n} * heads * d);
+    for (uint32_t l = 0; l < text_layers; ++l) {
+      q[l].resize(std::size_t{n} * query_heads * d);
       k[l].resize(std::size_t{n} * kv_heads * d);
       for (float& x : q[l]) x = normal(random);
       for (float& x : k[l]) x = normal(random) + 2;  // so that centring matters
     }
   }
-  StoreShape shape() const { return {layers, kv_heads, PageShape::of(head_dim)}; }
+  StoreShape shape() const { return {text_layers, kv_heads, PageShape::of(head_dim)}; }
   // Reads tokens begin .. end - 1 into the store, in steps.
   void read(KvStore* store, uint32_t begin, uint32_t end, uint32_t step) const {
     for (uint32_t at = begin; at < end; at += step) {
       const uint32_t n = std::min(step, end - at);
       REQUIRE(store->prepare(n).ok());
-      for (uint32_t l = 0; l < layers; ++l) {
+      for (uint32_t l = 0; l < text_layers; ++l) {
         const float* keys = k[l].data() + std::size_t{at} * kv_heads * head_dim;
         store->write(l, n, keys, keys);
-        store->observe(l, n, q[l].data() + std::size_t{at} * heads * head_dim, heads);
+        store->observe(l, n, q[l].data() + std::size_t{at} * query_heads * head_dim, query_heads);
       }
       store->commit(n, cpu_kernels(), &pool());
     }
@@ -55,9 +51,9 @@ struct Text {
     for (uint32_t j = m + 1; j < tokens && j <= m + local; ++j)
       for (uint32_t r = 0; r < group; ++r)
         for (uint32_t d = 0; d < head_dim; ++d)
-          sum +=
-              static_cast<double>(q[l][(std::size_t{j} * heads + h * group + r) * head_dim + d]) *
-              static_cast<double>(k[l][(std::size_t{m} * kv_heads + h) * head_dim + d]);
+          sum += static_cast<double>(
+                     q[l][(std::size_t{j} * query_heads + h * group + r) * head_dim + d]) *
+                 static_cast<double>(k[l][(std::size_t{m} * kv_heads + h) * head_dim + d]);
     return sum / local;
   }
 };
@@ -99,7 +95,7 @@ TEST_CASE(
         const PageShape& page = text.shape().page;
         REQUIRE(r.known());
         REQUIRE(r.blocks() == store.sealed_tokens() / 128);
-        for (uint32_t l = 0; l < layers; ++l)
+        for (uint32_t l = 0; l < text_layers; ++l)
           for (uint32_t h = 0; h < kv_heads; ++h)
             for (uint32_t b = 0; b < r.blocks(); ++b) {
               std::vector<std::pair<double, uint32_t>> scores;
@@ -131,9 +127,9 @@ TEST_CASE("representatives of a fork are its own, and a step that is not committ
   text.read(&store, 0, 300, 37);
   KvStore fork(store);
   REQUIRE(store.prepare(100).ok());
-  for (uint32_t l = 0; l < layers; ++l) {
+  for (uint32_t l = 0; l < text_layers; ++l) {
     store.write(l, 100, other.k[l].data(), other.k[l].data());
-    store.observe(l, 100, other.q[l].data(), heads);
+    store.observe(l, 100, other.q[l].data(), query_heads);
   }
   CHECK(bytes_of(store.representatives()) == bytes_of(fork.representatives()));
   text.read(&store, 300, 600, 37);
@@ -165,8 +161,8 @@ TEST_CASE("a rewind removes the blocks of its tokens, and more prefill makes the
 TEST_CASE("a step that is kept in part scores as the part alone, where its queries are alike") {
   Text text(64, 400, 5);
   for (auto& q : text.q)
-    for (std::size_t i = std::size_t{301} * heads * 64; i < q.size(); ++i)
-      q[i] = q[i - std::size_t{heads} * 64];
+    for (std::size_t i = std::size_t{301} * query_heads * 64; i < q.size(); ++i)
+      q[i] = q[i - std::size_t{query_heads} * 64];
   for (uint32_t kept : {1u, 20u, 70u, 99u}) {
     CAPTURE(kept);
     KvStore store(text.shape(), 64), part(text.shape(), 64);
@@ -174,17 +170,17 @@ TEST_CASE("a step that is kept in part scores as the part alone, where its queri
     text.read(&part, 0, 300, 100);
     text.read(&part, 300, 300 + kept, 100);
     REQUIRE(store.prepare(100).ok());
-    for (uint32_t l = 0; l < layers; ++l) {
+    for (uint32_t l = 0; l < text_layers; ++l) {
       const float* keys = text.k[l].data() + std::size_t{300} * kv_heads * 64;
       store.write(l, 100, keys, keys);
-      store.observe(l, 100, text.q[l].data() + std::size_t{300} * heads * 64, heads);
+      store.observe(l, 100, text.q[l].data() + std::size_t{300} * query_heads * 64, query_heads);
     }
     store.keep_first(kept, 100);
     store.commit(kept, cpu_kernels(), &pool());
     const auto is = bytes_of(store.representatives()), must = bytes_of(part.representatives());
     REQUIRE(is.size() == must.size());
     const uint32_t undecided =
-        (300 + kept - store.representatives().blocks() * 128) * layers * kv_heads;
+        (300 + kept - store.representatives().blocks() * 128) * text_layers * kv_heads;
     for (std::size_t at = is.size() - undecided * sizeof(float); at < is.size();
          at += sizeof(float)) {
       float x, y;

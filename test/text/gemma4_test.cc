@@ -6,11 +6,7 @@
 using namespace kvasir;
 using namespace kvasir::test;
 
-namespace {
-
-const std::string S = "\xE2\x96\x81";
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("merges cross newlines, or do not cross words") {
   TestVocabulary vocabulary = spm_vocabulary();

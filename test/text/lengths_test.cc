@@ -33,8 +33,6 @@ Encoded encode(const Tokenizer& tokenizer, std::string_view text, bool parse_spe
 
 using Lengths = std::vector<uint32_t>;
 
-const std::string S = "\xE2\x96\x81";
-
 // Words, numbers, blanks, other scripts, special tokens and bytes that are no UTF-8.
 std::string some_text(std::mt19937& random, const std::vector<std::string>& specials) {
   static const std::vector<std::string> units = {"the",

@@ -6,11 +6,7 @@
 using namespace kvasir;
 using namespace kvasir::test;
 
-namespace {
-
-const std::string S = "\xE2\x96\x81";
-
-}  // namespace
+namespace {}  // namespace
 
 TEST_CASE("pieces merge in another order than their scores'") {
   TestVocabulary vocabulary = spm_vocabulary();

@@ -18,6 +18,8 @@
 
 namespace kvasir::test {
 
+inline const std::string S = "\xE2\x96\x81";  // a space in vocabularies of SentencePiece
+
 inline std::string read_text(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   REQUIRE_MESSAGE(in.good(), path);

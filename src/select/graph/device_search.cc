@@ -9,8 +9,8 @@ namespace {
 
 // Bytes of group_best: 1024 queries over 131,072 keys.
 constexpr std::size_t batch_bytes = std::size_t{64} << 20;
-constexpr std::size_t max_batch = 2048;  // queries, over fewer keys
-constexpr float largest_scale = 1e20f;   // of a query: every score stays finite
+constexpr std::size_t max_batch = 2048;   // queries, over fewer keys
+constexpr float max_query_scale = 1e20f;  // of a query: every score stays finite
 
 // The reason why the CPU must search; null: a device can.
 const char* why_cpu(const KeyView& keys, const QueryRows& queries, uint32_t k) {
@@ -18,8 +18,9 @@ const char* why_cpu(const KeyView& keys, const QueryRows& queries, uint32_t k) {
       std::end(nearest_dims))
     return "unsupported head size";
   if (k > max_nearest) return "too many keys per query";
-  const bool in_range = std::all_of(queries.scale, queries.scale + queries.rows,
-                                    [](float scale) { return std::fabs(scale) <= largest_scale; });
+  const bool in_range = std::all_of(queries.scale, queries.scale + queries.rows, [](float scale) {
+    return std::fabs(scale) <= max_query_scale;
+  });
   return keys.as_stored && in_range ? nullptr : "a scale is out of range";
 }
 

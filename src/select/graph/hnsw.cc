@@ -30,9 +30,9 @@ namespace kvasir {
 
 namespace {
 
-constexpr std::size_t links_an_item = 16;  // twice as many on level 0: hnswlib's default
+constexpr std::size_t hnsw_links = 16;  // twice as many on level 0: hnswlib's default
 // Half of hnswlib's default, which finds as much in half the time.
-constexpr std::size_t build_breadth = 100;
+constexpr std::size_t hnsw_breadth = 100;
 constexpr std::size_t seed = 100;
 
 float distance(const void* a, const void* b, const void* keys) {
@@ -53,7 +53,7 @@ struct Space final : hnswlib::SpaceInterface<float> {
 
 TokenIndex::Words graph_of(const KeyRows& keys, const CancelLatch& cancel) {
   Space space(&keys);
-  hnswlib::HierarchicalNSW<float> graph(&space, keys.items(), links_an_item, build_breadth, seed);
+  hnswlib::HierarchicalNSW<float> graph(&space, keys.items(), hnsw_links, hnsw_breadth, seed);
   for (uint32_t i = 0; i < keys.items() && !cancel.fired(); ++i) graph.addPoint(&i, i);
   if (cancel.fired()) return {};
   std::vector<TokenIndex::Lists> levels(static_cast<std::size_t>(graph.maxlevel_) + 1);

@@ -12,9 +12,9 @@ namespace kvasir {
 constexpr uint32_t head_steps = 400;
 constexpr uint32_t query_tokens = 4096;  // measured in select/graph/ood.cc
 // Of a key: distances of damaged keys stay finite, for any metric that a file may have.
-constexpr float largest_scale = 1e9f;
+constexpr float max_key_scale = 1e9f;
 // At least so many words per item: its links and their offset.
-constexpr uint64_t ood_words = 26, hnsw_words = 9;
+constexpr uint64_t ood_build_words = 26, hnsw_build_words = 9;
 
 KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer, uint32_t kv_head,
                  uint32_t first_token, const CancelLatch& cancel)
@@ -34,7 +34,7 @@ KeyRows::KeyRows(const PageStore& pages, const Kernels& kernels, uint32_t layer,
     for (uint32_t d = 0; d < dim_; d += 4, key += PageShape::key_stride)
       std::memcpy(to + d, key, 4);
     const float scale = std::bit_cast<float>(uint32_t{page.scales[t]} << 16);
-    const bool sound = std::fabs(scale) <= largest_scale;
+    const bool sound = std::fabs(scale) <= max_key_scale;
     as_stored_ &= sound;
     scales_[i] = sound ? scale : 0;
     squares_[i] = dot(i, i);
@@ -133,8 +133,8 @@ uint32_t wanted_queries(IndexKind kind) { return kind == IndexKind::ood ? query_
 uint64_t index_bytes(IndexKind kind, const StoreShape& shape, uint32_t graphs, uint64_t tokens) {
   const uint64_t centroids =
       static_cast<uint64_t>(std::sqrt(static_cast<double>(tokens))) * shape.page.dim;
-  const uint64_t words = kind == IndexKind::ood    ? ood_words * tokens
-                         : kind == IndexKind::hnsw ? hnsw_words * tokens
+  const uint64_t words = kind == IndexKind::ood    ? ood_build_words * tokens
+                         : kind == IndexKind::hnsw ? hnsw_build_words * tokens
                                                    : tokens + centroids;
   return words * sizeof(uint32_t) * shape.heads_total() * graphs;
 }

@@ -59,11 +59,11 @@ namespace {
 constexpr uint32_t nearest_keys = 400;  // per query
 // Links to each of them from better ones, if these have room.
 constexpr uint32_t better_links = 2;
-constexpr uint32_t max_projected = 40;  // links from a key to others of its queries
-constexpr uint32_t starts = 64;         // best keys of queries that the entry links to
-constexpr uint32_t links_an_item = 16;  // chosen for connectivity
-constexpr uint32_t max_links = 2 * links_an_item;
-constexpr uint32_t build_breadth = 48;
+constexpr uint32_t max_projected = 40;   // links from a key to others of its queries
+constexpr uint32_t starts = 64;          // best keys of queries that the entry links to
+constexpr uint32_t links_per_item = 16;  // chosen for connectivity
+constexpr uint32_t max_links = 2 * links_per_item;
+constexpr uint32_t link_breadth = 48;
 constexpr uint32_t batch_queries = 16;  // queries whose scores are in memory at once
 constexpr uint32_t batch_pages = 256;   // pages scored per call
 constexpr std::size_t compared = 8;     // neighbours compared with a candidate per call
@@ -179,7 +179,7 @@ class RoarGraph {
     std::vector<uint32_t> chosen;
     left_.clear();
     for (const Near& n : near_) {
-      if (chosen.size() == links_an_item) break;
+      if (chosen.size() == links_per_item) break;
       bool alone = true;
       for (std::size_t at = 0; at < chosen.size() && alone; at += compared) {
         const auto some =
@@ -192,7 +192,7 @@ class RoarGraph {
       if (alone) chosen.push_back(n.item);
       else left_.push_back(n.item);
     }
-    for (std::size_t i = 0; i < left_.size() && chosen.size() < links_an_item; ++i)
+    for (std::size_t i = 0; i < left_.size() && chosen.size() < links_per_item; ++i)
       chosen.push_back(left_[i]);
     return chosen;
   }
@@ -286,7 +286,7 @@ class RoarGraph {
     }
   }
 
-  // Writes the build_breadth nearest keys that a search of the graph so far meets to near_, without
+  // Writes the link_breadth nearest keys that a search of the graph so far meets to near_, without
   // the item itself.
   void search(uint32_t item) {
     ++search_;
@@ -300,7 +300,7 @@ class RoarGraph {
       keys_.dots(item, batch_, &refs_, dots_.data());
       for (std::size_t i = 0; i < batch_.size(); ++i) {
         const Near n{keys_.square(item) + keys_.square(batch_[i]) - 2 * dots_[i], batch_[i]};
-        if (best_.size() == build_breadth) {
+        if (best_.size() == link_breadth) {
           if (!(n < best_.front())) continue;
           std::pop_heap(best_.begin(), best_.end());
           best_.pop_back();
@@ -312,7 +312,7 @@ class RoarGraph {
       }
       if (open_.empty()) break;
       const Near next = open_.front();
-      if (best_.size() == build_breadth && best_.front() < next) break;
+      if (best_.size() == link_breadth && best_.front() < next) break;
       std::pop_heap(open_.begin(), open_.end(), farther);
       open_.pop_back();
       batch_.clear();

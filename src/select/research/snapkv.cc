@@ -27,14 +27,14 @@ constexpr uint32_t reach = 3;  // tokens on each side in a pool
 // A logarithm; smaller shares count as nothing, as in Kernels::attention_shares.
 constexpr float smallest_share = -24;
 
-struct Choice {
+struct PageChoice {
   Array<PageRef> pages;
   Array<uint32_t> numbers;
   uint64_t tokens = 0;
 };
 
 struct SnapMemory final : StepMemory {
-  std::vector<Choice> choices;  // [layers][kv_heads][lists]
+  std::vector<PageChoice> choices;  // [layers][kv_heads][lists]
   uint32_t lists = 1;
   uint32_t end_page = 0;  // everything from here on is attended
 };
@@ -70,7 +70,7 @@ class SnapSelector final : public Selector {
     // Nothing to select; also for sequences that are never sealed.
     if (query.pages.pages() <= query.first_page) return;
     for (uint32_t i = 0; i < m.lists; ++i) {
-      const Choice& choice =
+      const PageChoice& choice =
           m.choices[(std::size_t{query.layer} * query.pages.shape().kv_heads + query.kv_head) *
                         m.lists +
                     i];
@@ -88,7 +88,7 @@ class SnapSelector final : public Selector {
  private:
   // For one KV head; false: a page of a mapped file is damaged.
   static bool choose(const Observation& seen, uint32_t layer, uint32_t head, uint32_t lists,
-                     Choice* choices) {
+                     PageChoice* choices) {
     const uint32_t page_tokens = seen.pages.shape().page.page_tokens,
                    begin = seen.first_page * page_tokens;
     const uint32_t n = seen.end_page * page_tokens - begin;
