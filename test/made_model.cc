@@ -223,7 +223,7 @@ class Lister {
   void experts(const ExpertConfig& e) {
     const uint64_t width = c_.width, inner = e.width, count = e.count;
     add("ffn_gate_inp.weight", {width, count}, TensorRole::router);
-    if (e.beside_dense) {
+    if (e.parallel_dense) {
       norm("pre_ffw_norm_2", width), norm("post_ffw_norm_1", width);
       norm("post_ffw_norm_2", width);
       add("ffn_gate_inp.scale", {width}, TensorRole::norm);

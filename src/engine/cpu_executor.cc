@@ -500,7 +500,7 @@ void CpuExecutor::resize(uint32_t n) {
     if (layer.is_parallel() || layer.mixer == MixerKind::both)
       inputs = std::max<std::size_t>(inputs, 1);
     if (layer.gates_output) gated = 2 * q_width;
-    if (layer.experts.beside_dense) inputs = 2;
+    if (layer.experts.parallel_dense) inputs = 2;
   }
   const auto grow = [](auto& array, std::size_t size) {
     array = {};  // never old and new together

@@ -56,7 +56,7 @@ ExpertConfig read_experts(Schema* schema, const ModelConfig& c) {
   ExpertConfig e;
   e.count = static_cast<uint32_t>(schema->optional("expert_count", 0, 0, gguf_limits::experts));
   if (e.count == 0) return e;
-  e.beside_dense = row.norms_values;  // Gemma 4
+  e.parallel_dense = row.norms_values;  // Gemma 4
   e.used = static_cast<uint32_t>(schema->required("expert_used_count", 1, e.count));
   uint64_t dense = 0;
   for (const LayerConfig& layer : c.layer_configs)

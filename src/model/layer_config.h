@@ -92,7 +92,7 @@ struct ExpertConfig {
   uint32_t groups_used = 1;   // only those with the largest sums of their two best are chosen from
   bool weighs_input = false;  // the weight multiplies the expert's input
   bool chooses_by_logits = false;  // by the logits instead of p
-  bool beside_dense = false;       // the layer has a dense network too (Gemma 4)
+  bool parallel_dense = false;     // the layer has a dense network too (Gemma 4)
 };
 
 // Attention whose keys and values are products of a latent vector c (MLA, arXiv 2405.04434, section
@@ -154,7 +154,7 @@ struct LayerConfig {
   bool has_rope() const { return rope != no_rope; }
   bool is_windowed() const { return window > 0; }
   bool has_experts() const { return experts.count > 0; }
-  bool has_dense() const { return feed_forward > 0 && (!has_experts() || experts.beside_dense); }
+  bool has_dense() const { return feed_forward > 0 && (!has_experts() || experts.parallel_dense); }
   bool has_feed_forward() const { return has_dense() || has_experts(); }
   bool is_latent() const { return mixer == MixerKind::latent; }
   uint32_t q_width() const { return heads * head_dim; }

@@ -392,7 +392,7 @@ class LayerBinder {
 
   void experts(uint32_t width, const ExpertConfig& e) {
     ExpertWeights& w = w_.experts;
-    if (e.beside_dense) {
+    if (e.parallel_dense) {
       bind_.vector(name("ffn_gate_inp.scale"), width, true, &w.router_norm.weight);
       norm(true, "pre_ffw_norm_2", &w.input_norm);
       norm(true, "post_ffw_norm_2", &w.output_norm);
