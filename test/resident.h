@@ -1,4 +1,4 @@
-// What this process has in its memory of mapped files.
+// What this process has in is_named memory of mapped files.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 inline uint64_t resident_of(const std::string& part) {
   std::ifstream maps("/proc/self/smaps");
   uint64_t sum = 0;
-  bool its = false;
+  bool is_named = false;
   for (std::string line; std::getline(maps, line);) {
     // a mapping; what is said of it follows
-    if (line.find(' ') < line.find(':')) its = line.find(part) != std::string::npos;
-    else if (its && line.starts_with("Rss:")) sum += std::stoull(line.substr(4));
+    if (line.find(' ') < line.find(':')) is_named = line.find(part) != std::string::npos;
+    else if (is_named && line.starts_with("Rss:")) sum += std::stoull(line.substr(4));
   }
   return sum * 1024;
 }

@@ -70,7 +70,7 @@ void check_sequence(const Shape& s, Random& random) {
       // The list: ascending, of quads that may be chosen.
       const uint32_t count = counts[2 * at], n_quads = quads > first ? quads - first : 0;
       std::vector<uint32_t> chosen_quads;
-      std::vector<float> its_biases;
+      std::vector<float> sample_biases;
       std::vector<PageRef> refs;
       REQUIRE(count <= w.most);
       for (uint32_t i = 0; i < count; ++i) {
@@ -80,7 +80,7 @@ void check_sequence(const Shape& s, Random& random) {
         const std::size_t e = std::size_t{p / extent_pages} * s.kv_heads + h;
         const float bias = biases[at * w.most + i];
         chosen_quads.push_back(quad);
-        its_biases.push_back(bias);
+        sample_biases.push_back(bias);
         refs.push_back({t.pages.data() + e * PageShape::pages_bytes() +
                             p % extent_pages * std::size_t{page_bytes},
                         t.scales.data() + e * page.scales_bytes() / 2 +
@@ -114,24 +114,24 @@ void check_sequence(const Shape& s, Random& random) {
           wrong += std::fabs(projected[row * n + c] - coordinates[c] * 127 / largest) > 0.51;
         wrong += std::fabs(double{projected_scale[row]} - largest / 127) > 1e-5 * largest;
 
-        Partial& near = states[i];
-        near.o.resize(dim);
+        Partial& kept = states[i];
+        kept.o.resize(dim);
         const QueryRows query{
             1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
-        reference::attend_rows(query, k, v, s.window + token + 1, nullptr, near.o.data(), &near.m,
-                               &near.l);
+        reference::attend_rows(query, k, v, s.window + token + 1, nullptr, kept.o.data(), &kept.m,
+                               &kept.l);
         if (s.pages > 0) {
           Partial sinks{std::vector<double>(dim)};
-          const float* its = t.sinks.data() + std::size_t{h} * 2 * page.page_tokens * dim;
-          reference::attend_rows(query, its, its + std::size_t{page.page_tokens} * dim,
+          const float* keys = t.sinks.data() + std::size_t{h} * 2 * page.page_tokens * dim;
+          reference::attend_rows(query, keys, keys + std::size_t{page.page_tokens} * dim,
                                  page.page_tokens, nullptr, sinks.o.data(), &sinks.m, &sinks.l);
-          merge(&near, sinks);
+          merge(&kept, sinks);
         }
         if (s.has_sink_logits) {  // a score without a value; keys are centred
           Partial sink{std::vector<double>(dim), double{t.sink_logits[h * s.group + r]}, 1};
           for (uint32_t e = 0; e < dim; ++e)
             sink.m -= double{x[e]} * double{t.centre[std::size_t{h} * dim + e]};
-          merge(&near, sink);
+          merge(&kept, sink);
         }
         if ((askers.count - 1 - i / s.group) % 4 > 0) continue;  // it does not ask
         const std::size_t score_row = first_row + asking++;
@@ -147,22 +147,22 @@ void check_sequence(const Shape& s, Random& random) {
                 std::fabs(double{scored[score_row * w.stride + e * page.extent_quads() + b]} -
                           sketched[b]));
         }
-        std::vector<double> its_shares(expected.size());
+        std::vector<double> shares_of_row(expected.size());
         reference::attention_shares(scored.data() + score_row * w.stride + first,
                                     static_cast<uint32_t>(expected.size()),
-                                    static_cast<float>(near.m - std::log(2.0)),
-                                    static_cast<float>(near.l), its_shares.data());
-        for (std::size_t b = 0; b < expected.size(); ++b) expected[b] += its_shares[b];
+                                    static_cast<float>(kept.m - std::log(2.0)),
+                                    static_cast<float>(kept.l), shares_of_row.data());
+        for (std::size_t b = 0; b < expected.size(); ++b) expected[b] += shares_of_row[b];
       }
       double all_shares = 0;  // a tenth of the mean is the least of several tokens
       for (double share : expected) all_shares += share;
       for (double& share : expected)
         share = std::max(share, s.n > 1 ? 0.1 * all_shares / n_quads : 0);
       const double variance = double{s.variance} * askers.selecting() * askers.selecting();
-      const float* its_shares = shares.data() + first_row * w.stride;
+      const float* shares_of_row = shares.data() + first_row * w.stride;
       for (std::size_t b = 0; b < expected.size(); ++b)
         wrong +=
-            std::fabs(double{its_shares[first + b]} - expected[b]) > 1e-4 * expected[b] + 1e-12;
+            std::fabs(double{shares_of_row[first + b]} - expected[b]) > 1e-4 * expected[b] + 1e-12;
 #ifndef KVASIR_EMULATED_DEVICE  // the CPU finds its threshold without
       if (s.pages > 0 && n_quads > 0) {
         std::vector<uint32_t> bin_counts(share_bins);
@@ -171,9 +171,9 @@ void check_sequence(const Shape& s, Random& random) {
           // Of a float's bits: sixteen bins from a power of two to the next; a share counts as
           // rounded to thirteen bits behind the first one.
           constexpr uint32_t shift = 19, first_bin = (127 - 43) << 4, step = 1 << 10;
-          if (!(its_shares[first + i] >= 0x1p-43f)) continue;
+          if (!(shares_of_row[first + i] >= 0x1p-43f)) continue;
           const uint32_t bits =
-              (std::bit_cast<uint32_t>(its_shares[first + i]) + step / 2) / step * step;
+              (std::bit_cast<uint32_t>(shares_of_row[first + i]) + step / 2) / step * step;
           const uint32_t bin = std::min((bits >> shift) - first_bin, share_bins - 1);
           ++bin_counts[bin], bin_sums[bin] += static_cast<unsigned long long>(std::llrint(
                                  double{std::bit_cast<float>(bits)} * double{share_unit}));
@@ -187,7 +187,7 @@ void check_sequence(const Shape& s, Random& random) {
       // is.
       double low = 0, high = HUGE_VAL, threshold = 0;
       for (uint32_t i = 0, j = 0; i < n_quads; ++i) {
-        const double share = double{its_shares[first + i]},
+        const double share = double{shares_of_row[first + i]},
                      priority = share /
                                 reference::sample_random(first + i, sample_seed(sequence_layer, h));
         const bool taken = j < chosen_quads.size() && chosen_quads[j] == first + i;
@@ -196,12 +196,12 @@ void check_sequence(const Shape& s, Random& random) {
           continue;
         }
         high = std::min(high, priority);
-        if (its_biases[j] > 0) {
-          const double its = share * std::exp(double{its_biases[j]});
-          wrong += threshold > 0 && std::fabs(its - threshold) > 1e-5 * threshold;
-          threshold = its;
+        if (sample_biases[j] > 0) {
+          const double score = share * std::exp(double{sample_biases[j]});
+          wrong += threshold > 0 && std::fabs(score - threshold) > 1e-5 * threshold;
+          threshold = score;
         }
-        wrong += its_biases[j] < 0;
+        wrong += sample_biases[j] < 0;
         ++j;
       }
       CHECK((chosen_quads.empty() || high >= std::max(low, threshold) * (1 - 1e-5)));
@@ -212,7 +212,7 @@ void check_sequence(const Shape& s, Random& random) {
                    to = threshold > 0 ? threshold : std::min(high, 1e30);
       const auto sum_of = [&](auto f) {
         double sum = 0;
-        for (uint32_t i = 0; i < n_quads; ++i) sum += f(double{its_shares[first + i]});
+        for (uint32_t i = 0; i < n_quads; ++i) sum += f(double{shares_of_row[first + i]});
         return sum;
       };
       const auto expected_at = [&](double at_least) {
@@ -379,13 +379,13 @@ TEST_CASE(
         const auto kept = [&](uint32_t head) {
           const std::vector<uint32_t> list = numbers(hot, head);
           const Guarded<uint32_t>& found = places.get();
-          std::vector<uint32_t> out, its;
+          std::vector<uint32_t> out, places;
           for (uint32_t i = 0; i < list.size(); ++i)
             if (const uint32_t place = found[head * hot.a.max_quads + i] & ~hot_present)
-              out.push_back(list[i]), its.push_back(place);
-          std::sort(its.begin(), its.end());
-          CHECK(std::adjacent_find(its.begin(), its.end()) == its.end());
-          if (!its.empty()) CHECK(its.back() <= room);
+              out.push_back(list[i]), places.push_back(place);
+          std::sort(places.begin(), places.end());
+          CHECK(std::adjacent_find(places.begin(), places.end()) == places.end());
+          if (!places.empty()) CHECK(places.back() <= room);
           return out;
         };
 

@@ -37,11 +37,11 @@ struct Expected {
   Partial all;
   double own = 0;  // of all.l
 
-  void add(const Partial& s, double its_own) {
+  void add(const Partial& s, double own_sum) {
     const double before = all.m;
     merge(&all, s);
     own = (before == -HUGE_VAL ? 0 : own * std::exp(before - all.m)) +
-          (s.m == -HUGE_VAL ? 0 : its_own * std::exp(s.m - all.m));
+          (s.m == -HUGE_VAL ? 0 : own_sum * std::exp(s.m - all.m));
   }
   void check(const float* out, float total, float mass, uint32_t head_dim) const {
     double norm = 0, difference = 0;
@@ -79,10 +79,10 @@ void check_hybrid(const Shape& s, Random& random) {
     }
   for (std::size_t i = 0; i < cpu_states.size(); ++i) cpu_states.data()[i] = random.normal();
   for (uint32_t r = 0; r < heads; ++r) {
-    float* its = cpu_states.data() + r * row_floats + dim;
-    its[1] = random.uniform(0.5f, 20), its[2] = its[1] * random.uniform(0, 1);
+    float* sums = cpu_states.data() + r * row_floats + dim;
+    sums[1] = random.uniform(0.5f, 20), sums[2] = sums[1] * random.uniform(0, 1);
     // nothing
-    if (r % 5 == 1) std::fill_n(its - dim, dim, 0.0f), its[0] = -HUGE_VALF, its[1] = its[2] = 0;
+    if (r % 5 == 1) std::fill_n(sums - dim, dim, 0.0f), sums[0] = -HUGE_VALF, sums[1] = sums[2] = 0;
   }
   w.a.projected = nullptr;
   w.a.max_quads = most;
@@ -97,14 +97,14 @@ void check_hybrid(const Shape& s, Random& random) {
   for (const std::size_t i : {std::size_t{0}, w.projected.size() - 1})
     CHECK(w.projected.get()[i] == -1);
 
-  enum class How { near, listed, neighbours };
-  for (const How how : {How::near, How::listed, How::neighbours}) {
+  enum class How { sinks_and_window, listed, neighbours };
+  for (const How how : {How::sinks_and_window, How::listed, How::neighbours}) {
     for (const bool with_cpu : {false, true}) {
       CAPTURE(static_cast<int>(how));
       CAPTURE(with_cpu);
       const uint32_t from = first + (quads - first) / 3;
       DeviceAttention a = w.a;
-      a.parts = how == How::near ? near_parts : attention_parts;
+      a.parts = how == How::sinks_and_window ? near_parts : attention_parts;
       a.cpu_states = with_cpu ? cpu_states.data() : nullptr;
       Shared<uint32_t> neighbours(2 * s.kv_heads);
       if (how == How::neighbours) {
@@ -113,7 +113,7 @@ void check_hybrid(const Shape& s, Random& random) {
         a.lists = nullptr, a.biases = nullptr, a.present = nullptr,
         a.list_counts = neighbours.data();
       }
-      if (how != How::near) OK(ops().attend_chosen(stream(), d.kv, a));
+      if (how != How::sinks_and_window) OK(ops().attend_chosen(stream(), d.kv, a));
       OK(ops().finish_attention(stream(), d.kv, a, w.made, {1e30f, 5, w.first_bad.data()},
                                 w.lse.data(), w.mass.data()));
       const Guarded<float>&out = w.out.get(), &lse = w.lse.get(), &mass = w.mass.get();
@@ -126,30 +126,30 @@ void check_hybrid(const Shape& s, Random& random) {
           const QueryRows query{
               1, dim, q.data() + row * dim, q8.data() + row * dim, nullptr, q_scale.data() + row};
           Expected e{Partial{std::vector<double>(dim)}};
-          Partial near{std::vector<double>(dim)};
+          Partial kept{std::vector<double>(dim)};
           reference::attend_rows(query, sink, sink + std::size_t{t.page.page_tokens} * dim,
-                                 t.page.page_tokens, nullptr, near.o.data(), &near.m, &near.l);
-          e.add(near, near.l);
-          near = Partial{std::vector<double>(dim)};
+                                 t.page.page_tokens, nullptr, kept.o.data(), &kept.m, &kept.l);
+          e.add(kept, kept.l);
+          kept = Partial{std::vector<double>(dim)};
           reference::attend_rows(query, k, k + std::size_t{s.window + 1} * dim, s.window + 1,
-                                 nullptr, near.o.data(), &near.m, &near.l);
-          e.add(near, near.l);
+                                 nullptr, kept.o.data(), &kept.m, &kept.l);
+          e.add(kept, kept.l);
           CHECK(std::fabs(double{near_sums.data()[row]} - e.all.m) < close);
           CHECK(std::fabs(double{near_sums.data()[heads + row]} - e.all.l) < close * e.all.l);
           for (uint32_t i = 0; how == How::listed && i < counts.data()[2 * h]; ++i) {
             const std::size_t at = std::size_t{h} * most + i;
-            const Partial its = attended(
+            const Partial part = attended(
                 query, {ref_of(t, h, lists.data()[at], present.data()[at], biases.data()[at])});
-            e.add(its, biases.data()[at] > 0 ? 0 : its.l);
+            e.add(part, biases.data()[at] > 0 ? 0 : part.l);
           }
           for (uint32_t quad = from; how == How::neighbours && quad < quads; ++quad) {
-            const Partial its = attended(query, {ref_of(t, h, quad, 15, 0)});
-            e.add(its, its.l);
+            const Partial part = attended(query, {ref_of(t, h, quad, 15, 0)});
+            e.add(part, part.l);
           }
-          if (const float* its = cpu_states.data() + row * row_floats;
-              with_cpu && its[dim + 1] > 0) {
-            Partial state{{its, its + dim}, double{its[dim]}, double{its[dim + 1]}};
-            e.add(state, double{its[dim + 2]});
+          if (const float* sums = cpu_states.data() + row * row_floats;
+              with_cpu && sums[dim + 1] > 0) {
+            Partial state{{sums, sums + dim}, double{sums[dim]}, double{sums[dim + 1]}};
+            e.add(state, double{sums[dim + 2]});
           }
           e.check(out.data() + row * s.head_dim, lse[row], mass[row], s.head_dim);
         }
@@ -229,9 +229,9 @@ TEST_CASE(
     Sequence of_one(one, random);
     Work w(of_one);
     for (uint32_t layer = 0; layer < layers; ++layer) {
-      DeviceKv its = kv;
-      its.pages_offset = layer * kv_heads * PageShape::pages_bytes(),
-      its.scales_offset = layer * kv_heads * t.page.scales_bytes();
+      DeviceKv layer_kv = kv;
+      layer_kv.pages_offset = layer * kv_heads * PageShape::pages_bytes(),
+      layer_kv.scales_offset = layer * kv_heads * t.page.scales_bytes();
       std::vector<std::vector<float>> outs;
       Shared<uint32_t> lists(std::size_t{kv_heads} * room);
       for (uint32_t h = 0; h < kv_heads; ++h)
@@ -244,10 +244,10 @@ TEST_CASE(
         if (packed)
           a.hot = {room, quad_bytes, put.data() + layer * kv_heads * room * quad_bytes, nullptr,
                    found.data()};
-        OK(ops().begin_attention(stream(), its, a, d.q.data(), d.k.data(), d.v.data()));
-        OK(ops().attend_sinks_and_window(stream(), its, a));
-        OK(ops().attend_chosen(stream(), its, a));
-        OK(ops().finish_attention(stream(), its, a, w.made, {1e30f, 5, w.first_bad.data()},
+        OK(ops().begin_attention(stream(), layer_kv, a, d.q.data(), d.k.data(), d.v.data()));
+        OK(ops().attend_sinks_and_window(stream(), layer_kv, a));
+        OK(ops().attend_chosen(stream(), layer_kv, a));
+        OK(ops().finish_attention(stream(), layer_kv, a, w.made, {1e30f, 5, w.first_bad.data()},
                                   w.lse.data(), w.mass.data()));
         const Guarded<float>& out = w.out.get();
         outs.emplace_back(out.data(), out.data() + out.size());

@@ -242,10 +242,10 @@ void check_text(const Shape& s, Random& random) {
         sum = sum * std::exp(before - most) + std::exp(score - most);
       }
       const std::size_t at = std::size_t{token} * s.kv_heads * s.group + head;
-      const auto error = [&](const float* its) {
+      const auto error = [&](const float* output) {
         double norm = 0, difference = 0;
         for (uint32_t d = 0; d < s.head_dim; ++d) {
-          const double e = o[d] / sum, x = (double{its[d]} - e);
+          const double e = o[d] / sum, x = (double{output[d]} - e);
           norm += e * e, difference += x * x;
         }
         return std::sqrt(difference / norm);
