@@ -7,6 +7,7 @@
 #include "backend/page.h"
 #include "base/checked.h"
 #include "device_support.h"
+#include "device_values.h"
 #include "reference/reference.h"
 #include "support.h"
 
@@ -15,18 +16,13 @@ using namespace kvasir::test;
 
 namespace {
 
-std::vector<float> normals(std::size_t n, Random& random) {
-  std::vector<float> x(n);
-  for (float& v : x) v = random.normal();
-  return x;
-}
-
-struct Shape {
+struct WindowShape {
   uint32_t heads, kv_heads, head_dim, window;
 };
 
 // Attends steps of different sizes one after another: each reads what the others kept.
-void check_steps(const Shape& shape, bool chunked, bool with_sinks, float softcap, Random& random) {
+void check_steps(const WindowShape& shape, bool chunked, bool with_sinks, float softcap,
+                 Random& random) {
   const std::size_t kv_width = std::size_t{shape.kv_heads} * shape.head_dim,
                     q_width = std::size_t{shape.heads} * shape.head_dim;
   const uint32_t room = shape.window, most = 70;
@@ -79,8 +75,8 @@ void check_steps(const Shape& shape, bool chunked, bool with_sinks, float softca
 }
 
 // A step of many tokens, by the kernels of exact prefill.
-void check_prefill(const Shape& shape, bool chunked, bool with_sinks, uint64_t position, uint32_t n,
-                   Random& random) {
+void check_prefill(const WindowShape& shape, bool chunked, bool with_sinks, uint64_t position,
+                   uint32_t n, Random& random) {
   CAPTURE(position);
   CAPTURE(n);
   const uint32_t group = shape.heads / shape.kv_heads, room = shape.window,
@@ -133,8 +129,9 @@ void check_prefill(const Shape& shape, bool chunked, bool with_sinks, uint64_t p
 TEST_CASE("a device's attention through windows agrees with the reference") {
   if (!stream()) return;
   Random random(11);
-  for (const Shape& shape : {Shape{8, 2, 64, 33}, Shape{4, 4, 128, 64}, Shape{6, 1, 80, 7},
-                             Shape{4, 2, 256, 20}, Shape{2, 1, 512, 40}, Shape{5, 1, 32, 1}}) {
+  for (const WindowShape& shape :
+       {WindowShape{8, 2, 64, 33}, WindowShape{4, 4, 128, 64}, WindowShape{6, 1, 80, 7},
+        WindowShape{4, 2, 256, 20}, WindowShape{2, 1, 512, 40}, WindowShape{5, 1, 32, 1}}) {
     CAPTURE(shape.head_dim);
     for (const bool chunked : {false, true})
       for (const bool with_sinks : {false, true})
@@ -146,8 +143,9 @@ TEST_CASE("a device's attention through windows agrees with the reference") {
 TEST_CASE("a device attends a text that is read through windows as the reference does") {
   if (!stream()) return;
   Random random(12);
-  for (const Shape& shape : {Shape{8, 2, 64, 33}, Shape{4, 4, 128, 64}, Shape{6, 1, 80, 7},
-                             Shape{4, 2, 256, 200}, Shape{4, 1, 64, 1000}, Shape{7, 1, 128, 1}}) {
+  for (const WindowShape& shape :
+       {WindowShape{8, 2, 64, 33}, WindowShape{4, 4, 128, 64}, WindowShape{6, 1, 80, 7},
+        WindowShape{4, 2, 256, 200}, WindowShape{4, 1, 64, 1000}, WindowShape{7, 1, 128, 1}}) {
     CAPTURE(shape.head_dim);
     CAPTURE(shape.window);
     for (const bool chunked : {false, true})

@@ -20,8 +20,8 @@ namespace {
 constexpr uint32_t latent_dims[] = {40, 64, 96, 288, 576};  // heads; padded: 64, 64, 128, 320, 576
 
 // An extent whose pages were sealed from random keys.
-struct Extent {
-  Extent(const Kernels& k, uint32_t head_dim, uint64_t seed)
+struct LatentExtent {
+  LatentExtent(const Kernels& k, uint32_t head_dim, uint64_t seed)
       : shape(PageShape::of(head_dim, true)), pages(shape.pages_size()),
         scales(shape.scales_bytes() / 2), bounds(shape.bounds_bytes()) {
     std::memset(pages.data(), 0, pages.size());
@@ -71,7 +71,7 @@ TEST_CASE("a latent page holds its keys within half a step, once, with one scale
     for (const uint32_t head_dim : latent_dims) {
       CAPTURE(std::string(k->name));
       CAPTURE(head_dim);
-      const Extent extent(*k, head_dim, head_dim),
+      const LatentExtent extent(*k, head_dim, head_dim),
           oracle(*test::all_kernels()[0], head_dim, head_dim);
       const PageShape& shape = extent.shape;
       REQUIRE(shape.page_size() == std::size_t{64} * shape.dim);
@@ -104,7 +104,7 @@ TEST_CASE("a latent page holds its keys within half a step, once, with one scale
 TEST_CASE("attention over latent pages takes their keys for values") {
   for (const Kernels* k : test::all_kernels()) {
     for (const uint32_t head_dim : latent_dims) {
-      const Extent extent(*k, head_dim, head_dim + 7);
+      const LatentExtent extent(*k, head_dim, head_dim + 7);
       const uint32_t dim = extent.shape.dim;
       for (uint32_t i = 0; i < 8; ++i) {
         CAPTURE(std::string(k->name));
@@ -156,7 +156,7 @@ TEST_CASE("bounds and sketches of latent pages are those of their keys") {
     for (const uint32_t head_dim : latent_dims) {
       CAPTURE(std::string(k->name));
       CAPTURE(head_dim);
-      const Extent extent(*k, head_dim, head_dim + 3);
+      const LatentExtent extent(*k, head_dim, head_dim + 3);
       const PageShape& shape = extent.shape;
       Random random(head_dim);
       const uint32_t rows = 3, blocks = shape.extent_blocks();

@@ -184,7 +184,7 @@ std::shared_ptr<const Model> deep_model() {
   return model;
 }
 
-SessionOptions selecting(std::string_view strategy, uint32_t threads = 2) {
+SessionOptions latent_options(std::string_view strategy, uint32_t threads = 2) {
   SessionOptions o;
   o.threads = threads;
   o.select.strategy = strategy;
@@ -202,7 +202,7 @@ TEST_CASE("latent attention: keys hold the values, in 576 bytes a token of DeepS
   CHECK(shape.page.page_tokens == 64);
   CHECK(shape.page.page_size() == 9 * 4096);
   CHECK(shape.kv_heads == 1);
-  const auto session = open_session(deep_model(), selecting("full"));
+  const auto session = open_session(deep_model(), latent_options("full"));
   read(session.get(), text(document_tokens));
   const KvStore& store = session->store();
   CHECK(store.sealed_tokens() > document_tokens - 200);
@@ -215,9 +215,9 @@ TEST_CASE("latent attention: keys hold the values, in 576 bytes a token of DeepS
 }
 
 TEST_CASE("latent attention: int8 pages are as precise as those of other models") {
-  SessionOptions exact = selecting("full");
+  SessionOptions exact = latent_options("full");
   exact.full_precision = true;
-  const auto sealed = open_session(deep_model(), selecting("full")),
+  const auto sealed = open_session(deep_model(), latent_options("full")),
              whole = open_session(deep_model(), exact);
   read(sealed.get(), text(document_tokens)), read(whole.get(), text(document_tokens));
   const double error =
@@ -228,11 +228,11 @@ TEST_CASE("latent attention: int8 pages are as precise as those of other models"
 
 TEST_CASE("latent attention: every strategy goes on the same after a save, load, pack and fork") {
   const TempFolder folder;
-  const auto document = open_session(deep_model(), selecting("full"));
+  const auto document = open_session(deep_model(), latent_options("full"));
   read(document.get(), text(document_tokens));
   for (const StrategyInfo& strategy : all_strategies()) {
     CAPTURE(strategy.name);
-    const SessionOptions options = selecting(strategy.name);
+    const SessionOptions options = latent_options(strategy.name);
     std::unique_ptr<Session> session, loaded, unpacked, fork;
     REQUIRE(document->fork(&session).ok());
     Status s = session->set_select(options.select);
@@ -263,7 +263,7 @@ TEST_CASE("latent attention: one thread and two give the same bits, and so does 
     const auto tokens = text(1500);
     std::vector<float> logits[2];
     for (const uint32_t threads : {1u, 2u}) {
-      const auto session = open_session(deep_model(), selecting(strategy, threads));
+      const auto session = open_session(deep_model(), latent_options(strategy, threads));
       read(session.get(), tokens);
       logits[threads - 1] = logits_after(session.get(), 65);
       REQUIRE(session->rewind(tokens.size()).ok());
@@ -271,7 +271,7 @@ TEST_CASE("latent attention: one thread and two give the same bits, and so does 
       // before the window: its tokens come from pages
       REQUIRE(session->rewind(1000).ok());
       const double error = [&] {
-        const auto short_one = open_session(deep_model(), selecting(strategy, threads));
+        const auto short_one = open_session(deep_model(), latent_options(strategy, threads));
         read(short_one.get(), std::span(tokens).first(1000));
         return relative_error(logits_after(session.get(), 65), logits_after(short_one.get(), 65));
       }();
@@ -284,7 +284,7 @@ TEST_CASE("latent attention: one thread and two give the same bits, and so does 
 TEST_CASE("latent attention: a spilled sequence gives the bits of one in memory") {
   const TempFolder folder;
   const auto tokens = text(6000);
-  SessionOptions small = selecting("quest");
+  SessionOptions small = latent_options("quest");
   small.prefill_chunk = 256;
   const auto whole = open_session(deep_model(), small);
   read(whole.get(), tokens);
@@ -299,7 +299,7 @@ TEST_CASE("latent attention: a spilled sequence gives the bits of one in memory"
 
 TEST_CASE("latent attention: a damaged page of a file is reported, and no other's bytes used") {
   const TempFolder folder;
-  const auto document = open_session(deep_model(), selecting("full"));
+  const auto document = open_session(deep_model(), latent_options("full"));
   read(document.get(), text(document_tokens));
   REQUIRE(document->save(folder.file("a.kv"), nullptr, {}).ok());
   uint64_t place = 0;
@@ -316,8 +316,8 @@ TEST_CASE("latent attention: a damaged page of a file is reported, and no other'
       .seekp(static_cast<std::streamoff>(place))
       .put('x');
   std::unique_ptr<Session> session;
-  REQUIRE(Session::load(deep_model(), folder.file("a.kv"), selecting("full"), false, nullptr, {},
-                        &session)
+  REQUIRE(Session::load(deep_model(), folder.file("a.kv"), latent_options("full"), false, nullptr,
+                        {}, &session)
               .ok());
   const Token token = 65;
   uint64_t done = 0;
