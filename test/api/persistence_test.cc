@@ -92,7 +92,7 @@ TEST_CASE("statistics match the calls") {
   CHECK(json["strategy_asked"] == "quest");
   CHECK(json["dense_layers"].empty());
   CHECK(json["share_heads"] == true);
-  CHECK(nlohmann::json::parse(kv_build_info())["cache_format"] == 4);
+  CHECK(nlohmann::json::parse(kv_build_info())["cache_format"] == 5);
 }
 
 TEST_CASE("a strategy reads nothing that the strategy before it chose") {

@@ -182,7 +182,8 @@ TEST_CASE("an index: none is built for one token; every token is scored instead"
 }
 
 TEST_CASE(
-    "an index: what was sealed since is inserted into ood's graph on request, which is saved so") {
+    "an index: what was sealed since is inserted into ood's graph on request, which is saved so" *
+    doctest::test_suite("slow")) {
   TempFolder folder;
   const auto tokens = book_tokens(long_enough + 400);
   auto session = load_session(saved(IndexKind::ood), searching("ood"));

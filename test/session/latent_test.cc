@@ -226,7 +226,8 @@ TEST_CASE("latent attention: int8 pages are as precise as those of other models"
   CHECK(error < 1e-2);
 }
 
-TEST_CASE("latent attention: every strategy goes on the same after a save, load, pack and fork") {
+TEST_CASE("latent attention: every strategy goes on the same after a save, load, pack and fork" *
+          doctest::test_suite("slow")) {
   const TempFolder folder;
   const auto document = open_session(deep_model(), latent_options("full"));
   read(document.get(), text(document_tokens));

@@ -62,7 +62,8 @@ TEST_CASE("heads of 512 dimensions: int8 pages are as precise as those of smalle
   CHECK(wide < 2 * usual);
 }
 
-TEST_CASE("heads of 512 dimensions: every strategy goes on the same after a save, load and fork") {
+TEST_CASE("heads of 512 dimensions: every strategy goes on the same after a save, load and fork" *
+          doctest::test_suite("slow")) {
   const TempFolder folder;
   const auto document = open_session(wide_model(), selecting("full"));
   read(document.get(), text());
