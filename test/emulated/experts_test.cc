@@ -25,7 +25,7 @@ std::string write_model(const TempFolder& folder, const ModelRecipe& recipe) {
   return path;
 }
 
-std::vector<Token> some_tokens(std::size_t n) {
+std::vector<Token> counted_tokens(std::size_t n) {
   std::vector<Token> out(n);
   for (std::size_t i = 0; i < n; ++i) out[i] = static_cast<Token>(i * 37 % 251);
   return out;
@@ -35,14 +35,14 @@ std::vector<Token> some_tokens(std::size_t n) {
 std::vector<std::vector<float>> logits_of(const std::shared_ptr<const Model>& model) {
   std::vector<std::vector<float>> out;
   auto session = open_session(model, bounded_options(128));
-  read(session.get(), some_tokens(90));
+  read(session.get(), counted_tokens(90));
   for (Token t = 5; t < 9; ++t) out.push_back(logits_after(session.get(), t));
   return out;
 }
 
 // The model on a GPU, null where it computes no such model. least: with as little memory as all
 // layers and the output need.
-std::shared_ptr<const Model> on_gpu(const std::string& path, bool least) {
+std::shared_ptr<const Model> experts_on_gpu(const std::string& path, bool least) {
   std::shared_ptr<const Model> model;
   Status s = Model::open(path, "", &model, {.name = "cuda"});
   if (s.code() == Code::unsupported) return nullptr;
@@ -77,7 +77,7 @@ TEST_CASE("a GPU computes the experts of every architecture as the CPU does, whe
     const auto expected = logits_of(open_model(path));
     for (const bool least : {false, true}) {
       CAPTURE(least);
-      const auto gpu = on_gpu(path, least);
+      const auto gpu = experts_on_gpu(path, least);
       if (!gpu) continue;
       if (!least) CHECK(gpu->device_weights()[0].expert_layers() == layers_with_experts(*gpu));
       const auto made = logits_of(gpu);
@@ -95,16 +95,16 @@ TEST_CASE("a token of a mixture of experts is one graph of a GPU that has the ex
   recipe.shared_width = 96, recipe.head_dim = 64, recipe.heads = 2, recipe.kv_heads = 1;
   const std::string path = write_model(folder, recipe);
   auto cpu = open_session(open_model(path), bounded_options(128));
-  read(cpu.get(), some_tokens(300));
+  read(cpu.get(), counted_tokens(300));
   (void)continue_with(cpu.get(), 5);
   const std::vector<float> expected = logits_after(cpu.get(), 9);
   for (const bool here : {true, false}) {
     CAPTURE(here);
-    const auto model = on_gpu(path, !here);
+    const auto model = experts_on_gpu(path, !here);
     REQUIRE(model);
     if (!here && model->device_weights()[0].expert_layers() > 0) continue;
     auto session = open_session(model, bounded_options(128));
-    read(session.get(), some_tokens(300));
+    read(session.get(), counted_tokens(300));
     const uint64_t before = machine().graphs;
     for (int i = 0; i < 5; ++i) {
       (void)continue_with(session.get(), 1);
@@ -120,7 +120,7 @@ TEST_CASE(
   const auto expected = logits_of(open_model(qwen3moe));
   uint64_t held = 0;
   {
-    const auto all = on_gpu(qwen3moe, false);
+    const auto all = experts_on_gpu(qwen3moe, false);
     REQUIRE(all->device_weights()[0].expert_layers() == layers_with_experts(*all));
     held = machine().bytes[0];
   }
@@ -138,7 +138,7 @@ TEST_CASE(
     if (!seen.insert(d.expert_layers()).second) continue;
     CAPTURE(d.expert_layers());
     auto session = open_session(model, bounded_options(128));
-    read(session.get(), some_tokens(3));
+    read(session.get(), counted_tokens(3));
     const bool on_cpu = session->stats_json().find(", experts cpu") != std::string::npos;
     CHECK(on_cpu == (d.expert_layers() < layers_with_experts(*model)));
     CHECK(difference(logits_of(model)[3], expected[3]) < 1e-2);
@@ -152,7 +152,7 @@ TEST_CASE("any call that fails while a mixture of experts is opened or run is an
     std::unique_ptr<Session> session;
     RETURN_IF_ERROR(Session::open(*model, bounded_options(128), &session));
     uint64_t done = 0;
-    RETURN_IF_ERROR(session->prefill_tokens(some_tokens(80), nullptr, nullptr, {}, &done));
+    RETURN_IF_ERROR(session->prefill_tokens(counted_tokens(80), nullptr, nullptr, {}, &done));
     Token token = 0;
     bool end = false;
     return session->next({}, nullptr, &token, &end);

@@ -44,7 +44,7 @@ std::shared_ptr<const Model> with_experts(const std::string& path, Where where) 
   }
 }
 
-std::vector<Token> some_tokens(std::size_t n, uint32_t seed = 3) {
+std::vector<Token> expert_tokens(std::size_t n, uint32_t seed = 3) {
   std::vector<Token> out(n);
   uint32_t state = seed;
   for (Token& t : out) {
@@ -52,10 +52,6 @@ std::vector<Token> some_tokens(std::size_t n, uint32_t seed = 3) {
     t = static_cast<Token>(state >> 24);
   }
   return out;
-}
-
-bool says(const Session& session, const std::string& what) {
-  return session.stats_json().find(what) != std::string::npos;
 }
 
 // Two float sums in different orders choose other experts now and then, where two are about equal:
@@ -71,7 +67,7 @@ double median(std::vector<double> x) {
 void check_as_cpu(const std::shared_ptr<const Model>& cpu, const std::shared_ptr<const Model>& gpu,
                   const std::string& strategy, double tolerance) {
   CAPTURE(strategy);
-  const auto tokens = some_tokens(600);
+  const auto tokens = expert_tokens(600);
   SessionOptions o = bounded_options(128);
   o.select.strategy = strategy;
   if (strategy == "full") o.select.budget_tokens = 0;
@@ -108,7 +104,7 @@ void check_prefill_as_cpu(const std::shared_ptr<const Model>& cpu,
                           const std::shared_ptr<const Model>& gpu, double tolerance) {
   for (const std::size_t n : {2u, 9u, 250u}) {
     CAPTURE(n);
-    const auto tokens = some_tokens(n);
+    const auto tokens = expert_tokens(n);
     const auto a = logits_of(cpu, tokens), b = logits_of(gpu, tokens);
     const std::size_t vocabulary = cpu->config().vocabulary;
     std::vector<double> differences;
@@ -185,7 +181,7 @@ TEST_CASE("the plan and the statistics say which layers' experts are on the GPU"
     const auto model = with_experts(path, where);
     if (!model) continue;
     const auto session = open_session(model, bounded_options(128));
-    read(session.get(), some_tokens(3));
+    read(session.get(), expert_tokens(3));
     const std::string name = model->device_names();
     const uint32_t end = model->device_weights().front().experts_end();
     const std::string to = ", experts " + name + " up to layer " + std::to_string(end - 1);
@@ -208,7 +204,7 @@ TEST_CASE("on a GPU a token's result does not depend on the tokens that it share
     const auto model = on_gpu(path_of(name));
     for (const std::size_t n : {6u, 40u}) {  // attention of longer steps has scales in common
       CAPTURE(n);
-      auto tokens = some_tokens(n), others = some_tokens(n, 6);
+      auto tokens = expert_tokens(n), others = expert_tokens(n, 6);
       const std::size_t same = n / 2;
       std::copy_n(tokens.begin(), same, others.begin());
       auto a = logits_of(model, tokens), b = logits_of(model, others);
@@ -233,7 +229,7 @@ TEST_CASE("experts that make NaN fail a step of a GPU by name, and leave the seq
       for (const std::size_t n : {1u, 300u}) {
         if (n == 1 && tensor != std::string("blk.1.ffn_gate_inp.weight")) continue;  // not chosen
         uint64_t done = 7;
-        const Status s = session->prefill_tokens(some_tokens(n), nullptr, nullptr, {}, &done);
+        const Status s = session->prefill_tokens(expert_tokens(n), nullptr, nullptr, {}, &done);
         CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
         CHECK(std::string(s.message()).find("layer 1 made NaN or infinity") == 0);
         CHECK(session->tokens().empty());

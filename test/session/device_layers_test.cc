@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t window = 24;
 
-std::vector<Token> some_tokens(std::size_t n) {
+std::vector<Token> layer_tokens(std::size_t n) {
   std::vector<Token> out(n);
   uint32_t state = 5;
   for (Token& t : out) {
@@ -26,7 +26,7 @@ std::vector<Token> some_tokens(std::size_t n) {
   return out;
 }
 
-std::shared_ptr<const Model> on_gpu(const std::string& path) {
+std::shared_ptr<const Model> layers_on_gpu(const std::string& path) {
   std::shared_ptr<const Model> model;
   const Status s = Model::open(path, "", &model, {.name = "cuda"});
   REQUIRE_MESSAGE(s.ok(), s.message());
@@ -148,7 +148,7 @@ double off(const Pair& pair) {
   REQUIRE(pair.cpu->fork(&forks.cpu).ok());
   REQUIRE(pair.gpu->fork(&forks.gpu).ok());
   // The strategy attends the tokens that are scored, and all of the sequence the one behind.
-  static const auto tokens = some_tokens(12);
+  static const auto tokens = layer_tokens(12);
   const double scores =
       mean_difference(score(forks.gpu.get(), tokens), score(forks.cpu.get(), tokens));
   return std::max(scores,
@@ -157,9 +157,9 @@ double off(const Pair& pair) {
 
 // A prefill of several steps, an answer, a rewind, and what was saved.
 void check_sequence(const std::string& path, const SessionOptions& options, double tolerance) {
-  const auto cpu = open_model(path), gpu = on_gpu(path);
+  const auto cpu = open_model(path), gpu = layers_on_gpu(path);
   REQUIRE(gpu->device_weights().front().has_output());
-  const auto tokens = some_tokens(700);
+  const auto tokens = layer_tokens(700);
   const TempFolder folder;
   Pair pair{open_session(cpu, options), open_session(gpu, options)};
   read_both(&pair, {tokens.data(), 300});
@@ -245,11 +245,11 @@ TEST_CASE("a GPU attends windows in every mode of the other layers") {
       options.select.strategy = strategy;
       if (strategy != std::string("full")) options.select.budget_tokens = 3000;  // everything
       check_sequence(path, options, eight_bits);
-      const auto session = open_session(on_gpu(path), options);
-      read(session.get(), some_tokens(300));
+      const auto session = open_session(layers_on_gpu(path), options);
+      read(session.get(), layer_tokens(300));
       CHECK(computes_attention(*session) == (name != std::string("gemma2")));
       CHECK(has_windows_on("cuda:0", *session));
-      (void)score(session.get(), some_tokens(3));
+      (void)score(session.get(), layer_tokens(3));
       CHECK(computes_attention(*session) == (name != std::string("gemma2")));
       CHECK(has_windows_on("cuda:0", *session));
     }

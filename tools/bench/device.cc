@@ -150,8 +150,15 @@ void measure_layer(Bench* bench, const Inputs& inputs, TensorType type, const st
     const DeviceCheck check = inputs.check();
     DeviceActivations attended = input(a, width);
     attended.f32 = a;
-    const DeviceHeads rotated{1,       heads, kv_heads, dim,   qkv,    nullptr,
-                              nullptr, 1e-5f, dim,      false, weight, weight};
+    const DeviceHeads rotated{.n = 1,
+                              .heads = heads,
+                              .kv_heads = kv_heads,
+                              .head_dim = dim,
+                              .qkv = qkv,
+                              .epsilon = 1e-5f,
+                              .rotary_dim = dim,
+                              .cos = weight,
+                              .sin = weight};
     const std::array first{DeviceProduct{layer[0], nullptr, qkv},
                            DeviceProduct{layer[1], nullptr, qkv + width},
                            DeviceProduct{layer[2], nullptr, qkv + width + kv}};
@@ -165,7 +172,7 @@ void measure_layer(Bench* bench, const Inputs& inputs, TensorType type, const st
     bench->check(ops.matmul(bench->stream, {&o, 1}, attended, true));
     bench->check(ops.rms_norm(bench->stream, x, weight, 1e-5f, check, input(h, width)));
     bench->check(ops.matmul(bench->stream, second, input(h, width), false));
-    bench->check(ops.swiglu(bench->stream, gate, up, check, input(gate, wide)));
+    bench->check(ops.activate(bench->stream, Activation::silu, gate, up, check, input(gate, wide)));
     bench->check(ops.matmul(bench->stream, {&down, 1}, input(gate, wide), true));
   });
   const double speed = static_cast<double>(file_bytes) / seconds;
