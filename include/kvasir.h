@@ -710,23 +710,22 @@ KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t toke
 
 /* Description of a cache file. */
 typedef struct kv_file_info {
-  uint32_t struct_size;    /* in */
-  uint32_t format_version; /* docs/file-format.md */
-  uint64_t file_bytes;     /* of the whole file */
-  uint64_t tokens;         /* of the sequence */
-  uint64_t sealed_tokens;  /* the first of these, in pages */
-  uint64_t kv_bytes;       /* pages, scales and page summaries */
-  uint32_t layers;         /* of the model, that have keys and values */
-  uint32_t kv_heads;       /* per layer */
-  uint32_t head_dim;       /* elements per head */
-  uint32_t precision;      /* kv_precision */
-  char model_name[64];     /* of the model that wrote it, truncated */
-  char chat_format[32];    /* of its turns, or "custom"; empty: none, or written by an older
+  uint32_t struct_size;      /* in */
+  uint32_t format_version;   /* docs/file-format.md */
+  uint64_t file_bytes;       /* of the whole file */
+  uint64_t tokens;           /* of the sequence */
+  uint64_t sealed_tokens;    /* the first of these, in pages */
+  uint64_t kv_bytes;         /* pages, scales and page summaries */
+  uint32_t layers;           /* of the model, that have keys and values */
+  uint32_t kv_heads;         /* per layer */
+  uint32_t head_dim;         /* elements per head */
+  uint32_t precision;        /* kv_precision */
+  char model_name[64];       /* of the model that wrote it, truncated */
+  char chat_format[32];      /* of its turns, or "custom"; empty: none, or written by an older
                             * library */
-  /* Layers with a state (0: none), and their states in the file: of the sequence's end, and of
-   * checkpoints before it. */
-  uint32_t recurrent_layers, states;
-  uint64_t state_bytes; /* of all states */
+  uint32_t recurrent_layers; /* layers with a state; 0: none */
+  uint32_t states;           /* in the file: of the sequence's end, and of checkpoints before it */
+  uint64_t state_bytes;      /* of all states */
 } kv_file_info;
 
 /* Describes a cache file. Checks header and tables only. Any thread. KV_NOT_A_CACHE also for a

@@ -22,20 +22,15 @@ constexpr float scale_divisor = 127.492f;
 constexpr uint32_t latent_part_tokens = 16;
 constexpr uint32_t part_values = larger(page_values, latent_part_tokens* max_latent_dim);
 
-struct SealedPart {
-  alignas(64) int8_t bytes[part_values];  // [tokens][dim]
-  alignas(64) float values[part_values];  // the same times its scale; exact: 7 bits times 8
-};
-
 inline uint16_t bf16_upwards(float x) {  // x >= 0
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof bits);
   return static_cast<uint16_t>((bits + 0xffff) >> 16);
 }
 
+// out: [tokens][dim]
 template <class Isa>
-void quantize_tokens(const float* x, uint32_t tokens, uint32_t dim, uint16_t* scales,
-                     SealedPart& out) {
+void quantize_tokens(const float* x, uint32_t tokens, uint32_t dim, uint16_t* scales, int8_t* out) {
   for (uint32_t t = 0; t < tokens; ++t) {
     const float* row = x + t * dim;
     const float largest = largest_magnitude<Isa>(row, dim);
@@ -44,8 +39,7 @@ void quantize_tokens(const float* x, uint32_t tokens, uint32_t dim, uint16_t* sc
     const auto inverse = Isa::set(scale > 0 ? 1.0f / scale : 0.0f);
     for (uint32_t d = 0; d < dim; d += Isa::lanes) {
       const auto q = Isa::to_int(Isa::mul(Isa::finite_or_zero(Isa::load(row + d)), inverse));
-      Isa::store_bytes(out.bytes + t * dim + d, q);
-      Isa::store(out.values + t * dim + d, Isa::mul(Isa::to_float(q), Isa::set(scale)));
+      Isa::store_bytes(out + t * dim + d, q);
     }
   }
 }
@@ -94,16 +88,26 @@ inline float bound_scale(float magnitude) {
   return scale;
 }
 
-// The bounds of one block: channel maxima rounded up, then minima rounded down, in units of the
-// returned scale. values: [tokens][dim]; out: 2 * dim.
+// Sealed values of a token, as they are attended. Exact: 7 bits times 8.
 template <class Isa>
-float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* out) {
+typename Isa::F sealed_values(const int8_t* bytes, uint16_t scale) {
+  alignas(64) float x[Isa::lanes];
+  for (uint32_t i = 0; i < Isa::lanes; ++i) x[i] = static_cast<float>(bytes[i]) * from_bf16(scale);
+  return Isa::load(x);
+}
+
+// The bounds of one block: channel maxima rounded up, then minima rounded down, in units of the
+// returned scale. bytes: [tokens][dim]; scales: [tokens]; out: 2 * dim.
+template <class Isa>
+float bound_block(const int8_t* bytes, const uint16_t* scales, uint32_t tokens, uint32_t dim,
+                  int8_t* out) {
   float maxima[max_dim], minima[max_dim];
   auto largest = Isa::set(0);
   for (uint32_t d = 0; d < dim; d += Isa::lanes) {
-    auto high = Isa::load(values + d), low = Isa::sub(Isa::set(0), high);  // low: the maximum of -x
+    auto high = sealed_values<Isa>(bytes + d, scales[0]),
+         low = Isa::sub(Isa::set(0), high);  // the maximum of -x
     for (uint32_t t = 1; t < tokens; ++t) {
-      const auto x = Isa::load(values + t * dim + d);
+      const auto x = sealed_values<Isa>(bytes + t * dim + d, scales[t]);
       high = Isa::max(high, x);
       low = Isa::max(low, Isa::sub(Isa::set(0), x));
     }
@@ -129,11 +133,13 @@ float bound_block(const float* values, uint32_t tokens, uint32_t dim, int8_t* ou
 
 inline void store_float(int8_t* at, float x) { std::memcpy(at, &x, sizeof x); }
 
-// The bounds of some tokens of a page: `blocks` blocks, from number `first` of the extent on.
+// The bounds of the tokens that are sealed together: blocks from number `first` of the extent on.
 template <class Isa>
-void seal_bounds(const PageShape& shape, const float* values, uint32_t first, uint32_t blocks,
-                 int8_t* bounds) {
-  const uint32_t dim = shape.dim, page_blocks = shape.page_tokens / shape.block_tokens;
+void seal_bounds(const PageShape& shape, const int8_t* bytes, const uint16_t* token_scales,
+                 uint32_t first, int8_t* bounds) {
+  const uint32_t dim = shape.dim, n = shape.block_tokens,
+                 blocks = (shape.latent ? latent_part_tokens : shape.page_tokens) / n;
+  const uint32_t page_blocks = shape.page_tokens / shape.block_tokens;
   const std::size_t tile_bytes = std::size_t{2} * dim * tile_blocks;
   // f32 [tiles][16 blocks]
   int8_t* scales = bounds + page_blocks * extent_pages / tile_blocks * tile_bytes;
@@ -141,7 +147,7 @@ void seal_bounds(const PageShape& shape, const float* values, uint32_t first, ui
     const uint32_t block = first + i;
     alignas(64) int8_t channels[2 * max_dim];
     const float scale =
-        bound_block<Isa>(values + i * shape.block_tokens * dim, shape.block_tokens, dim, channels);
+        bound_block<Isa>(bytes + i * n * dim, token_scales + i * n, n, dim, channels);
     int8_t* tile = bounds + block / tile_blocks * tile_bytes + block % tile_blocks * 4;
     for (uint32_t c = 0; c < 2 * dim; c += 4) std::memcpy(tile + c * tile_blocks, channels + c, 4);
     store_float(scales + block * sizeof(float), scale);
@@ -152,16 +158,15 @@ template <class Isa>
 void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t page, int8_t* pages,
                uint16_t* scales, int8_t* bounds) {
   const uint32_t tokens = shape.page_tokens, dim = shape.dim;
-  const uint32_t part = shape.latent ? latent_part_tokens : tokens,
-                 part_blocks = part / shape.block_tokens;
+  const uint32_t part = shape.latent ? latent_part_tokens : tokens;
   int8_t* data = pages + page * shape.page_size();
   uint16_t* page_scales = scales + page * 2 * tokens;
-  SealedPart sealed;  // 10 KiB of stack are touched, 45 KiB of a latent page
+  alignas(64) int8_t sealed[part_values];  // [tokens][dim]
   for (uint32_t t = 0; t < tokens; t += part) {
     quantize_tokens<Isa>(k + t * dim, part, dim, page_scales + t, sealed);
-    interleave_keys(sealed.bytes, part, dim, data + t * dim);
+    interleave_keys(sealed, part, dim, data + t * dim);
     if (bounds)
-      seal_bounds<Isa>(shape, sealed.values, (page * tokens + t) / shape.block_tokens, part_blocks,
+      seal_bounds<Isa>(shape, sealed, page_scales + t, (page * tokens + t) / shape.block_tokens,
                        bounds);
   }
   if (shape.latent) {
@@ -169,7 +174,7 @@ void seal_page(const PageShape& shape, const float* k, const float* v, uint32_t 
     return;
   }
   quantize_tokens<Isa>(v, tokens, dim, page_scales + tokens, sealed);
-  interleave_values(sealed.bytes, tokens, dim, data + page_values);
+  interleave_values(sealed, tokens, dim, data + page_values);
 }
 
 template <class Isa>
