@@ -1,0 +1,54 @@
+// The plan of a step: what the executors are asked for, before any of them computes.
+#include "engine/forward.h"
+#include "offload/kv_mirror.h"
+
+namespace kvasir {
+
+using GpuWork = HostAttention::GpuWork;
+
+// What a GPU may attend. A budget spills pages, which no GPU follows. A trace, a probe and an index
+// need every query on the CPU.
+LayerExecutor::Request Forward::request_of(const StepContext& c) const {
+  const ForwardStep& step = c.step;
+  const uint32_t n = c.tokens();
+  const bool chooses = step.selector != nullptr;
+  const Fallback why = chooses && step.trace ? Fallback::traced : Fallback::attends_everything;
+  if (c.gpus == 0 || step.trace) return {GpuWork::none, why};
+  if (!chooses && !step.memory && n > 1) return {GpuWork::prefill, Fallback::none};
+  const bool few = n <= KvMirror::max_tokens && (chooses || n == 1);
+  if (few && !step.probe && !step.asked && c.store.budget().bytes == 0)
+    return {GpuWork::decode, Fallback::none};
+  return {GpuWork::none, why};
+}
+
+Status Forward::make_plan(const StepContext& c) {
+  const LayerExecutor::Request request = request_of(c);
+  RETURN_IF_ERROR(host_.begin(c, request.gpu));
+  for (std::size_t i = 0; i < executors_.size(); ++i)
+    RETURN_IF_ERROR(executors_[i]->plan(c, request, &plan_.runs[i]));
+  return {};
+}
+
+Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* progress) {
+  const Token any = 0;
+  ForwardStep step = planned;
+  step.tokens = {&any, 1};  // a step of an answer
+  const CancelLatch cancel(step.cancel);
+  const std::size_t gpus = model_->device_weights().size();
+  const StepContext c{step,  cancel,  *store,  nullptr, nullptr,
+                      pool_, nullptr, nullptr, nullptr, static_cast<uint32_t>(gpus)};
+  const auto stopped = [] {
+    return Status::error(Code::cancelled, "stopped by the progress callback");
+  };
+  for (std::size_t i = 0; i < gpus; ++i) {
+    LayerRun& run = plan_.runs[i];
+    do {
+      if (cancel.fired()) return Status::error(Code::cancelled, "cancelled");
+      RETURN_IF_ERROR(executors_[i]->plan(c, {GpuWork::decode, Fallback::none}, &run));
+      if (!progress->update(run.staging == Fallback::pinning ? i : i + 1, gpus)) return stopped();
+    } while (run.staging == Fallback::pinning);
+  }
+  return {};
+}
+
+}  // namespace kvasir
