@@ -556,7 +556,7 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
  * token.
  * A sequence that ends within the instructions takes no text: kv_prefill and kv_generate are
  * KV_BAD_STATE until a rewind to 0.
- * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page of a mapped file),
+ * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page or checkpoint of a file),
  * KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_rewind(kv_session* session, uint64_t tokens, kv_error* error);
 
@@ -1171,7 +1171,7 @@ KV_API kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
  * need their queries. It compares the keys. Weights of another precision pass. Another model, other
  * positions or another channel order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
  * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_UNSUPPORTED (a model with
- * sliding windows or recurrent layers: a cache keeps all layers alike), KV_CONTEXT_FULL,
+ * sliding windows, recurrent layers or latent attention), KV_CONTEXT_FULL,
  * KV_CANCELLED, KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped file),
  * KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,

@@ -69,7 +69,7 @@ bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* ou
   bool good = true;
   switch (config_.kind) {
     case RecurrentKind::none:
-      return true;
+      return false;
     case RecurrentKind::convolution:
       short_convolution(layer, y);
       good = is_good(mixed_.get(), inner, first);

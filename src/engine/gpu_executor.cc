@@ -161,14 +161,14 @@ Status GpuExecutor::begin(const StepContext& c) {
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
   if (has_windows_) enqueue(windows_.begin(c.windows->tokens(), stream_));
+  std::vector<float> factors, staged;  // until the wait
   if (config_.temperature.scale != 0) {
-    std::vector<float> factors(n_);
+    factors.resize(n_);
     for (uint32_t i = 0; i < n_; ++i) factors[i] = config_.temperature.at(c.store.tokens() + i);
     enqueue(ops_.upload(stream_, work_.factors, factors.data(), n_ * sizeof(float)));
   }
-  std::vector<float> staged;
   if (config_.layer_input > 0) enqueue_layer_inputs(&staged);
-  if (!by_host) RETURN_IF_ERROR(wait("a step"));
+  if (!by_host || !factors.empty() || !staged.empty()) RETURN_IF_ERROR(wait("a step"));
   switch (mode_) {
     case AttentionMode::cpu:
       return resize_host(n_);

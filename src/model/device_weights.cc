@@ -247,6 +247,8 @@ static Status check_features(const ModelConfig& config) {
     if (c.qk_norm == QkNorm::projection && c.qk_norm_after_rope)
       feature = "its norm of queries and keys";
     if (c.sparsity > 0) feature = "sparse networks";
+    if (c.gates_output) feature = "gated attention";
+    if (!c.has_feed_forward()) feature = "layers without a feed-forward network";
     const bool has_experts = c.has_experts(), has_both = has_experts && c.has_dense();
     if ((has_both && (c.experts.shared_width > 0 || !c.norm_after())) ||
         (has_experts && (!c.norm_before() || c.is_parallel())))

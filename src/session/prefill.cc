@@ -279,12 +279,16 @@ Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report 
 Status Session::cut_stores(uint64_t kept) {
   KvStore& store = sequence_.store;
   kept = sequence_.resume_point(kept);
-  if (KvStore* windows = sequence_.windows_or_null())
-    RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
-  if (sequence_.states) RETURN_IF_ERROR(sequence_.states->rewind(kept));
+  std::optional<KvStore> windows(sequence_.windows);
+  std::optional<RecurrentState> states(sequence_.states);
+  if (windows) RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
+  if (states) RETURN_IF_ERROR(states->rewind(kept));
   const uint32_t page = store.shape().page.page_tokens;
-  if (kept > store.sealed_tokens() || kept % page > 0) return store.rewind(kept, cpu_kernels());
-  store.cut(static_cast<uint32_t>(kept / page));
+  if (kept > store.sealed_tokens() || kept % page > 0)
+    RETURN_IF_ERROR(store.rewind(kept, cpu_kernels()));
+  else store.cut(static_cast<uint32_t>(kept / page));
+  sequence_.windows = std::move(windows);
+  sequence_.states = std::move(states);
   return {};
 }
 

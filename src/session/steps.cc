@@ -47,8 +47,8 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
     RETURN_IF_ERROR(forward_->run(step, sequence_.stores()));
     note_chunk(request, step);
-    keep_state(request);
     *done += step.size();
+    keep_state(request);
     if (!errors.empty()) LayerProbe::note(errors, &sequence_);
     const bool last = *done == all;
     if (last && request.all_logits)
