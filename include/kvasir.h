@@ -551,9 +551,9 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
  * rewind the next prefill, question, kv_session_next, kv_session_score, kv_session_prepare or
  * kv_save first prefills the kept tokens again, from the first one or from the end of the document,
  * with the result of a new prefill. It takes as long as one; the control of that call reports and
- * cancels it, and the tokens stay. A model with recurrent layers does likewise from the nearest
- * checkpoint (docs/memory-and-files.md), and after a rewind kv_session_next begins before the last
- * token.
+ * cancels it, and the tokens stay. A model with recurrent layers prefills again from the nearest
+ * checkpoint (docs/memory-and-files.md); tokens before it have the precision of their pages. Where
+ * logits are missing, kv_session_next prefills again from the checkpoint before the last token.
  * A sequence that ends within the instructions takes no text: kv_prefill and kv_generate are
  * KV_BAD_STATE until a rewind to 0.
  * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page or checkpoint of a file),

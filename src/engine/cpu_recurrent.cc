@@ -92,7 +92,8 @@ bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* ou
   return good;
 }
 
-// The output of the last token has met every number of the state after the step.
+// The output of the last token has met every number of the state after the step: it is NaN where
+// one of them is NaN or infinity.
 bool CpuRecurrent::is_good(const float* rows, std::size_t cols, uint32_t first) {
   std::atomic<bool> good{true};
   by_rows(first, [&](std::size_t t) {

@@ -34,8 +34,8 @@ class CpuRecurrent {
   // For a step of n tokens.
   void begin(uint32_t n, RecurrentState* states, const CancelLatch& cancel);
   // The mixer of a layer. y: [n][width]. out: [n - first][width], of tokens [first, n); may be y.
-  // The layer's next state becomes that after the step. False: a number is too large or NaN, in
-  // the state too.
+  // The layer's next state becomes that after the step. False: a number is too large or NaN, or
+  // one of the state is NaN or infinity.
   bool run(uint32_t layer, const float* y, uint32_t first, float* out);
 
  private:
