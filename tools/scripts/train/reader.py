@@ -4,7 +4,9 @@ gemma3: five of six layers see a window of tokens, the sixth sees all. Queries a
 a layer has norms before and after its mixer and its feed-forward network; the two kinds of layers
 have RoPE bases of their own.
 
-qwen35: three of four layers are gated delta nets, the fourth is gated attention.
+qwen35: three of four layers are gated delta nets, the fourth is gated attention. Behind them comes
+an MTP layer, as in Qwen's files: from the final hidden state of a token and the embedding of the
+next one it predicts the token after that. It shares the embedding and the output matrix.
 """
 
 import math
@@ -49,6 +51,7 @@ SHAPES = {
         "value_heads": 6,
         "state": 64,  # of a head: state x state numbers
         "convolution": 4,
+        "mtp": 1,  # layers that predict one token more; 0 or 1
     },
 }
 
@@ -247,6 +250,21 @@ class HybridLayer(nn.Module):  # qwen35
         return x + self.ffn(self.post_attention_norm(x))
 
 
+class MtpLayer(HybridLayer):
+    def __init__(self, shape):
+        super().__init__(shape, is_full=True)
+        self.nextn = nn.Module()
+        self.nextn.eh_proj = product(2 * shape["width"], shape["width"])
+        for name in ("enorm", "hnorm", "shared_head_norm"):
+            setattr(self.nextn, name, Norm(shape["width"], shape["epsilon"]))
+
+    def forward(self, hidden, embeddings, cos, sin):
+        """The inputs of the output matrix. embeddings: of the token after each of `hidden`."""
+        parts = (self.nextn.enorm(embeddings), self.nextn.hnorm(hidden))
+        x = super().forward(self.nextn.eh_proj(torch.cat(parts, -1)), cos, sin)
+        return self.nextn.shared_head_norm(x)
+
+
 class Reader(nn.Module):
     def __init__(self, shape):
         super().__init__()
@@ -256,6 +274,8 @@ class Reader(nn.Module):
         self.blk = nn.ModuleList(
             layer(shape, (i + 1) % shape["period"] == 0) for i in range(shape["layers"])
         )
+        if shape.get("mtp"):
+            self.blk.append(MtpLayer(shape))
         self.output_norm = Norm(shape["width"], shape["epsilon"])
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
@@ -283,13 +303,20 @@ class Reader(nn.Module):
             x = x.bfloat16()
         far = self.angles(self.shape["base"], ids.size(1), x)
         near = self.angles(self.shape.get("window_base", 1e4), ids.size(1), x)
-        for layer in self.blk:
+        for layer in self.blk[: self.shape["layers"]]:
             x = layer(x, *(far if layer.is_full else near))
         return self.output_norm(x)
 
-    def forward(self, ids, targets, mask, text_weight=0.4):
-        """Loss of a batch: of the answers' tokens, and of the text's with a smaller weight."""
-        h = self.hidden(ids).flatten(0, 1)
+    def hidden_of_next(self, hidden, ids):
+        """As hidden(), of the MTP layer. ids: of the token after each of `hidden`."""
+        embeddings = self.token_embd(ids).to(hidden.dtype)
+        return self.blk[-1](
+            hidden, embeddings, *self.angles(self.shape["base"], ids.size(1), hidden)
+        )
+
+    def losses(self, hidden, targets, mask):
+        """Mean loss of the text's tokens, and of the answers' tokens."""
+        h = hidden.flatten(0, 1)
         weight = self.token_embd.weight.to(h.dtype)
         losses = torch.cat(
             [
@@ -300,4 +327,16 @@ class Reader(nn.Module):
         mask = mask.flatten().float()
         answers = (losses * mask).sum() / mask.sum().clamp(min=1)
         text = (losses * (1 - mask)).sum() / (1 - mask).sum().clamp(min=1)
-        return text_weight * text + answers, text.detach(), answers.detach()
+        return text, answers
+
+    def forward(self, ids, targets, mask, text_weight=0.4, mtp_weight=0.2):
+        """Loss of a batch: of the answers' tokens, and of the text's with a smaller weight; of the
+        MTP layer likewise, with a weight of its own."""
+        h = self.hidden(ids)
+        text, answers = self.losses(h, targets, mask)
+        loss = text_weight * text + answers
+        if self.shape.get("mtp"):
+            next_h = self.hidden_of_next(h[:, :-1], targets[:, :-1])
+            next_text, next_answers = self.losses(next_h, targets[:, 1:], mask[:, 1:])
+            loss = loss + mtp_weight * (text_weight * next_text + next_answers)
+        return loss, text.detach(), answers.detach()

@@ -37,10 +37,20 @@ class Samples(torch.utils.data.IterableDataset):
             yield documents.sample(self.tokens)
 
 
+def agreement(model, x, h, places, device):
+    """Whether the MTP layer predicts what the model does, for each of `places`."""
+    with torch.autocast(device, torch.bfloat16):
+        next_h = model.hidden_of_next(h[None, :-1], x[:, 1:])[0]
+    weight = model.token_embd.weight
+    wanted = F.linear(h[places].float(), weight).argmax(-1)
+    return (F.linear(next_h[places - 1].float(), weight).argmax(-1) == wanted).cpu().numpy()
+
+
 @torch.no_grad()
 def evaluate(model, documents, tokens, count, device):
-    """Percentage of answers whose tokens are all the most likely ones, by task."""
-    result = {}
+    """Percentage of answers whose tokens are all the most likely ones, by task. "mtp": of tokens of
+    answers for which the MTP layer has the same most likely token as the model."""
+    result, agreed = {}, []
     for task in TASKS:
         right = total = 0
         for _ in range(count):
@@ -55,7 +65,11 @@ def evaluate(model, documents, tokens, count, device):
             hits = logits.argmax(-1).cpu().numpy() == ids[1:][places]
             for answer in np.split(hits, np.flatnonzero(np.diff(places) > 1) + 1):
                 right, total = right + bool(answer.all()), total + 1
+            if model.shape.get("mtp"):
+                agreed.append(agreement(model, x, h, places[places > 0], device))
         result[task] = round(100 * right / max(total, 1), 1)
+    if agreed:
+        result["mtp"] = round(100 * float(np.concatenate(agreed).mean()), 1)
     return result
 
 

@@ -21,7 +21,7 @@ KINDS = {
 def add_shape(writer, shape):
     writer.add_context_length(shape["context"])
     writer.add_embedding_length(shape["width"])
-    writer.add_block_count(shape["layers"])
+    writer.add_block_count(shape["layers"] + shape.get("mtp", 0))
     writer.add_feed_forward_length(shape["feed_forward"])
     writer.add_head_count(shape["heads"])
     writer.add_head_count_kv(shape["kv_heads"])
@@ -41,6 +41,7 @@ def add_shape(writer, shape):
         writer.add_ssm_time_step_rank(shape["value_heads"])
         writer.add_ssm_group_count(shape["key_heads"])
         writer.add_rope_dimension_sections([shape["rope_dim"] // 2, 0, 0, 0])
+        writer.add_nextn_predict_layers(shape.get("mtp", 0))
     writer.add_layer_norm_rms_eps(shape["epsilon"])
     writer.add_vocab_size(shape["vocabulary"])
 
