@@ -260,10 +260,11 @@ void check_text(const Shape& s, Random& random) {
     }
   }
   worst_of_device = std::max(worst_of_device, worst);
-  // Halves round queries, keys, values and weights by 2^-12 of themselves, and so scores, here of
-  // up to 100. The CPU rounds queries to 8 bits.
+  // Halves round queries, keys, values and weights by 2^-12 of themselves. A score, here of up to
+  // 100, has two roundings: at most 2^-11 of it, 5e-2, of which most cancel. The CPU rounds queries
+  // to 8 bits.
   CHECK(worst < 3e-2);
-  CHECK(worst_total < 2e-2);
+  CHECK(worst_total < 3e-2);
 }
 
 }  // namespace
