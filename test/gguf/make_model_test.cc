@@ -93,6 +93,39 @@ TEST_CASE("a made mixture of experts has the tensors of its architecture") {
   }
 }
 
+TEST_CASE("a made hybrid has delta nets, and attention in every fourth layer") {
+  const std::string small = " --layers 5 --width 256 --heads 4 --kv-heads 2 --vocab 512 --type F16";
+  for (const auto& [options, tensors] :
+       {std::pair{"--shape qwen35-4b --ffn 512", 2 + 4 * 14 + 11},
+        std::pair{"--shape qwen35-35b-a3b --ffn 64 --experts 6 --used 2", 2 + 4 * 19 + 16}}) {
+    CAPTURE(options);
+    REQUIRE(make(options + small));
+    const Bytes bytes = take_file();
+    Gguf gguf;
+    const Status status = Gguf::parse(bytes, &gguf);
+    REQUIRE_MESSAGE(status.ok(), status.message());
+    CHECK(gguf.tensors().size() == static_cast<std::size_t>(tensors));
+    CHECK(gguf.find_tensor("blk.3.attn_q.weight")->dims[1] == 2 * 4 * 256);
+    CHECK(!gguf.find_tensor("blk.3.ssm_a"));
+    CHECK(!gguf.find_tensor("blk.4.attn_q.weight"));
+    const GgufTensor* taps = gguf.find_tensor("blk.4.ssm_conv1d.weight");
+    REQUIRE(taps);
+    CHECK(taps->dims[0] == 4);
+    CHECK(taps->dims[1] == 8192);
+    CHECK(taps->type == TensorType::f32);
+  }
+}
+
+TEST_CASE("a made model with sandwich norms has four norms a layer and a window") {
+  REQUIRE(make("--shape gemma3-4b --layers 2 --width 256 --ffn 512 --vocab 512 --type F16"));
+  const Bytes bytes = take_file();
+  Gguf gguf;
+  REQUIRE(Gguf::parse(bytes, &gguf).ok());
+  CHECK(gguf.tensors().size() == 2 + 2 * 13);
+  CHECK(gguf.get_uint("gemma3.attention.sliding_window") == 1024);
+  CHECK(gguf.find_tensor("blk.1.post_ffw_norm.weight"));
+}
+
 TEST_CASE("every merge of a made vocabulary joins two tokens into a third") {
   REQUIRE(make("--shape tiny --vocab 32768"));
   const Bytes bytes = take_file();

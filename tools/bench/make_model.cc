@@ -1,15 +1,13 @@
 // kvasir-make-model: writes a GGUF file of a given shape with random weights, for benchmarks and
 // tests of speed and memory.
 //
-// The file is complete: metadata, a byte-level BPE vocabulary with a chat format, and every weight
-// of a llama model or of a mixture of experts. Its answers have no meaning. The same options and
-// seed give the same file, with the same C++ library.
+// The file is complete: metadata, a byte-level BPE vocabulary with a chat format, and every weight.
+// Its answers have no meaning. The same options and seed give the same file, with the same C++
+// library.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <map>
-#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -18,6 +16,7 @@
 #include "base/memory.h"
 #include "encode_weights.h"
 #include "gguf/gguf.h"
+#include "model_shapes.h"
 #include "os/os.h"
 
 namespace kvasir {
@@ -33,57 +32,12 @@ constexpr float kSigma = 0.02f;
 constexpr uint32_t kSpecials = 3;
 constexpr uint32_t kMinVocab = kSpecials + 256;
 
-// What the models of an architecture have in common.
-struct Family {
-  const char* architecture;
-  const char* ffn_norm;
-  float rope_base;
-  bool qk_norm;           // of each head
-  bool biases_and_sinks;  // biases of attention and experts, sinks, YaRN
-  uint32_t window;        // of every other layer; 0: none
-};
-constexpr Family kLlama = {"llama", "ffn_norm", 500000, false, false, 0};
-constexpr Family kQwen3Moe = {"qwen3moe", "ffn_norm", 1000000, true, false, 0};
-constexpr Family kGptOss = {"gpt-oss", "post_attention_norm", 150000, false, true, 128};
-
-struct Shape {
-  const Family* family;
-  // ffn: of an expert, where there are experts
-  uint32_t layers, width, heads, kv_heads, head_dim, ffn, vocab, context, experts, used;
-};
-
-// Shapes of well-known models: 1b and 3b of Llama 3.2, 8b of Llama 3.1, with a smaller vocabulary;
-// Qwen 3 30B-A3B and gpt-oss-20b.
-const std::map<std::string, Shape> kShapes = {
-    {"tiny", {&kLlama, 2, 256, 4, 2, 64, 512, 512, 4096, 0, 0}},
-    {"1b", {&kLlama, 16, 2048, 32, 8, 64, 8192, 32768, 131072, 0, 0}},
-    {"3b", {&kLlama, 28, 3072, 24, 8, 128, 8192, 32768, 131072, 0, 0}},
-    {"8b", {&kLlama, 32, 4096, 32, 8, 128, 14336, 32768, 131072, 0, 0}},
-    {"30b-a3b", {&kQwen3Moe, 48, 2048, 32, 4, 128, 768, 151936, 262144, 128, 8}},
-    {"gpt-oss-20b", {&kGptOss, 24, 2880, 64, 8, 64, 2880, 201088, 131072, 32, 4}},
-};
-
 struct Options {
   Shape shape;
-  TensorType type, embedding_type, expert_type;
+  TensorTypes types;
   bool untied;
   uint64_t seed;
   std::string path;
-};
-
-struct Tensor {
-  std::string name;
-  std::vector<uint64_t> dims;  // the contiguous one first
-  TensorType type;
-  bool ones;  // a norm: all 1, always F32
-
-  uint64_t elements() const {
-    return std::accumulate(dims.begin(), dims.end(), uint64_t{1}, std::multiplies<>());
-  }
-  uint64_t bytes() const {
-    const TensorTypeInfo* info = tensor_type_info(type);
-    return elements() / info->block_elements * info->block_bytes;
-  }
 };
 
 // ---- metadata
@@ -214,100 +168,18 @@ const std::map<TensorType, uint32_t> kFileTypes = {
     {TensorType::tq1_0, 36},   {TensorType::tq2_0, 37},  {TensorType::mxfp4, 38},
     {TensorType::nvfp4, 39}};
 
-// Lists the tensors of a model.
-class Tensors {
- public:
-  explicit Tensors(const Options& o) : o_(o), s_(o.shape) {}
-
-  std::vector<Tensor> list() {
-    weight("token_embd", {s_.width, s_.vocab}, o_.embedding_type);
-    norm("output_norm", s_.width);
-    if (o_.untied) weight("output", {s_.width, s_.vocab}, o_.embedding_type);
-    for (uint32_t i = 0; i < s_.layers; ++i) {
-      at_ = "blk." + std::to_string(i) + ".";
-      attention();
-      norm(s_.family->ffn_norm, s_.width);
-      if (s_.experts > 0) experts();
-      else dense();
-    }
-    return std::move(tensors_);
-  }
-
- private:
-  void weight(const std::string& name, std::vector<uint64_t> dims, TensorType type) {
-    tensors_.push_back({at_ + name + ".weight", std::move(dims), type, false});
-  }
-  void norm(const std::string& name, uint64_t size) {
-    tensors_.push_back({at_ + name + ".weight", {size}, TensorType::f32, true});
-  }
-  // A matrix or those of all experts, with its biases where the family has them.
-  void linear(const std::string& name, std::vector<uint64_t> dims, TensorType type) {
-    const std::vector<uint64_t> biases(dims.begin() + 1, dims.end());
-    weight(name, std::move(dims), type);
-    if (s_.family->biases_and_sinks)
-      tensors_.push_back({at_ + name + ".bias", biases, TensorType::f32, false});
-  }
-  void attention() {
-    const uint64_t q = uint64_t{s_.heads} * s_.head_dim, kv = uint64_t{s_.kv_heads} * s_.head_dim;
-    norm("attn_norm", s_.width);
-    linear("attn_q", {s_.width, q}, o_.type);
-    linear("attn_k", {s_.width, kv}, o_.type);
-    linear("attn_v", {s_.width, kv}, o_.type);
-    linear("attn_output", {q, s_.width}, o_.type);
-    if (s_.family->qk_norm) norm("attn_q_norm", s_.head_dim), norm("attn_k_norm", s_.head_dim);
-    if (s_.family->biases_and_sinks) weight("attn_sinks", {s_.heads}, TensorType::f32);
-  }
-  void dense() {
-    linear("ffn_gate", {s_.width, s_.ffn}, o_.type);
-    linear("ffn_up", {s_.width, s_.ffn}, o_.type);
-    linear("ffn_down", {s_.ffn, s_.width}, o_.type);
-  }
-  void experts() {
-    linear("ffn_gate_inp", {s_.width, s_.experts}, TensorType::f32);
-    linear("ffn_gate_exps", {s_.width, s_.ffn, s_.experts}, o_.expert_type);
-    linear("ffn_up_exps", {s_.width, s_.ffn, s_.experts}, o_.expert_type);
-    linear("ffn_down_exps", {s_.ffn, s_.width, s_.experts}, o_.expert_type);
-  }
-
-  const Options& o_;
-  const Shape& s_;
-  std::string at_;
-  std::vector<Tensor> tensors_;
-};
-
 void add_shape(const Shape& s, Header* header) {
   const std::string prefix = std::string(s.family->architecture) + ".";
-  const auto key = [&](const char* name, auto value) { header->key(prefix + name, value); };
-  key("block_count", s.layers);
-  key("embedding_length", s.width);
-  key("feed_forward_length", s.ffn);
-  key("context_length", s.context);
-  key("attention.head_count", s.heads);
-  key("attention.head_count_kv", s.kv_heads);
-  key("attention.key_length", s.head_dim);
-  key("attention.value_length", s.head_dim);
-  key("attention.layer_norm_rms_epsilon", 1e-5f);
-  key("rope.dimension_count", s.head_dim);
-  key("rope.freq_base", s.family->rope_base);
-  key("vocab_size", s.vocab);
-  if (s.experts > 0) {
-    key("expert_count", s.experts);
-    key("expert_used_count", s.used);
-    key("expert_feed_forward_length", s.ffn);
-  }
-  if (s.family->window > 0) key("attention.sliding_window", s.family->window);
-  if (s.family->biases_and_sinks) {
-    key("rope.scaling.type", "yarn");
-    key("rope.scaling.factor", 32.0f);
-    key("rope.scaling.original_context_length", uint32_t{4096});
-  }
+  const auto add = [&](const char* name, const auto& value) { header->key(prefix + name, value); };
+  list_keys(s, {add, add, add, add});
 }
 
 std::string build_header(const Options& o, const std::vector<Tensor>& tensors) {
   Header header;
   header.key("general.architecture", o.shape.family->architecture);
   header.key("general.name", "random weights");
-  header.key("general.file_type", kFileTypes.at(o.shape.experts > 0 ? o.expert_type : o.type));
+  header.key("general.file_type",
+             kFileTypes.at(o.shape.experts > 0 ? o.types.experts : o.types.matrices));
   add_shape(o.shape, &header);
   add_vocabulary(o.shape.vocab, &header);
   for (const Tensor& tensor : tensors) header.tensor(tensor);
@@ -353,6 +225,18 @@ class Pool {
   uint64_t at_ = 0;  // bytes; beginning of the next tensor
 };
 
+// The numbers of a small tensor, which is F32.
+std::vector<float> filled(const Tensor& tensor, uint64_t seed) {
+  std::vector<float> values(tensor.elements(), tensor.fill == Fill::step ? -4.0f : 1.0f);
+  std::mt19937_64 random(seed);
+  std::normal_distribution<float> normal(0, 1.0f / kDeltaTaps);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (tensor.fill == Fill::taps) values[i] = normal(random);
+    if (tensor.fill == Fill::decay) values[i] = -1.0f - static_cast<float>(i % 16);
+  }
+  return values;
+}
+
 Status write_contents(const Options& o, const std::vector<Tensor>& tensors, os::File* file,
                       uint64_t* size) {
   const std::string header = build_header(o, tensors);
@@ -363,9 +247,9 @@ Status write_contents(const Options& o, const std::vector<Tensor>& tensors, os::
   uint64_t offset = header.size();
   for (const Tensor& tensor : tensors) {
     if (!status.ok()) return status;
-    if (tensor.ones) {
-      const std::vector<float> ones(tensor.elements(), 1.0f);
-      status = file->write(offset, ones.data(), tensor.bytes());
+    if (tensor.fill != Fill::weights) {
+      const std::vector<float> values = filled(tensor, o.seed);
+      status = file->write(offset, values.data(), tensor.bytes());
     } else {
       const auto pool =
           pools.try_emplace(tensor.type, tensor.type, std::min(groups, kPoolGroups), o.seed).first;
@@ -414,7 +298,7 @@ std::string complaint(const Options& o) {
   if (s.vocab < kMinVocab) return "--vocab must be at least " + std::to_string(kMinVocab);
   if (s.used > s.experts || (s.used == 0 && s.experts > 0)) return "--used must be 1 to --experts";
   uint32_t block = 1;
-  for (const TensorType type : {o.type, o.embedding_type, o.expert_type})
+  for (const TensorType type : {o.types.matrices, o.types.embedding, o.types.experts})
     block = std::max(block, tensor_type_info(type)->block_elements);
   for (const auto& [name, cols] :
        {std::pair{"--width", uint64_t{s.width}}, std::pair{"--ffn", uint64_t{s.ffn}},
@@ -436,7 +320,7 @@ int run(int argc, char** argv) {
   Options o{};
   const std::map<std::string, TensorType> types = type_names();
   app.add_option("--shape", shape_name, "a known shape, which the options below change")
-      ->check(CLI::IsMember(kShapes))
+      ->check(CLI::IsMember(known_shapes()))
       ->capture_default_str();
   const struct {
     const char* name;
@@ -472,19 +356,19 @@ int run(int argc, char** argv) {
       ->required();
   CLI11_PARSE(app, argc, argv);
 
-  const Shape& known = kShapes.at(shape_name);
+  const Shape& known = known_shapes().at(shape_name);
   o.shape.family = known.family;
   for (const auto& field : fields) {
     if (o.shape.*field.field == 0) o.shape.*field.field = known.*field.field;
   }
-  o.type = types.at(type);
-  o.embedding_type = embedding_type.empty() ? o.type : types.at(embedding_type);
-  o.expert_type = expert_type.empty() ? o.type : types.at(expert_type);
+  o.types.matrices = types.at(type);
+  o.types.embedding = embedding_type.empty() ? o.types.matrices : types.at(embedding_type);
+  o.types.experts = expert_type.empty() ? o.types.matrices : types.at(expert_type);
   if (const std::string wrong = complaint(o); !wrong.empty()) {
     std::fprintf(stderr, "kvasir-make-model: %s\n", wrong.c_str());
     return 2;
   }
-  const std::vector<Tensor> tensors = Tensors(o).list();
+  const std::vector<Tensor> tensors = list_tensors(o.shape, o.types, o.untied);
   uint64_t parameters = 0, size = 0;
   for (const Tensor& tensor : tensors) parameters += tensor.elements();
   const Status status = write_model(o, tensors, &size);
