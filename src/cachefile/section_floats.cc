@@ -9,8 +9,7 @@
 namespace kvasir {
 
 Status not_finite(const CacheFile& file, const CacheFile::Section& section) {
-  return Status::error(Code::corrupt,
-                       "%s: section '%s' holds a number that is not finite; nothing was loaded",
+  return Status::error(Code::corrupt, "%s: section '%s' holds a number that is not finite",
                        file.path().c_str(), format::name_of(section.kind));
 }
 

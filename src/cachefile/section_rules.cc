@@ -29,6 +29,11 @@ const char* wrong_floats(std::span<const float> values) {
   return all_finite(values) ? nullptr : "holds a number that is not finite";
 }
 
+const char* wrong_state_floats(std::span<const float> values) {
+  if (const char* what = wrong_floats(values)) return what;
+  return all_below(values, max_state_number) ? nullptr : "holds a number of 1e30 or more";
+}
+
 const char* wrong_count(uint64_t count, const SectionFacts& facts) {
   return count <= facts.tokens ? nullptr : "counts more tokens than the sequence has";
 }

@@ -25,6 +25,10 @@ const char* wrong_section(format::SectionKind kind, std::span<const std::byte> b
                           const SectionFacts& facts);
 // A part of a section of floats.
 const char* wrong_floats(std::span<const float> values);
+// A state of a recurrent layer: larger numbers than those of any layer's output overflow in the
+// next step.
+constexpr float max_state_number = 1e30f;
+const char* wrong_state_floats(std::span<const float> values);
 const char* wrong_count(uint64_t count, const SectionFacts& facts);
 // The position at which the queries of section `observed` were recorded.
 const char* wrong_observed(uint64_t end, uint64_t pages, const SectionFacts& facts);

@@ -109,7 +109,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   if (pages != sealed)
     return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected",
                          sealed, pages);
-  RETURN_IF_ERROR(session->cut_stores(tokens.size() - again));
+  RETURN_IF_ERROR(session->cut_stores(tokens.size() - again, cancel));
   RETURN_IF_ERROR(session->prefill_missing(cancel, std::move(report)));
   const Difference difference = how.compared ? newest_rows_differ(session->sequence_.store, *given,
                                                                   static_cast<uint32_t>(again))

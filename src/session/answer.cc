@@ -96,6 +96,9 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
     RETURN_IF_ERROR(question_tokens(question, o, marks.skip, &turn->kept));
   RETURN_IF_ERROR(check_room(turn->tokens.size()));
   RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
+  // of a model with states before Restore, so that the next call needs no prefill
+  if (sequence_.states && turn->tokens.empty())
+    RETURN_IF_ERROR(refresh_logits(o.cancel, o.progress));
   RETURN_IF_ERROR(prepare(o.cancel, o.prepare_progress));
   const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
   return make_room(turn->tokens.size(), thought + o.max_tokens, o.cancel);
@@ -108,7 +111,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   const Tracing tracing(this, o.trace);
   Status s;
   if (turn->tokens.empty()) {
-    s = refresh_logits(o.cancel);
+    s = refresh_logits(o.cancel, {});
   } else {
     Progress progress(o.progress);
     uint64_t done = 0;

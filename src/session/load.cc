@@ -257,7 +257,9 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   if (windows)
     RETURN_IF_ERROR(load_windows(file, state, saved_windows, pool.get(), cancel, &*windows));
   std::optional<RecurrentState> states = make_states(config, options.memory.bytes);
-  if (states) RETURN_IF_ERROR(load_states(file, saved_states, pool.get(), cancel, &*states));
+  if (states)
+    RETURN_IF_ERROR(
+        load_states(file, saved_states, state.kept_of(kept), pool.get(), cancel, &*states));
   const std::byte* tokens = nullptr;
   RETURN_IF_ERROR(take(*file, SectionKind::tokens, state.tokens * sizeof(Token),
                        state.facts(config.vocabulary), pool.get(), cancel, &tokens));

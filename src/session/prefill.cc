@@ -271,18 +271,18 @@ Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report 
     RETURN_IF_ERROR(rewind(tokens));
   } else {
     forget_behind(tokens);
-    RETURN_IF_ERROR(cut_stores(uint64_t{pages} * sequence_.store.shape().page.page_tokens));
+    RETURN_IF_ERROR(cut_stores(uint64_t{pages} * sequence_.store.shape().page.page_tokens, cancel));
   }
   return prefill_missing(cancel, std::move(report));
 }
 
-Status Session::cut_stores(uint64_t kept) {
+Status Session::cut_stores(uint64_t kept, const Cancel* cancel) {
   KvStore& store = sequence_.store;
   kept = sequence_.resume_point(kept);
   std::optional<KvStore> windows(sequence_.windows);
   std::optional<RecurrentState> states(sequence_.states);
   if (windows) RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
-  if (states) RETURN_IF_ERROR(states->rewind(kept));
+  if (states) RETURN_IF_ERROR(states->rewind(kept, cancel));
   const uint32_t page = store.shape().page.page_tokens;
   if (kept > store.sealed_tokens() || kept % page > 0)
     RETURN_IF_ERROR(store.rewind(kept, cpu_kernels()));

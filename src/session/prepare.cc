@@ -76,11 +76,13 @@ Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   std::optional<KvStore> windows = make_windows(*model_, store.window_tokens());
   std::optional<RecurrentState> states = make_states(model_->config(), 0);
   MemoryBudget rest = options_.memory;
+  rest.states = states ? states->step_bytes() : 0;  // no checkpoint is made
   if (rest.bytes) {  // both stores share the budget, and the second needs as much as the first
     if (sequence_.store.private_bytes() > rest.bytes / 2)
       RETURN_IF_ERROR(sequence_.store.shrink(cancel));
     const uint64_t used = sequence_.store.private_bytes() +
-                          (sequence_.windows ? sequence_.windows->private_bytes() : 0);
+                          (sequence_.windows ? sequence_.windows->private_bytes() : 0) +
+                          (sequence_.states ? sequence_.states->bytes() : 0);
     rest.bytes -= std::min(rest.bytes - 1, used);
   }
   if (Status s = store.set_budget(rest, sequence_.tokens.size(), cancel); s.code() == Code::limit) {

@@ -30,15 +30,19 @@ Head encode(const RecurrentState& states) {
 class FileStates final : public StateSource {
  public:
   explicit FileStates(std::shared_ptr<const CacheFile> file) : file_(std::move(file)) {}
-  Status read(std::size_t number, std::size_t size, float* out) const override {
-    return read(number, size, nullptr, nullptr, out);
+  Status read(std::size_t number, std::size_t size, const Cancel* cancel,
+              float* out) const override {
+    return read(number, size, nullptr, cancel, out);
   }
   Status read(std::size_t number, std::size_t size, ThreadPool* pool, const Cancel* cancel,
               float* out) const {
     const uint64_t bytes = uint64_t{size} * sizeof(float);
-    return copy_floats(*file_, *file_->find(SectionKind::recurrent),
-                       recurrent_head_bytes + number * bytes, 1, size, pool, cancel,
-                       [&](uint64_t) { return out; });
+    RETURN_IF_ERROR(copy_floats(*file_, *file_->find(SectionKind::recurrent),
+                                recurrent_head_bytes + number * bytes, 1, size, pool, cancel,
+                                [&](uint64_t) { return out; }));
+    const char* what = wrong_state_floats({out, size});
+    if (!what) return {};
+    return Status::error(Code::corrupt, "%s: section 'recurrent' %s", file_->path().c_str(), what);
   }
 
  private:
@@ -75,26 +79,30 @@ uint64_t states_section_bytes(const RecurrentState& states) {
   return recurrent_head_bytes + states.saved() * states.size() * sizeof(float);
 }
 
-Status write_states(const RecurrentState& states,
+Status write_states(const RecurrentState& states, const Cancel* cancel,
                     const std::function<Status(const void* data, std::size_t size)>& write) {
   const Head head = encode(states);
   RETURN_IF_ERROR(write(head.data(), head.size()));
   Array<float> room;
   for (std::size_t i = 0; i < states.saved(); ++i) {
     const float* floats = nullptr;
-    RETURN_IF_ERROR(states.read(i, &room, &floats));
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; no file was changed");
+    RETURN_IF_ERROR(states.read(i, cancel, &room, &floats));
     RETURN_IF_ERROR(write(floats, states.size() * sizeof(float)));
   }
   return {};
 }
 
-Status find_wrong_state(const RecurrentState& states, const char** what) {
+Status find_wrong_state(const RecurrentState& states, const Cancel* cancel, const char** what) {
   Array<float> room;
   *what = nullptr;
   for (std::size_t i = 0; i < states.saved() && !*what; ++i) {
     const float* floats = nullptr;
-    RETURN_IF_ERROR(states.read(i, &room, &floats));
-    *what = wrong_floats({floats, states.size()});
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; no file was changed");
+    RETURN_IF_ERROR(states.read(i, cancel, &room, &floats));
+    *what = wrong_state_floats({floats, states.size()});
   }
   return {};
 }
@@ -150,12 +158,12 @@ Status states_serve(const CachePeek& file, const ModelConfig& config, uint64_t t
 }
 
 Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStates& saved,
-                   ThreadPool* pool, const Cancel* cancel, RecurrentState* out) {
+                   uint64_t wanted, ThreadPool* pool, const Cancel* cancel, RecurrentState* out) {
   if (saved.empty()) return {};
   const auto source = std::make_shared<FileStates>(file);
   std::shared_ptr<float[]> end(Allocator<float>().allocate(out->size()), Deallocate());
   RETURN_IF_ERROR(source->read(saved.size() - 1, out->size(), pool, cancel, end.get()));
-  out->restore(saved, std::move(end), source);
+  out->restore(saved, wanted, std::move(end), source);
   return {};
 }
 

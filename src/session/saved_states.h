@@ -22,11 +22,11 @@ using SavedStates = std::vector<uint64_t>;
 
 uint64_t states_section_bytes(const RecurrentState& states);
 // Passes the bytes of the section to `write`. Code::corrupt: a checkpoint of a loaded file is
-// damaged.
-Status write_states(const RecurrentState& states,
+// damaged. Code::cancelled, here and below.
+Status write_states(const RecurrentState& states, const Cancel* cancel,
                     const std::function<Status(const void* data, std::size_t size)>& write);
 // Refuses states that load would refuse. Returns the first contradiction in *what, or null.
-Status find_wrong_state(const RecurrentState& states, const char** what);
+Status find_wrong_state(const RecurrentState& states, const Cancel* cancel, const char** what);
 
 // Checks that the file has states of this model, or none where it has no recurrent layers, and that
 // they agree with `state`. Call before any allocation whose size comes from the file.
@@ -43,8 +43,9 @@ Status summarise_states(const CachePeek& file, StatesSummary* out);
 // Whether a session of the file's first `tokens` tokens goes on from a later position than the
 // beginning, as Session::load() does. Always without recurrent layers. Codes as check_states().
 Status states_serve(const CachePeek& file, const ModelConfig& config, uint64_t tokens, bool* out);
-// Reads the last state of a checked file; checkpoints are read when they are needed.
+// Reads the last state of a checked file; checkpoints are read when they are needed. wanted: as
+// RecurrentState::restore().
 Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStates& saved,
-                   ThreadPool* pool, const Cancel* cancel, RecurrentState* out);
+                   uint64_t wanted, ThreadPool* pool, const Cancel* cancel, RecurrentState* out);
 
 }  // namespace kvasir

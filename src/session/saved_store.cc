@@ -66,11 +66,11 @@ const char* wrong_state(const SavedSequence& s, const StoreShape& shape,
 }
 
 // Passes the bytes of a part to `write`.
-Status write_part(const SavedStores& stores, const SavedPart& part,
+Status write_part(const SavedStores& stores, const SavedPart& part, const Cancel* cancel,
                   const std::function<Status(const void* data, std::size_t size)>& write) {
   if (part.kind == SectionKind::window) return stores.store.write_window(write);
   if (part.kind == SectionKind::windows_rows) return stores.windows->write_window(write);
-  if (part.kind == SectionKind::recurrent) return write_states(*stores.states, write);
+  if (part.kind == SectionKind::recurrent) return write_states(*stores.states, cancel, write);
   return write(part.data, part.bytes);
 }
 
@@ -90,7 +90,7 @@ Status check_savable(const std::string& path, const format::Identity& identity,
     return Status::error(Code::internal, "the sequence has %s; %s was not written", what,
                          path.c_str());
   const char* wrong_states = nullptr;
-  if (stores.states) RETURN_IF_ERROR(find_wrong_state(*stores.states, &wrong_states));
+  if (stores.states) RETURN_IF_ERROR(find_wrong_state(*stores.states, cancel, &wrong_states));
   if (wrong_states) return refused(SectionKind::recurrent, wrong_states);
   for (const SavedPart& part : parts) {
     if (part.kind == SectionKind::recurrent) continue;
@@ -107,7 +107,7 @@ Status check_savable(const std::string& path, const format::Identity& identity,
       }
       return {};
     };
-    RETURN_IF_ERROR(write_part(stores, part, check));
+    RETURN_IF_ERROR(write_part(stores, part, cancel, check));
   }
   if (const char* what = store.sketch().wrong(state.pages))
     return refused(SectionKind::sketch, what);
@@ -261,7 +261,7 @@ Status save_store(const std::string& path, format::Identity identity, const Save
   const auto write = [&](const void* data, std::size_t size) {
     return write_all(writer.get(), data, size, cancel, &progress);
   };
-  for (const SavedPart& part : all) RETURN_IF_ERROR(write_part(stores, part, write));
+  for (const SavedPart& part : all) RETURN_IF_ERROR(write_part(stores, part, cancel, write));
   for (SectionKind kind : PageStore::sections) RETURN_IF_ERROR(store.pages().write(kind, write));
   if (windows)
     for (SectionKind kind : PageStore::arrays(windows->shape()))

@@ -27,13 +27,15 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   trace_.reset();
   const uint64_t begin = os::now_ns();
   RETURN_IF_ERROR(prefill_missing(cancel, report));
+  // of a model with states before Restore, so that the next call needs no prefill
+  if (sequence_.states) RETURN_IF_ERROR(refresh_logits(cancel, report));
   Progress progress(std::move(report));
   RETURN_IF_ERROR(prepare(cancel, std::move(prepare_report)));
   RETURN_IF_ERROR(make_room(tokens.size(), 0, cancel));
   Restore restore(this);
   Array<float> found(tokens.size());
   forward_->attention().reset_counts();
-  RETURN_IF_ERROR(refresh_logits(cancel));
+  RETURN_IF_ERROR(refresh_logits(cancel, {}));
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");
     const double logarithm = log_probability(sequence_.logits, tokens[i]);

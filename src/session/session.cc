@@ -26,9 +26,10 @@ static bool has_idle_experts(const ModelConfig& config, uint32_t chunk) {
 
 static uint32_t choose_chunk(const Model& model) {
   const StoreShape shape = model.store_shape(), windows = model.windows_shape();
-  const uint64_t row = (uint64_t{shape.heads_total()} * shape.page.dim +
-                        uint64_t{windows.heads_total()} * windows.page.dim) *
-                       2 * sizeof(float);
+  const auto floats = [](const StoreShape& s) {
+    return uint64_t{s.heads_total()} * s.page.planes() * s.page.dim;
+  };
+  const uint64_t row = (floats(shape) + floats(windows)) * sizeof(float);
   // Smaller chunks leave a large GPU idle.
   const bool large = !model.device_weights().empty() || has_idle_experts(model.config(), 512);
   uint32_t chunk = large ? 1024 : 512;

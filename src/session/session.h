@@ -222,7 +222,8 @@ class Session {
   void plan_step(ForwardStep* step);
   Plan next_plan() const;
   static bool batches_queries(const ForwardStep& step);
-  Status refresh_logits(const Cancel* cancel);
+  // report: of the tokens that a model with states prefills again.
+  Status refresh_logits(const Cancel* cancel, Progress::Report report);
   RecentQueries* recorded_queries() {
     return options_.full_precision ? nullptr : &sequence_.queries;
   }
@@ -232,7 +233,7 @@ class Session {
   // ---- prefill and rewind (prefill.cc) ---------------------------------------------------------
   // Truncates the stores to `kept` tokens, or to the last position before it from which windows and
   // states can go on. The tokens stay, to be prefilled again by prefill_missing().
-  Status cut_stores(uint64_t kept);
+  Status cut_stores(uint64_t kept, const Cancel* cancel);
   Status prefill_missing(const Cancel* cancel, Progress::Report report);
   class Again;
   Status check_has(uint64_t tokens) const;

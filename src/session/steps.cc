@@ -24,11 +24,11 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   // a rewind to the end of the document finds its window
   if (KvStore* windows = sequence_.windows_or_null())
     request.kind == TextKind::document ? windows->unmark() : windows->mark();
-  if (sequence_.states && request.kind != TextKind::document &&
-      sequence_.prefilled_tokens == sequence_.tokens.size())
-    keep_document();
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   try {
+    if (sequence_.states && request.kind != TextKind::document &&
+        sequence_.prefilled_tokens == sequence_.tokens.size())
+      keep_document();
     return append_chunks(request, done);
   } catch (const std::bad_alloc&) {
     return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done,
@@ -175,7 +175,7 @@ void Session::plan_step(ForwardStep* step) {
 }
 
 // Computes the logits after the last token if they are missing (after a rewind).
-Status Session::refresh_logits(const Cancel* cancel) {
+Status Session::refresh_logits(const Cancel* cancel, Progress::Report report) {
   // true if prefill, not an answer, appended the last token
   const bool read_last =
       chooses_once() && (sequence_.observed.queries.count() == 0 ||
@@ -185,8 +185,8 @@ Status Session::refresh_logits(const Cancel* cancel) {
   if (sequence_.logits_at == sequence_.tokens.size() && sequence_.logits_at > 0 && can_choose)
     return {};
   if (sequence_.states) {  // no token can be taken out of a state
-    RETURN_IF_ERROR(cut_stores(sequence_.tokens.size() - 1));
-    return prefill_missing(cancel, {});
+    RETURN_IF_ERROR(cut_stores(sequence_.tokens.size() - 1, cancel));
+    return prefill_missing(cancel, std::move(report));
   }
   const Token last = sequence_.tokens.back();
   ForwardStep step;
@@ -227,7 +227,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   RETURN_IF_ERROR(prefill_missing(cancel, {}));
   RETURN_IF_ERROR(prepare_strategy(cancel, &none));
   RETURN_IF_ERROR(prepare_index(false, cancel, &none));
-  RETURN_IF_ERROR(refresh_logits(cancel));
+  RETURN_IF_ERROR(refresh_logits(cancel, {}));
   const uint64_t begin = os::now_ns();
   Array<float> logits(
       sequence_.logits);  // a copy, because sampling overwrites it and the step may fail

@@ -36,7 +36,7 @@ class PageSource {
  public:
   virtual ~PageSource() = default;
   virtual uint64_t extents() const = 0;
-  virtual std::size_t page_size() const { return page_bytes; }
+  virtual std::size_t page_size() const = 0;
   // Reads pages first, first + 1, ... into to[0], to[1], ... Code::corrupt, Code::io.
   virtual Status read(uint64_t first, std::span<std::byte* const> to) const = 0;
   // Bytes of scales of a page's tokens, stored in the order of the pages in blocks of 4096 bytes;

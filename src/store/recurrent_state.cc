@@ -15,9 +15,10 @@ uint64_t RecurrentState::bytes() const {
   return states * size() * sizeof(float);
 }
 
-// The state of the end, that of the step, and the checkpoints.
+// The state of the end, that of the step, that of a copy to which the sequence goes back after an
+// answer, and the checkpoints.
 uint64_t RecurrentState::max_bytes() const {
-  return (2 + uint64_t{max_checkpoints_}) * size() * sizeof(float);
+  return (3 + uint64_t{max_checkpoints_}) * size() * sizeof(float);
 }
 
 void RecurrentState::prepare() {
@@ -40,12 +41,12 @@ void RecurrentState::commit(uint64_t n) {
 void RecurrentState::keep() {
   if (end_.tokens == 0 || max_checkpoints_ == 0 || last_checkpoint() == end_.tokens) return;
   checkpoints_.push_back(end_);
-  thin_out();
+  thin_out(end_.tokens);
 }
 
-// Keeps the distances between checkpoints in proportion to their distance from the end.
-void RecurrentState::thin_out() {
-  const uint64_t end = end_.tokens;
+// Keeps the distances between checkpoints in proportion to their distance from the end. The last
+// one stays.
+void RecurrentState::thin_out(uint64_t end) {
   while (checkpoints_.size() > max_checkpoints_) {
     std::size_t worst = 0;
     double least = 2;
@@ -67,7 +68,7 @@ uint64_t RecurrentState::resume_point(uint64_t tokens) const {
   return found;
 }
 
-Status RecurrentState::rewind(uint64_t tokens) {
+Status RecurrentState::rewind(uint64_t tokens, const Cancel* cancel) {
   if (tokens == end_.tokens) return {};
   Snapshot to;
   const auto at = std::find_if(checkpoints_.begin(), checkpoints_.end(),
@@ -77,7 +78,7 @@ Status RecurrentState::rewind(uint64_t tokens) {
       return Status::error(Code::internal, "no recurrent state was kept at the wanted token");
     if (!at->floats) {
       std::shared_ptr<float[]> floats = make();
-      RETURN_IF_ERROR(at->source->read(at->number, size(), floats.get()));
+      RETURN_IF_ERROR(at->source->read(at->number, size(), cancel, floats.get()));
       at->floats = std::move(floats);
     }
     to = *at;
@@ -96,7 +97,8 @@ uint64_t RecurrentState::saved_at(std::size_t i) const {
   return i < checkpoints_.size() ? checkpoints_[i].tokens : end_.tokens;
 }
 
-Status RecurrentState::read(std::size_t i, Array<float>* room, const float** out) const {
+Status RecurrentState::read(std::size_t i, const Cancel* cancel, Array<float>* room,
+                            const float** out) const {
   const Snapshot& s = i + 1 == saved() ? end_ : checkpoints_[i];
   if (s.floats) {
     *out = s.floats.get();
@@ -104,28 +106,22 @@ Status RecurrentState::read(std::size_t i, Array<float>* room, const float** out
   }
   room->resize(size());
   *out = room->data();
-  return s.source->read(s.number, size(), room->data());
+  return s.source->read(s.number, size(), cancel, room->data());
 }
 
-void RecurrentState::restore(const std::vector<uint64_t>& tokens,
+void RecurrentState::restore(const std::vector<uint64_t>& tokens, uint64_t wanted,
                              std::shared_ptr<const float[]> end,
                              std::shared_ptr<const StateSource> source) {
   std::vector<Snapshot> checkpoints;
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    Snapshot s;
-    s.tokens = tokens[i], s.source = source, s.number = i;
-    checkpoints.push_back(std::move(s));
-  }
+  for (std::size_t i = 0; i + 1 < tokens.size() && tokens[i] <= wanted; ++i)
+    checkpoints.push_back({tokens[i], nullptr, source, i});
   Snapshot last;
-  if (!tokens.empty()) {
-    checkpoints.back().floats = std::move(end);
-    checkpoints.back().source = nullptr;
-    last = checkpoints.back();
-  }
+  if (!tokens.empty()) last = {tokens.back(), std::move(end), nullptr, 0};
+  if (last.tokens > 0 && last.tokens <= wanted) checkpoints.push_back(last);
   checkpoints_ = std::move(checkpoints);
   end_ = std::move(last);
   next_ = nullptr;
-  thin_out();
+  thin_out(std::min(wanted, end_.tokens));
 }
 
 }  // namespace kvasir

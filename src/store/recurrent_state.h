@@ -17,6 +17,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
 
@@ -26,8 +27,9 @@ namespace kvasir {
 class StateSource {
  public:
   virtual ~StateSource() = default;
-  // State `number` of the file, `size` floats. Code::corrupt names the file.
-  virtual Status read(std::size_t number, std::size_t size, float* out) const = 0;
+  // State `number` of the file, `size` floats. Code::corrupt names the file. Code::cancelled.
+  virtual Status read(std::size_t number, std::size_t size, const Cancel* cancel,
+                      float* out) const = 0;
 };
 
 class RecurrentState {
@@ -47,8 +49,9 @@ class RecurrentState {
   std::size_t layer_size() const { return layer_size_; }
   std::size_t size() const { return layers_ * layer_size_; }  // floats of a state of all layers
   uint64_t tokens() const { return end_.tokens; }
-  uint64_t bytes() const;      // of all states in memory
-  uint64_t max_bytes() const;  // that they may take
+  uint64_t bytes() const;                                             // of all states in memory
+  uint64_t max_bytes() const;                                         // that they may take
+  uint64_t step_bytes() const { return 2 * size() * sizeof(float); }  // the same, no checkpoints
 
   // Makes room for a step. Throws std::bad_alloc.
   void prepare();
@@ -66,20 +69,22 @@ class RecurrentState {
   // The last position <= `tokens` at which the sequence can go on after rewind(); 0: at none but
   // the beginning.
   uint64_t resume_point(uint64_t tokens) const;
-  // To a resume point. Code::corrupt (of a file): all is unchanged. Throws std::bad_alloc.
-  Status rewind(uint64_t tokens);
+  // To a resume point. Code::corrupt (of a file), Code::cancelled: all is unchanged. Throws
+  // std::bad_alloc.
+  Status rewind(uint64_t tokens, const Cancel* cancel = nullptr);
 
   // ---- persistence
   // States in order: the checkpoints before the end, then the end. None of an empty sequence.
   std::size_t saved() const;
   uint64_t saved_at(std::size_t i) const;
   // The floats of one: those in memory, or else read into *room (size()).
-  Status read(std::size_t i, Array<float>* room, const float** out) const;
+  Status read(std::size_t i, const Cancel* cancel, Array<float>* room, const float** out) const;
   // Puts the states at these positions (ascending; the last is the end) in place of all. `end` has
-  // the floats of the last; the others are read when they are needed. Of more than max_checkpoints
-  // some are left out.
-  void restore(const std::vector<uint64_t>& tokens, std::shared_ptr<const float[]> end,
-               std::shared_ptr<const StateSource> source);
+  // the floats of the last; the others are read when they are needed. wanted: a rewind to at most
+  // so many tokens follows. Of more than max_checkpoints some are left out; the last one that
+  // serves `wanted` stays.
+  void restore(const std::vector<uint64_t>& tokens, uint64_t wanted,
+               std::shared_ptr<const float[]> end, std::shared_ptr<const StateSource> source);
 
  private:
   struct Snapshot {
@@ -89,7 +94,7 @@ class RecurrentState {
     std::size_t number = 0;  // in the source
   };
   std::shared_ptr<float[]> make() const;
-  void thin_out();
+  void thin_out(uint64_t end);
 
   uint32_t layers_;
   std::size_t layer_size_;

@@ -427,7 +427,7 @@ TEST_CASE("checkpoints are bounded and denser near the end; a fork's are its own
   // A file may have more than this session keeps.
   std::vector<uint64_t> saved(64);
   for (std::size_t i = 0; i < saved.size(); ++i) saved[i] = 10 * (i + 1);
-  states.restore(saved, std::shared_ptr<float[]>(new float[states.size()]()), nullptr);
+  states.restore(saved, 640, std::shared_ptr<float[]>(new float[states.size()]()), nullptr);
   CHECK(states.tokens() == 640);
   CHECK(states.checkpoints() == 4);
   CHECK(states.saved() == 4);

@@ -131,6 +131,7 @@ struct ManyHeads final : PageSource {
   static constexpr uint32_t heads = 100;  // six parts of 16 or 17
   std::atomic<uint32_t> count{5};         // of extents
   uint64_t extents() const override { return count; }
+  std::size_t page_size() const override { return page_bytes; }
   Status read(uint64_t first, std::span<std::byte* const> to) const override {
     for (std::byte* page : to) {
       for (uint64_t i = 0; i < page_bytes; i += sizeof first)
