@@ -116,6 +116,23 @@ class Measuring(tool.InFolder):
         self.assertRegex(table, r"\n +600 .*full")
         self.assertRegex(table, r"\n +quest")
 
+    def test_bench_measures_a_saved_document(self):
+        document = self.file("book.txt", "The pass key is 4711. " * 60)
+        cache = self.folder / "book.kv"
+        self.expect(run("prefill", "-m", MODEL, "-f", document, "-o", cache), 0)
+        bench = ["bench", "-m", MODEL, "-c", cache, "--prompt", 16, "--generate", 2]
+        report = self.expect_json(run(*bench, "--repetitions", 2, "--strategy", "full", "--json"))
+        shown = self.expect_json(run("inspect", "--json", cache))
+        self.assertEqual(report["document"], "saved")
+        self.assertEqual([d["depth"] for d in report["depths"]], [shown["tokens"]])
+        self.assertEqual(report["reuse"]["file_bytes"], cache.stat().st_size)
+        for name in ("load_ms", "first_token_ms", "rewind_ms", "prefix_ms", "edit_ms"):
+            self.assertEqual(len(report["reuse"][name]["samples"]), 2, name)
+            self.assertGreater(report["reuse"][name]["median"], 0, name)
+        self.assertIn("rewind by 10 tokens", self.expect(run(*bench), 0).stdout)
+        self.expect_error(run(*bench, "--synthetic"), 2, "--cache")
+        self.expect_error(run(*bench[:4], document), 3, "book.txt")
+
     def test_bench_makes_up_documents_that_no_model_has_read(self):
         def bench(*more):
             return self.expect_json(

@@ -172,6 +172,7 @@ struct BenchArguments {
   uint64_t seed = 1;
   bool mapped = false;
   std::string folder;  // of the cache files of `mapped`
+  std::string cache;   // saved document before the measured tokens; empty: none
 };
 
 struct NamedBudget {

@@ -88,6 +88,21 @@ void print_mapped(Terminal& terminal, const std::vector<DepthResult>& results) {
       "answer; private: KV cache outside the file\n");
 }
 
+void print_reuse(Terminal& terminal, const ReuseCost& cost) {
+  const std::pair<const char*, const Samples*> rows[] = {
+      {"load", &cost.load_ms},
+      {"first token after it", &cost.first_token_ms},
+      {"rewind by 10 tokens, first token", &cost.rewind_ms},
+      {"load of the first 90%, first token", &cost.prefix_ms},
+      {"100 other tokens at the end", &cost.edit_ms}};
+  terminal.print("\nfile of " + byte_count(cost.file_bytes) + ", " + cost.strategy +
+                 ": median, first\n");
+  for (const auto& [name, samples] : rows)
+    terminal.print(string_printf("%36s  %10s  %10s\n", name,
+                                 duration(samples->median() / 1e3).c_str(),
+                                 duration(samples->values.front() / 1e3).c_str()));
+}
+
 Json samples_json(const Samples& samples) {
   return {{"median", samples.median()}, {"samples", samples.values}};
 }
@@ -121,6 +136,21 @@ Json depth_json(const DepthResult& result, const DepthResult& shallowest) {
   return json;
 }
 
+Json reuse_json(const ReuseCost& cost) {
+  return {{"strategy", cost.strategy},
+          {"file_bytes", cost.file_bytes},
+          {"load_ms", samples_json(cost.load_ms)},
+          {"first_token_ms", samples_json(cost.first_token_ms)},
+          {"rewind_ms", samples_json(cost.rewind_ms)},
+          {"prefix_ms", samples_json(cost.prefix_ms)},
+          {"edit_ms", samples_json(cost.edit_ms)}};
+}
+
+const char* document_of(const BenchArguments& arguments) {
+  if (!arguments.cache.empty()) return "saved";
+  return arguments.synthetic ? "synthetic" : "prefilled";
+}
+
 Json header_json(const BenchModel& model, const BenchArguments& arguments) {
   const SessionFlags& session = arguments.session;
   return {{"build", Json::parse(kv_build_info())},
@@ -137,7 +167,7 @@ Json header_json(const BenchModel& model, const BenchArguments& arguments) {
           {"budget_fraction", session.budget.fraction},
           {"dense_layers", session.dense_layers ? Json(*session.dense_layers) : Json(nullptr)},
           {"filter_layers", session.filter_layers},
-          {"document", arguments.synthetic ? "synthetic" : "prefilled"},
+          {"document", document_of(arguments)},
           {"seed", arguments.seed},
           {"tokens", arguments.text.empty() ? "random" : arguments.text}};
 }
@@ -168,10 +198,22 @@ void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
     throw Failure(exit_usage, "infllm selects by the queries of the prefill: --synthetic has none");
 }
 
+// The depth is that of the saved document.
+void expect_saved_document(BenchArguments* arguments) {
+  if (arguments->synthetic || arguments->mapped)
+    throw Failure(exit_usage, "--cache is a saved document: --synthetic and --mapped make another");
+  kv_file_info info = initialised<kv_file_info>();
+  kv_error error{};
+  check_cache(kv_file_inspect(arguments->cache.c_str(), &info, &error), error, arguments->cache);
+  if (info.tokens == 0) throw Failure(exit_usage, arguments->cache + " has no tokens");
+  arguments->depths = {info.tokens};
+}
+
 }  // namespace
 
 void run_bench(Console& console, const BenchArguments& given) {
   BenchArguments arguments = given;
+  if (!arguments.cache.empty()) expect_saved_document(&arguments);
   std::sort(arguments.depths.begin(), arguments.depths.end());
   arguments.depths.erase(std::unique(arguments.depths.begin(), arguments.depths.end()),
                          arguments.depths.end());
@@ -187,6 +229,10 @@ void run_bench(Console& console, const BenchArguments& given) {
           .threads;
   console.result = header_json(model, arguments);
 
+  // first: what a new process meets
+  std::optional<ReuseCost> reuse;
+  if (!arguments.cache.empty()) reuse = measure_reuse(console, model, arguments);
+  if (reuse) console.result["reuse"] = reuse_json(*reuse);
   const std::vector<DepthResult> results = measure(console, model, arguments);
   for (const DepthResult& result : results)
     console.result["depths"].push_back(depth_json(result, results.front()));
@@ -197,6 +243,7 @@ void run_bench(Console& console, const BenchArguments& given) {
                          (model.threads == 1 ? " thread\n" : " threads\n"));
   print_speeds(console.terminal, results, arguments);
   if (arguments.mapped) print_mapped(console.terminal, results);
+  if (reuse) print_reuse(console.terminal, *reuse);
 }
 
 }  // namespace tool

@@ -1,7 +1,6 @@
 #include "bench_measure.h"
 
 #include <algorithm>
-#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <random>
@@ -18,16 +17,6 @@ namespace tool {
 namespace {
 
 constexpr const char* short_question = "What is the pass key?";
-
-class Stopwatch {
- public:
-  double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
-};
 
 // Removes the cache file of a measurement, also after a failure.
 class TemporaryFile {
@@ -53,13 +42,16 @@ class Bench {
     if (arguments_.synthetic)
       synthetic_ = std::make_unique<SyntheticDocument>(
           console_, model_.info, flags_for(arguments_.session, "auto"), arguments_.seed);
-    base_ = open_session(console_, model_.model.get(), flags_for(arguments_.session, "auto"));
+    base_ = arguments_.cache.empty()
+                ? open_session(console_, model_.model.get(), flags_for(arguments_.session, "auto"))
+                : open_cache();
   }
 
   std::vector<DepthResult> run();
 
  private:
   void make_tokens();
+  Session open_cache();
   void warm_up();
   void grow_to(uint64_t depth);
   void prefill(kv_session* session, uint64_t at, uint64_t count, Progress* progress);
@@ -98,6 +90,12 @@ void Bench::make_tokens() {
                                       std::min<uint64_t>(text.size(), count - tokens_.size())));
 }
 
+Session Bench::open_cache() {
+  const SessionOptions options(console_, flags_for(arguments_.session, "auto"));
+  depth_ = arguments_.depths.back();
+  return load_cache(console_, model_.model.get(), arguments_.cache, options);
+}
+
 void Bench::prefill(kv_session* session, uint64_t at, uint64_t count, Progress* progress) {
   kv_error error{};
   const kv_control control = control_of(console_, progress);
@@ -134,7 +132,8 @@ void Bench::draw_progress(uint64_t depth, const std::string& measurement) {
 // Brings the weights into memory and the CPU to its full clock.
 void Bench::warm_up() {
   console_.terminal.draw("Warming up");
-  const Session session = fork(base_.get());
+  const Session session =
+      open_session(console_, model_.model.get(), flags_for(arguments_.session, "auto"));
   prefill(session.get(), 0, std::min<uint64_t>(tokens_.size(), 128), nullptr);
   decode(session.get(), 4);
 }
@@ -210,22 +209,12 @@ std::vector<MappedCost> Bench::mapped(uint64_t depth) {
 
 void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& cost) {
   draw_progress(depth, "mapped file, " + cost.strategy);
-  kv_error error{};
   const SessionOptions options(console_, flags_for(arguments_.session, cost.strategy));
-  kv_session* loaded = nullptr;
   const Stopwatch watch;
-  check(kv_load(model_.model.get(), path.c_str(), options.get(), nullptr, &loaded, &error), error);
+  const Session session = load_cache(console_, model_.model.get(), path, options);
   cost.load_ms.values.push_back(watch.seconds() * 1e3);
-  const Session session(loaded);
-
-  kv_generate_options generate = initialised<kv_generate_options>();
-  generate.max_tokens = static_cast<uint32_t>(std::max<uint64_t>(arguments_.generate, 1));
-  const kv_control control = control_of(console_);
-  kv_answer answer = initialised<kv_answer>();
-  const std::string question = short_question;
-  check(kv_generate(session.get(), question.data(), question.size(), &generate, &control, nullptr,
-                    nullptr, &answer, &error),
-        error);
+  const kv_answer answer =
+      short_answer(console_, session.get(), std::max<uint64_t>(arguments_.generate, 1));
   cost.first_token_ms.values.push_back(static_cast<double>(answer.first_token_ns) * 1e-6);
 
   cost.resident_bytes = resident_bytes_of(path).value_or(0);
@@ -236,6 +225,7 @@ void Bench::measure_mapped(const std::string& path, uint64_t depth, MappedCost& 
     cost.tokens_per_second.values.push_back(static_cast<double>(arguments_.generate) /
                                             decode(session.get(), arguments_.generate));
   }
+  kv_error error{};
   kv_file_info info = initialised<kv_file_info>();
   check(kv_file_inspect(path.c_str(), &info, &error), error);
   cost.kv_bytes = info.kv_bytes;
@@ -257,6 +247,28 @@ double Samples::median() const {
   std::sort(sorted.begin(), sorted.end());
   const size_t half = sorted.size() / 2;
   return sorted.size() % 2 == 1 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+Session load_cache(Console& console, kv_model* model, const std::string& path,
+                   const SessionOptions& options) {
+  kv_error error{};
+  kv_session* loaded = nullptr;
+  const kv_control control = control_of(console);
+  check_cache(kv_load(model, path.c_str(), options.get(), &control, &loaded, &error), error, path);
+  return Session(loaded);
+}
+
+kv_answer short_answer(Console& console, kv_session* session, uint64_t count) {
+  kv_generate_options generate = initialised<kv_generate_options>();
+  generate.max_tokens = static_cast<uint32_t>(count);
+  const kv_control control = control_of(console);
+  kv_answer answer = initialised<kv_answer>();
+  kv_error error{};
+  const std::string question = short_question;
+  check(kv_generate(session, question.data(), question.size(), &generate, &control, nullptr,
+                    nullptr, &answer, &error),
+        error);
+  return answer;
 }
 
 std::vector<DepthResult> measure(Console& console, const BenchModel& model,

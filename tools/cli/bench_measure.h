@@ -1,6 +1,7 @@
 // The measurements of kvasir bench: speeds at a depth, and the time and memory of a mapped file.
 #pragma once
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -8,6 +9,16 @@
 #include "sessions.h"
 
 namespace tool {
+
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
 
 struct Samples {
   std::vector<double> values;
@@ -44,9 +55,27 @@ struct BenchModel {
   uint32_t threads = 0;
 };
 
+// Of a saved document. Each time but the first two ends with the first token of an answer.
+struct ReuseCost {
+  std::string strategy;
+  Samples load_ms, first_token_ms;
+  Samples rewind_ms;  // by 10 tokens
+  Samples prefix_ms;  // load of the first 90% of the tokens
+  Samples edit_ms;    // prefill of 100 other tokens in place of the last ones; no answer
+  uint64_t file_bytes = 0;
+};
+
 // Depths are sorted. One sequence grows through them, and each measurement uses a fork.
 std::vector<DepthResult> measure(Console& console, const BenchModel& model,
                                  const BenchArguments& arguments);
+
+ReuseCost measure_reuse(Console& console, const BenchModel& model, const BenchArguments& arguments);
+
+Session load_cache(Console& console, kv_model* model, const std::string& path,
+                   const SessionOptions& options);
+
+// The answer to a short question, of at most `count` tokens.
+kv_answer short_answer(Console& console, kv_session* session, uint64_t count);
 
 // Resident bytes of this process's mappings of a file; none where the system has no such count.
 std::optional<uint64_t> resident_bytes_of(const std::string& path);
