@@ -121,7 +121,8 @@ class Measuring(tool.InFolder):
         cache = self.folder / "book.kv"
         self.expect(run("prefill", "-m", MODEL, "-f", document, "-o", cache), 0)
         bench = ["bench", "-m", MODEL, "-c", cache, "--prompt", 16, "--generate", 2]
-        report = self.expect_json(run(*bench, "--repetitions", 2, "--strategy", "full", "--json"))
+        more = ["--repetitions", 2, "--strategy", "full"]
+        report = self.expect_json(run(*bench, "--reuse", *more, "--json"))
         shown = self.expect_json(run("inspect", "--json", cache))
         self.assertEqual(report["document"], "saved")
         self.assertEqual([d["depth"] for d in report["depths"]], [shown["tokens"]])
@@ -129,7 +130,9 @@ class Measuring(tool.InFolder):
         for name in ("load_ms", "first_token_ms", "rewind_ms", "prefix_ms", "edit_ms"):
             self.assertEqual(len(report["reuse"][name]["samples"]), 2, name)
             self.assertGreater(report["reuse"][name]["median"], 0, name)
-        self.assertIn("rewind by 10 tokens", self.expect(run(*bench), 0).stdout)
+        self.assertIn("rewind by 10 tokens", self.expect(run(*bench, "--reuse"), 0).stdout)
+        self.assertNotIn("reuse", self.expect_json(run(*bench, "--json")))
+        self.expect_error(run("bench", "-m", MODEL, "--reuse"), 2, "--cache")
         self.expect_error(run(*bench, "--synthetic"), 2, "--cache")
         self.expect_error(run(*bench[:4], document), 3, "book.txt")
 

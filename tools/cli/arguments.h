@@ -173,6 +173,7 @@ struct BenchArguments {
   bool mapped = false;
   std::string folder;  // of the cache files of `mapped`
   std::string cache;   // saved document before the measured tokens; empty: none
+  bool reuse = false;  // also the use of that file
 };
 
 struct NamedBudget {

@@ -30,8 +30,10 @@ void add_bench(Grammar& grammar) {
        "Synthetic keys and values for the tokens before, in place of a prefill: seconds or minutes "
        "for any depth");
   text(command, "-c,--cache", &a->cache, "CACHE",
-       "Saved document: its tokens are the depth. Also measures load, first token, rewind by 10 "
-       "tokens, load of the first 90%, and 100 other tokens at the end");
+       "Saved document before the measured tokens: its tokens are the depth");
+  flag(command, "--reuse", &a->reuse,
+       "Also measure load of that file, first token, rewind by 10 tokens, load of the first 90%, "
+       "and 100 other tokens at the end");
   count<uint64_t>(command, "--seed", &a->seed, 0, UINT64_MAX,
                   "The same seed gives the same tokens, keys and values [1]");
   flag(command, "--mapped", &a->mapped,
@@ -49,7 +51,7 @@ void add_bench(Grammar& grammar) {
       "  kvasir bench -m model.gguf --depth 0,8192,32768 --prompt 512 --generate 32 --strategy "
       "full,quest --budget 2%\n"
       "  kvasir bench -m model.gguf --depth 100000 --budget 2048 --dense-layers 0 --mapped --json\n"
-      "  kvasir bench -m model.gguf -c book.kv --threads 2 --strategy bounded\n"
+      "  kvasir bench -m model.gguf -c book.kv --reuse --threads 2 --strategy bounded\n"
       "  kvasir bench -m model.gguf --depth 8192,120000 --synthetic --prompt 0 --strategy "
       "full,bounded --device cuda");
 }

@@ -187,7 +187,8 @@ void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
     throw Failure(exit_usage, "--depth: " + grouped(deepest) + " tokens and up to " +
                                   grouped(more) + " after them are more than the context of " +
                                   grouped(max_context));
-  if (arguments.prompt == 0 && arguments.generate == 0 && !(arguments.mapped && deepest > 0))
+  if (arguments.prompt == 0 && arguments.generate == 0 && !arguments.reuse &&
+      !(arguments.mapped && deepest > 0))
     throw Failure(exit_usage,
                   "--prompt and --generate are 0, and no file is mapped: nothing to measure");
   if (arguments.mapped) expect_writable_folder(arguments.folder);
@@ -214,6 +215,7 @@ void expect_saved_document(BenchArguments* arguments) {
 void run_bench(Console& console, const BenchArguments& given) {
   BenchArguments arguments = given;
   if (!arguments.cache.empty()) expect_saved_document(&arguments);
+  else if (arguments.reuse) throw Failure(exit_usage, "--reuse measures a --cache file");
   std::sort(arguments.depths.begin(), arguments.depths.end());
   arguments.depths.erase(std::unique(arguments.depths.begin(), arguments.depths.end()),
                          arguments.depths.end());
@@ -231,7 +233,7 @@ void run_bench(Console& console, const BenchArguments& given) {
 
   // first: what a new process meets
   std::optional<ReuseCost> reuse;
-  if (!arguments.cache.empty()) reuse = measure_reuse(console, model, arguments);
+  if (arguments.reuse) reuse = measure_reuse(console, model, arguments);
   if (reuse) console.result["reuse"] = reuse_json(*reuse);
   const std::vector<DepthResult> results = measure(console, model, arguments);
   for (const DepthResult& result : results)
