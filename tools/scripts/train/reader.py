@@ -13,12 +13,8 @@ import math
 
 import torch
 import torch.nn.functional as F
+from forms import FORMS
 from torch import nn
-
-try:  # Triton kernels, many times as fast on a GPU
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
-except ImportError:
-    chunk_gated_delta_rule = None
 
 COMMON = {
     "vocabulary": 6144,
@@ -72,64 +68,8 @@ def rotate(x, cos, sin):
     return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), -1)
 
 
-def attend_window(q, k, v, window):
-    """Attention in which a query sees the `window` newest tokens, itself included: blocks of
-    `window` queries, each with its own block of keys and the one before."""
-    batch, heads, tokens, dim = q.shape
-    blocks = -(-tokens // window)
-    rest = blocks * window - tokens
-    q = F.pad(q, (0, 0, 0, rest)).view(batch, heads, blocks, window, dim)
-
-    def with_previous(x):
-        x = F.pad(x, (0, 0, window, rest)).view(batch, heads, blocks + 1, window, dim)
-        return torch.cat((x[:, :, :-1], x[:, :, 1:]), 3)
-
-    def by_block(x):
-        return x.transpose(1, 2).reshape(batch * blocks, heads, -1, dim)
-
-    i = torch.arange(window, device=q.device)[:, None]
-    j = torch.arange(2 * window, device=q.device)[None, :] - window
-    near = (j <= i) & (i - j < window)
-    first = near & (j >= 0)
-    mask = torch.cat((first[None], near[None].expand(blocks - 1, -1, -1)))
-    mask = mask[None].expand(batch, -1, -1, -1).reshape(batch * blocks, 1, window, 2 * window)
-    out = F.scaled_dot_product_attention(
-        by_block(q), by_block(with_previous(k)), by_block(with_previous(v)), attn_mask=mask
-    )
-    out = out.view(batch, blocks, heads, window, dim).transpose(1, 2)
-    return out.reshape(batch, heads, blocks * window, dim)[:, :, :tokens]
-
-
 def product(inputs, outputs):
     return nn.Linear(inputs, outputs, bias=False)
-
-
-def delta_rule(q, k, v, log_decay, beta, chunk=64):
-    """The gated delta rule in chunks: q, k, v [batch, tokens, heads, n]; log_decay and beta [batch,
-    tokens, heads]. For each token M = exp(log_decay) M, M += k beta (v - M^T k), out = M^T q."""
-    tokens, dim = q.size(1), q.size(-1)
-
-    def in_chunks(x):  # [batch, heads, chunks, chunk, ...]
-        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, -tokens % chunk)).transpose(1, 2).float()
-        return x.unflatten(2, (-1, chunk))
-
-    q, k, v, log_decay, beta = (in_chunks(x) for x in (q, k, v, log_decay, beta))
-    decay = log_decay.cumsum(-1)
-    ratio = (decay[..., :, None] - decay[..., None, :]).tril().exp().tril()
-    system = (beta[..., None] * (k @ k.transpose(-1, -2)) * ratio).tril(-1)
-    system = system + torch.eye(chunk, device=q.device)
-    right = torch.cat((v, k * decay.exp()[..., None]), -1) * beta[..., None]
-    u, w = torch.linalg.solve_triangular(system, right, upper=False).tensor_split((dim,), -1)
-    own = (q @ k.transpose(-1, -2)) * ratio
-    q, last = q * decay.exp()[..., None], decay[..., -1:]
-    k = k * (last - decay).exp()[..., None]
-    state = q.new_zeros(q.size(0), q.size(1), dim, dim)
-    out = []
-    for i in range(q.size(2)):
-        new = u[:, :, i] - w[:, :, i] @ state
-        out.append(q[:, :, i] @ state + own[:, :, i] @ new)
-        state = state * last[:, :, i, :, None].exp() + k[:, :, i].transpose(-1, -2) @ new
-    return torch.cat(out, 2)[:, :, :tokens].transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -158,7 +98,7 @@ class Attention(nn.Module):
         k = rotate(self.attn_k_norm(heads(self.attn_k)), cos, sin).repeat_interleave(group, 1)
         v = heads(self.attn_v).repeat_interleave(group, 1)
         if self.windowed and tokens > self.shape["window"]:
-            out = attend_window(q, k, v, self.shape["window"])
+            out = FORMS["window"](q, k, v, self.shape["window"])
         else:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         if self.gated:
@@ -198,11 +138,7 @@ class DeltaNet(nn.Module):
         q, k = (y.repeat(1, 1, values // keys, 1) for y in (q, k))
         beta = self.ssm_beta(x).float().sigmoid()
         log_decay = self.ssm_a * F.softplus(self.ssm_alpha(x).float() + self.ssm_dt.bias)
-        if chunk_gated_delta_rule and x.is_cuda:
-            half = (y.to(torch.bfloat16) for y in (q, k, v))
-            out = chunk_gated_delta_rule(*half, log_decay, beta, scale=1.0)[0]
-        else:
-            out = delta_rule(q, k, v, log_decay, beta)
+        out = FORMS["delta"](q, k, v, log_decay, beta)
         out = self.ssm_norm(out.to(x.dtype)) * F.silu(self.attn_gate(x)).view_as(out)
         return self.ssm_out(out.reshape(batch, tokens, -1).to(x.dtype))
 
@@ -230,6 +166,8 @@ class SandwichLayer(nn.Module):  # gemma3
         self.mixer, self.ffn = Attention(shape, windowed=not is_full), FeedForward(shape, gelu)
         for name in ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"):
             setattr(self, name, Norm(shape["width"], shape["epsilon"]))
+        for norm in (self.post_attention_norm, self.post_ffw_norm):
+            nn.init.constant_(norm.weight, (2 * shape["layers"]) ** -0.5)
 
     def forward(self, x, cos, sin):
         x = x + self.post_attention_norm(self.mixer(self.attn_norm(x), cos, sin))
@@ -307,6 +245,11 @@ class Reader(nn.Module):
             x = layer(x, *(far if layer.is_full else near))
         return self.output_norm(x)
 
+    def token_losses(self, h, targets):
+        return F.cross_entropy(
+            F.linear(h, self.token_embd.weight.to(h.dtype)).float(), targets, reduction="none"
+        )
+
     def hidden_of_next(self, hidden, ids):
         """As hidden(), of the MTP layer. ids: of the token after each of `hidden`."""
         embeddings = self.token_embd(ids).to(hidden.dtype)
@@ -317,13 +260,8 @@ class Reader(nn.Module):
     def losses(self, hidden, targets, mask):
         """Mean loss of the text's tokens, and of the answers' tokens."""
         h = hidden.flatten(0, 1)
-        weight = self.token_embd.weight.to(h.dtype)
-        losses = torch.cat(
-            [
-                F.cross_entropy(F.linear(part, weight).float(), wanted, reduction="none")
-                for part, wanted in zip(h.split(32768), targets.flatten().split(32768))
-            ]
-        )
+        parts = zip(h.split(32768), targets.flatten().split(32768))
+        losses = torch.cat([self.token_losses(part, wanted) for part, wanted in parts])
         mask = mask.flatten().float()
         answers = (losses * mask).sum() / mask.sum().clamp(min=1)
         text = (losses * (1 - mask)).sum() / (1 - mask).sum().clamp(min=1)
@@ -340,3 +278,9 @@ class Reader(nn.Module):
             next_text, next_answers = self.losses(next_h, targets[:, 1:], mask[:, 1:])
             loss = loss + mtp_weight * (text_weight * next_text + next_answers)
         return loss, text.detach(), answers.detach()
+
+    def compile_parts(self):
+        """Compiles layer by layer: layers of a kind share their code, which is compiled once."""
+        for layer in self.blk:
+            layer.compile(dynamic=False)
+        self.token_losses = torch.compile(self.token_losses, dynamic=False)

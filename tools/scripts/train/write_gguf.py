@@ -59,6 +59,7 @@ def weights_of(folder):
     for path in sorted(folder.glob("weights.*.npz")):
         with np.load(path) as arrays:
             result |= {name: arrays[name].astype(np.float32) for name in arrays.files}
+    result.pop("progress", None)
     return result
 
 
