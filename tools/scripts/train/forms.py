@@ -1,6 +1,6 @@
 """Attention in a window and the gated delta rule: in plain PyTorch, and in forms that are faster on
-a GPU. `choose` measures the forms, and takes the fastest whose outputs and gradients agree with
-plain PyTorch's.
+a GPU. `choose` measures the forms, and takes the fastest of those measured whose outputs and gradients
+agree with plain PyTorch's.
 
     forms.py {window|delta}     prints a line for each form: its name, milliseconds, worst error
 """
@@ -117,8 +117,8 @@ KNOWN = {
     "window": {"plain": attend_window, "flash": attend_window_flash},
     "delta": {
         "plain": delta_rule,
-        "by-channel": delta_rule_by_channel,
         "gated": delta_rule_gated,
+        "by-channel": delta_rule_by_channel,
     },
 }
 FORMS = {part: forms["plain"] for part, forms in KNOWN.items()}  # what reader.py calls
@@ -169,7 +169,8 @@ def milliseconds(form, part, device):
 
 
 def measure(part, device="cuda"):
-    """Prints a line for each form as soon as it is measured; one that fails may end the process."""
+    """Prints a line for each form as soon as it is measured, up to the first right one that is not
+    plain PyTorch: Triton takes minutes to tune a form. One that fails may end the process."""
     exact = results(KNOWN[part]["plain"], part, 2, 2048, device)
     for name, form in KNOWN[part].items():
         try:
@@ -181,6 +182,8 @@ def measure(part, device="cuda"):
                 error = max(error, worst(more, want))
             took = milliseconds(form, part, device) if device == "cuda" else 0.0
             print(name, f"{took:.2f}", f"{error:.5f}", flush=True)
+            if name != "plain" and error < MOST_ERROR:
+                break
         except Exception as problem:  # a form that does not run here
             print(f"# {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
 
@@ -191,7 +194,7 @@ def choose(part, wanted=None):
     if not wanted:
         try:
             done = subprocess.run(
-                [sys.executable, __file__, part], capture_output=True, text=True, timeout=150
+                [sys.executable, __file__, part], capture_output=True, text=True, timeout=240
             )
             text = done.stdout + "".join(f"# {line}\n" for line in done.stderr.splitlines()[-3:])
         except subprocess.TimeoutExpired as late:
