@@ -266,10 +266,13 @@ class Run:
             optimizer.zero_grad(set_to_none=True)
         return text, answers
 
+    @staticmethod
+    def check(values):
+        if not all(torch.isfinite(x).item() for x in values):
+            raise SystemExit("a loss is not finite: continue from the last state that was saved")
+
     def report(self, tokens, step, since, values):
         text, answers = (x.item() for x in values)
-        if text != text:
-            raise SystemExit("the loss is not a number")
         memory = torch.cuda.max_memory_allocated() / 2**30 if self.device == "cuda" else 0
         say(
             f"{self.before + time.monotonic() - BEGIN:.0f} s: {tokens} tokens, step {step}, "
@@ -283,14 +286,14 @@ class Run:
         documents = max(1, round(documents * self.a.batch / RANKS))
         samples = Samples(self.corpus, self.tokenizer, tokens, f"{number} {self.before:.0f}")
         feed = batches(samples, documents, self.a.workers, self.device)
-        marks, step, end = [], 0, self.before + self.a.lasts
+        marks, step, end, values = [], 0, self.before + self.a.lasts, ()
         mark, marked = time.monotonic(), 0
         while True:
             progress = self.progress()
             done = progress / self.a.seconds
-            if self.a.steps and step == self.a.steps:
-                return progress
-            if not self.a.steps and (progress >= end or done >= 1 or stage_of(done) != number):
+            ends = progress >= end or done >= 1 or stage_of(done) != number
+            if step == self.a.steps if self.a.steps else ends:
+                self.check(values)
                 return progress
             for group in (g for o in self.optimizers for g in o.param_groups):
                 group["lr"] = rate(done, self.steps) * (0.7 if tokens > 30000 else 1)
@@ -309,6 +312,7 @@ class Run:
                 self.report(tokens, step, speed, values)
                 mark, marked = now, step
             if time.monotonic() - self.saved > self.a.save_every:
+                self.check(values)
                 self.save(progress)
 
     def evaluate(self, longest):
@@ -318,8 +322,6 @@ class Run:
                     with torch.compiler.set_stance("force_eager"):
                         found = evaluate(self.model, self.held, tokens, 4, self.device)
                     say(f"{tokens} tokens: {found}")
-        if RANKS > 1:
-            dist.barrier(device_ids=None)
 
     def train(self):
         self.steps, end = 0, self.before + self.a.lasts
