@@ -2,12 +2,15 @@
 a GPU. `choose` measures forms, and takes the fastest whose outputs and gradients agree with plain
 PyTorch's.
 
-    forms.py {window|delta}     prints a line for each form: its name, milliseconds, worst error
+    forms.py {window|delta} [FORM]      prints the form's name, milliseconds and worst error
 """
 
+import fcntl
 import importlib
+import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 
 import torch
@@ -88,21 +91,39 @@ def delta_rule(q, k, v, log_decay, beta, chunk=64):
         return torch.cat(out, 2)[:, :, :tokens].transpose(1, 2)
 
 
+def fla(module):
+    """A module of flash-linear-attention, whose kernels get at most three configurations each to
+    choose from: to compile all of them takes minutes."""
+    from triton.runtime.autotuner import Autotuner
+
+    if "fla" not in sys.modules:
+        init = Autotuner.__init__
+
+        def thinned(self, fn, names, configurations, *rest, **named):
+            some = configurations[:: -(-len(configurations) // 3)] if configurations else None
+            init(self, fn, names, some, *rest, **named)
+
+        Autotuner.__init__ = thinned
+        importlib.import_module("fla.ops")
+        Autotuner.__init__ = init
+    return importlib.import_module(module)
+
+
 def delta_rule_gated(q, k, v, log_decay, beta):
     """By flash-linear-attention's kernels. Triton 3.4 to 3.7.0 gets a backward kernel wrong with
     tiles of 64 on Hopper, so the kernel gets tiles of 32."""
-    tiles = importlib.import_module("fla.ops.common.chunk_o")
+    tiles = fla("fla.ops.common.chunk_o")
     if not tiles.TRITON_ABOVE_3_7_1:
         tiles.TRITON_ABOVE_3_7_1 = True
         tiles.check_shared_mem = lambda *_: False
-    rule = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    rule = fla("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     q, k, v = (x.bfloat16() for x in (q, k, v))
     return rule(q, k, v, log_decay.float(), beta.float(), scale=1.0)[0]
 
 
 def delta_rule_by_channel(q, k, v, log_decay, beta):
     """By flash-linear-attention's rule with a decay for each channel: slower, but sound there."""
-    rule = importlib.import_module("fla.ops.kda").chunk_kda
+    rule = fla("fla.ops.kda").chunk_kda
     decay = log_decay.float()[..., None].expand(q.shape).contiguous()
     q, k, v = (x.bfloat16() for x in (q, k, v))
     return rule(q, k, v, decay, beta.float(), scale=1.0)[0]
@@ -158,59 +179,70 @@ def worst(found, exact):
 
 def milliseconds(form, part, device):
     inputs, rest, gradient = inputs_of(part, 8, 8192, device)
-    for i in range(5):
-        if i == 2:
-            torch.cuda.synchronize()
-            begin = time.monotonic()
-        out = form(*inputs, *rest)
-        out.backward(gradient.to(out.dtype))
-    torch.cuda.synchronize()
-    return (time.monotonic() - begin) / 3 * 1000
+
+    def passes(count):
+        for _ in range(count):
+            out = form(*inputs, *rest)
+            out.backward(gradient.to(out.dtype))
+        torch.cuda.synchronize()
+
+    passes(2)
+    with open(pathlib.Path(tempfile.gettempdir()) / "forms.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process measures at a time
+        begin = time.monotonic()
+        passes(3)
+        return (time.monotonic() - begin) / 3 * 1000
 
 
-def measure(part, device="cuda"):
-    """Prints a line for each form as soon as it is measured, up to the first right one that is not
-    plain PyTorch: Triton takes minutes to tune a form. One that fails may end the process."""
-    exact = results(KNOWN[part]["plain"], part, 2, 2048, device)
-    for name, form in KNOWN[part].items():
-        try:
-            found = results(form, part, 2, 2048, device)
-            error = worst(found, exact)
-            if device == "cuda" and error < MOST_ERROR:  # of another shape, too
-                more = results(form, part, 3, 4096 + 64, device)
-                want = results(KNOWN[part]["plain"], part, 3, 4096 + 64, device)
-                error = max(error, worst(more, want))
-            took = milliseconds(form, part, device) if device == "cuda" else 0.0
-            print(name, f"{took:.2f}", f"{error:.5f}", flush=True)
-            if name != "plain" and error < MOST_ERROR:
-                break
-        except Exception as problem:  # a form that does not run here
-            print(f"# {name}: {type(problem).__name__}: {str(problem)[:300]}", flush=True)
+def measure(part, name, device):
+    plain, form, error = KNOWN[part]["plain"], KNOWN[part][name], 0.0
+    for shape in ((2, 2048), (3, 4096 + 64))[: 2 if device == "cuda" else 1]:
+        wanted = results(plain, part, *shape, device)
+        error = max(error, worst(results(form, part, *shape, device), wanted))
+    took = milliseconds(form, part, device) if device == "cuda" else 0.0
+    print(name, f"{took:.2f}", f"{error:.5f}", flush=True)
 
 
-def choose(part, wanted=None):
-    """Sets FORMS[part]: the form wanted, or else the fastest that is right here. Another process
-    measures, since a kernel may fail in a way that ends it."""
+def choose(part, wanted=None, seconds=170):
+    """Sets FORMS[part]: the form wanted, or else the fastest that is right here. Other processes
+    measure, since a kernel may fail in a way that ends its process."""
     if not wanted:
-        try:
-            done = subprocess.run(
-                [sys.executable, __file__, part], capture_output=True, text=True, timeout=240
+        end = time.monotonic() + seconds
+        runs = {
+            name: subprocess.Popen(
+                [sys.executable, __file__, part, name],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
-            text = done.stdout + "".join(f"# {line}\n" for line in done.stderr.splitlines()[-3:])
-        except subprocess.TimeoutExpired as late:
-            text = (late.stdout or b"").decode() + "# took too long\n"
-        print(text, end="", flush=True)
-        rows = [line.split() for line in text.splitlines() if line and line[0] != "#"]
-        right = [
-            (float(row[1]), row[0]) for row in rows if len(row) == 3 and float(row[2]) < MOST_ERROR
-        ]
+            for name in KNOWN[part]
+        }
+        right = []
+        for name, run in runs.items():
+            try:
+                lines = run.communicate(timeout=max(0.1, end - time.monotonic()))[0].splitlines()
+            except subprocess.TimeoutExpired:
+                run.kill()
+                lines = [f"not measured within {seconds} s"]
+            row = lines[-1].split() if lines else []
+            if len(row) == 3 and row[0] == name and run.returncode == 0:
+                print(f"{part}, {name}: {row[1]} ms, error {row[2]}", flush=True)
+                if float(row[2]) < MOST_ERROR:
+                    right.append((float(row[1]), name))
+            else:
+                print(f"{part}, {name}: " + " | ".join(lines[-4:])[-600:], flush=True)
         wanted = min(right)[1] if right else "plain"
     FORMS[part] = KNOWN[part][wanted]
     print(f"{part}: {wanted}", flush=True)
     return wanted
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2 or sys.argv[1] not in KNOWN:
+def main():
+    part, name = (*sys.argv[1:], "plain")[:2] if len(sys.argv) in (2, 3) else ("", "")
+    if name not in KNOWN.get(part, ()):
         sys.exit(__doc__)
-    measure(sys.argv[1], "cuda" if torch.cuda.is_available() else "cpu")
+    measure(part, name, "cuda" if torch.cuda.is_available() else "cpu")
+
+
+if __name__ == "__main__":
+    main()

@@ -212,6 +212,7 @@ class Run:
         self.restore()
         self.choose_forms()
         if self.device == "cuda":
+            torch._dynamo.config.suppress_errors = True  # what does not compile runs as it is
             torch._dynamo.config.recompile_limit = 64
             torch._dynamo.config.accumulated_recompile_limit = 4096
             self.model.compile_parts()
@@ -297,7 +298,17 @@ class Run:
                 return progress
             for group in (g for o in self.optimizers for g in o.param_groups):
                 group["lr"] = rate(done, self.steps) * (0.7 if tokens > 30000 else 1)
-            values = self.step(*next(feed))
+            try:
+                values = self.step(*next(feed))
+            except torch.OutOfMemoryError:  # fewer documents, for the rest of the stage
+                if RANKS > 1 or documents == 1:
+                    raise
+                self.model.zero_grad(set_to_none=True)
+                torch.cuda.empty_cache()
+                documents //= 2
+                say(f"out of memory: a step has {documents} documents now")
+                feed = batches(samples, documents, self.a.workers, self.device)
+                continue
             step, self.steps = step + 1, self.steps + 1
             if self.device == "cuda":  # at most two steps ahead of the GPU
                 marks.append(torch.cuda.Event())
