@@ -1,6 +1,6 @@
 """Attention in a window and the gated delta rule: in plain PyTorch, and in forms that are faster on
-a GPU. `choose` measures forms, and takes the fastest whose outputs and gradients agree with plain
-PyTorch's.
+a GPU. `choose` measures the forms, and takes the fastest whose outputs and gradients agree with
+plain PyTorch's.
 
     forms.py {window|delta} [FORM]      prints the form's name, milliseconds and worst error
 """
