@@ -228,6 +228,8 @@ class Run:
             self.before, self.chosen = state["progress"], state["forms"] | self.chosen
         elif self.a.start:
             self.before = load(self.model, self.a.start)
+        if self.a.last:
+            self.a.seconds = self.before + self.a.lasts
         say(f"goes on at {self.before:.0f} s of {self.a.seconds:.0f} s")
 
     def choose_forms(self):
@@ -361,6 +363,7 @@ def arguments():
     parser.add_argument("--from", dest="start", type=pathlib.Path, help="folder of weights")
     parser.add_argument("--seconds", type=float, default=1200, help="of all calls")
     parser.add_argument("--for", dest="lasts", type=float, default=1e9, help="seconds of this call")
+    parser.add_argument("--last", action="store_true", help="--seconds end with this call")
     parser.add_argument("--save-every", type=float, default=60)
     parser.add_argument("--workers", type=int, default=8, help="processes that make documents")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
