@@ -546,14 +546,14 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
  * the precision of their pages. The next step recomputes the last token. Its rounding differs from
  * that of a prefill chunk, so the order of nearly equal logits may change. Not cancellable: about
  * 10 ms for an 8B model with the default window, and proportional to window_tokens.
- * A model with sliding windows has dropped keys and values that no later token sees. It keeps what
- * the end of the document needs, and what a rewind of about 200 tokens needs. After any other
- * rewind the next prefill, question, kv_session_next, kv_session_score, kv_session_prepare or
- * kv_save first prefills the kept tokens again, from the first one or from the end of the document,
- * with the result of a new prefill. It takes as long as one; the control of that call reports and
- * cancels it, and the tokens stay. A model with recurrent layers prefills again from the nearest
- * checkpoint (docs/memory-and-files.md); tokens before it have the precision of their pages. Where
- * logits are missing, kv_session_next prefills again from the checkpoint before the last token.
+ * A model with sliding windows has dropped keys and values that no later token sees, and a state of
+ * a recurrent layer cannot go back. Such a model goes on from the nearest checkpoint
+ * (docs/memory-and-files.md). One is the end of the document; windows also serve a rewind of about
+ * 200 tokens. After any other rewind the next prefill, question, kv_session_next, kv_session_score,
+ * kv_session_prepare or kv_save first prefills the tokens from the checkpoint on again; tokens
+ * before it have the precision of their pages. The control of that call reports and cancels it, and
+ * the tokens stay. Where logits are missing, kv_session_next and kv_session_score prefill a model
+ * with recurrent layers again from the checkpoint before the last token.
  * A sequence that ends within the instructions takes no text: kv_prefill and kv_generate are
  * KV_BAD_STATE until a rewind to 0.
  * KV_BAD_ARGUMENT (the sequence is shorter), KV_CORRUPT (a damaged page or checkpoint of a file),
@@ -699,10 +699,8 @@ KV_API kv_status kv_session_stats_json(kv_session* session, char* json, size_t c
  * them as int8 pages only. kv_load with kv_session_rewind keeps the int8 precision instead. The
  * session is bit for bit as after a prefill if the file's own window holds these tokens, or if the
  * file has full precision. `tokens` within the instructions: as kv_session_rewind.
- * For a model with sliding windows the file has these only at its end and at the end of its
- * document: for other prefixes the call prefills all tokens again. For a model with recurrent
- * layers the call prefills from the file's nearest checkpoint on. Progress: KV_PHASE_VERIFY,
- * KV_PHASE_PREFILL. control->flags: KV_VERIFY.
+ * For a model with sliding windows or recurrent layers the call prefills from the file's nearest
+ * checkpoint on. Progress: KV_PHASE_VERIFY, KV_PHASE_PREFILL. control->flags: KV_VERIFY.
  * KV_BAD_ARGUMENT (the file has fewer tokens), and the codes of kv_load. */
 KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
                                 const kv_session_options* options, const kv_control* control,
@@ -726,6 +724,8 @@ typedef struct kv_file_info {
   uint32_t recurrent_layers; /* layers with a state; 0: none */
   uint32_t states;           /* in the file: of the sequence's end, and of checkpoints before it */
   uint64_t state_bytes;      /* of all states */
+  uint64_t checkpoints;      /* positions before the end at which windows and states can go on */
+  uint64_t checkpoint_tokens[64]; /* tokens before each, ascending; the others are 0 */
 } kv_file_info;
 
 /* Describes a cache file. Checks header and tables only. Any thread. KV_NOT_A_CACHE also for a

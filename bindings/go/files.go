@@ -22,6 +22,8 @@ type FileInfo struct {
 	RecurrentLayers int   // layers with a state; 0: none
 	States          int   // that the file has: of the end, and of checkpoints before it
 	StateBytes      int64 // of all of them
+
+	Checkpoints []int // tokens before each earlier position at which windows and states can go on
 }
 
 // InspectFile describes a cache file. It verifies header and tables only.
@@ -32,6 +34,10 @@ func InspectFile(path string) (FileInfo, error) {
 	err := short(path, func(file *C.char, e *C.kv_error) C.kv_status {
 		return C.kv_file_inspect(file, info, e)
 	})
+	var checkpoints []int
+	for _, tokens := range info.checkpoint_tokens[:info.checkpoints] {
+		checkpoints = append(checkpoints, int(tokens))
+	}
 	return FileInfo{
 		FormatVersion: int(info.format_version),
 		FileBytes:     int64(info.file_bytes),
@@ -48,6 +54,8 @@ func InspectFile(path string) (FileInfo, error) {
 		RecurrentLayers: int(info.recurrent_layers),
 		States:          int(info.states),
 		StateBytes:      int64(info.state_bytes),
+
+		Checkpoints: checkpoints,
 	}, err
 }
 

@@ -1,7 +1,11 @@
 // Files: save, load, inspect, verify, pack.
+#include <algorithm>
+#include <vector>
+
 #include "api/handles.h"
 #include "cachefile/cache_peek.h"
 #include "cachefile/pack.h"
+#include "session/saved_checkpoints.h"
 #include "session/saved_states.h"
 
 using namespace kvasir;
@@ -72,6 +76,10 @@ kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error)
     i.recurrent_layers = states.layers;
     i.states = states.states;
     i.state_bytes = states.bytes;
+    std::vector<uint64_t> checkpoints;
+    RETURN_IF_ERROR(list_checkpoints(file, &checkpoints));
+    i.checkpoints = checkpoints.size();
+    std::copy(checkpoints.begin(), checkpoints.end(), i.checkpoint_tokens);
     return api::write_result(i, info, "info");
   });
 }

@@ -53,8 +53,28 @@ inline constexpr auto observed_fields = lay_out({
 static_assert(end_of(observed_fields) == observed_head_bytes);
 
 // Section `windows`.
-constexpr uint64_t windows_bytes = 32;
+constexpr uint32_t windows_section_version = 2;
+constexpr uint64_t windows_bytes = 2048;
+constexpr uint32_t max_saved_checkpoints = 64, max_saved_runs = max_saved_checkpoints + 1;
 inline constexpr auto windows_fields = lay_out({
+    {"rows", 4, FieldIs::size},
+    {"pages", 4, FieldIs::size},
+    {"checkpoints", 4, FieldIs::size},
+    {"runs", 4, FieldIs::size},
+    {"tokens of the first checkpoint", 8, FieldIs::size},
+    {"tokens of the other checkpoints", 8 * (max_saved_checkpoints - 1), FieldIs::data},
+    {"begin of the first run", 4, FieldIs::size},
+    {"end of the first run", 4, FieldIs::size},
+    {"the other runs", 8 * (max_saved_runs - 1), FieldIs::data},
+    {"reserved", windows_bytes - 16 - 8 * max_saved_checkpoints - 8 * max_saved_runs,
+     FieldIs::reserved},
+});
+static_assert(end_of(windows_fields) == windows_bytes);
+consteval uint64_t windows_at(std::string_view name) { return offset_in(windows_fields, name); }
+
+// The same in version 1.
+constexpr uint64_t windows_1_bytes = 32;
+inline constexpr auto windows_1_fields = lay_out({
     {"rows", 4, FieldIs::size},
     {"pages", 4, FieldIs::size},
     {"mark", 8, FieldIs::size},
@@ -63,8 +83,8 @@ inline constexpr auto windows_fields = lay_out({
     {"first extent", 4, FieldIs::size},
     {"end of the extents", 4, FieldIs::size},
 });
-static_assert(end_of(windows_fields) == windows_bytes);
-consteval uint64_t windows_at(std::string_view name) { return offset_in(windows_fields, name); }
+static_assert(end_of(windows_1_fields) == windows_1_bytes);
+consteval uint64_t windows_1_at(std::string_view name) { return offset_in(windows_1_fields, name); }
 
 // Section `recurrent`, before the states.
 constexpr uint64_t recurrent_head_bytes = 4096;

@@ -7,8 +7,7 @@
 #include "cachefile/cache_peek.h"
 #include "library/library_names.h"
 #include "session/chat_record.h"
-#include "session/saved_states.h"
-#include "session/saved_windows.h"
+#include "session/saved_checkpoints.h"
 
 namespace kvasir {
 
@@ -140,11 +139,10 @@ Status Library::load_best(const std::shared_ptr<const Model>& model, const Libra
           saved.begin());
       bool serves = f.tokens > 0;
       if (serves)
-        if (Status w = windows_serve(peek, model->windows_shape(), f.tokens, &serves); !w.ok())
-          skip(f, w), serves = false;
-      if (serves)
-        if (Status w = states_serve(peek, model->config(), f.tokens, &serves); !w.ok())
-          skip(f, w), serves = false;
+        if (Status p =
+                prefix_serves(peek, model->windows_shape(), model->config(), f.tokens, &serves);
+            !p.ok())
+          skip(f, p), serves = false;
       if (!serves) f.tokens = 0;
       if (is_cancelled(request.cancel))
         return Status::error(Code::cancelled, "cancelled; nothing was read");

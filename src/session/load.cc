@@ -253,10 +253,12 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
   RETURN_IF_ERROR(
       load_store(file, state, config.group(), options.memory, kept, pool.get(), cancel, &store));
-  std::optional<KvStore> windows = make_windows(*model, store.window_tokens());
+  const uint32_t checkpoints = options.memory.checkpoints;
+  std::optional<KvStore> windows = make_windows(*model, store.window_tokens(), checkpoints);
   if (windows)
-    RETURN_IF_ERROR(load_windows(file, state, saved_windows, pool.get(), cancel, &*windows));
-  std::optional<RecurrentState> states = make_states(config, options.memory.bytes);
+    RETURN_IF_ERROR(
+        load_windows(file, state, saved_windows, checkpoints, pool.get(), cancel, &*windows));
+  std::optional<RecurrentState> states = make_states(config, checkpoints);
   if (states)
     RETURN_IF_ERROR(
         load_states(file, saved_states, state.kept_of(kept), pool.get(), cancel, &*states));

@@ -73,10 +73,11 @@ Status Session::prepare_strategy(const Cancel* cancel, Progress* progress) {
 Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   log(1, "the text has no representative tokens: prefilling it again, once");
   KvStore store(sequence_.store.shape(), sequence_.store.window_tokens());
-  std::optional<KvStore> windows = make_windows(*model_, store.window_tokens());
+  std::optional<KvStore> windows = make_windows(*model_, store.window_tokens(), 0);
   std::optional<RecurrentState> states = make_states(model_->config(), 0);
   MemoryBudget rest = options_.memory;
-  rest.states = states ? states->step_bytes() : 0;  // no checkpoint is made
+  rest.states = states ? states->step_bytes() : 0;
+  rest.checkpoints = 0;
   if (rest.bytes) {  // both stores share the budget, and the second needs as much as the first
     if (sequence_.store.private_bytes() > rest.bytes / 2)
       RETURN_IF_ERROR(sequence_.store.shrink(cancel));

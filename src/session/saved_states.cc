@@ -143,20 +143,6 @@ Status summarise_states(const CachePeek& file, StatesSummary* out) {
   return {};
 }
 
-Status states_serve(const CachePeek& file, const ModelConfig& config, uint64_t tokens, bool* out) {
-  *out = true;
-  if (config.recurrent_layers == 0) return {};
-  SavedSequence state;
-  SavedStates saved;
-  RETURN_IF_ERROR(read_saved(file, &state));
-  if (state.page_tokens == 0 || state.tokens < tokens)
-    return Status::error(Code::corrupt, "%s: section 'state' has fewer tokens than its document",
-                         file.path().c_str());
-  RETURN_IF_ERROR(check_states(file, config, state, &saved));
-  *out = !saved.empty() && saved.front() <= state.kept_of(tokens);
-  return {};
-}
-
 Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStates& saved,
                    uint64_t wanted, ThreadPool* pool, const Cancel* cancel, RecurrentState* out) {
   if (saved.empty()) return {};

@@ -40,9 +40,6 @@ struct StatesSummary {
 };
 // Code::corrupt, Code::io. Throws std::bad_alloc.
 Status summarise_states(const CachePeek& file, StatesSummary* out);
-// Whether a session of the file's first `tokens` tokens goes on from a later position than the
-// beginning, as Session::load() does. Always without recurrent layers. Codes as check_states().
-Status states_serve(const CachePeek& file, const ModelConfig& config, uint64_t tokens, bool* out);
 // Reads the last state of a checked file; checkpoints are read when they are needed. wanted: as
 // RecurrentState::restore().
 Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStates& saved,

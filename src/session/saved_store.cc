@@ -221,6 +221,9 @@ Status save_store(const std::string& path, format::Identity identity, const Save
       {SectionKind::window, nullptr, store.window_size() * sizeof(float)}};
   all.insert(all.end(), parts.begin(), parts.end());
   const SavedWindows saved_windows = windows ? SavedWindows::of(*windows) : SavedWindows();
+  if (const char* what = windows ? saved_windows.wrong(windows->shape(), state) : nullptr)
+    return Status::error(Code::internal, "the windows have %s; %s was not written", what,
+                         path.c_str());
   const auto windows_data = saved_windows.encode();
   if (windows) {
     const StoreShape& w = windows->shape();
@@ -238,7 +241,9 @@ Status save_store(const std::string& path, format::Identity identity, const Save
   std::unique_ptr<CacheWriter> writer;
   RETURN_IF_ERROR(CacheWriter::create(path, identity, &writer, store.budget().reaper));
   for (const SavedPart& part : all)
-    RETURN_IF_ERROR(writer->add_section(part.kind, section_version, part.bytes));
+    RETURN_IF_ERROR(writer->add_section(
+        part.kind, part.kind == SectionKind::windows ? windows_section_version : section_version,
+        part.bytes));
   for (SectionKind kind : PageStore::sections)
     RETURN_IF_ERROR(writer->add_section(kind, section_version,
                                         PageStore::file_bytes(shape, kind, state.pages)));

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/cancel.h"
 #include "base/status.h"
@@ -17,16 +18,18 @@ namespace kvasir {
 
 // Section `windows`: which tokens the store has.
 struct SavedWindows {
-  uint32_t rows = 0;   // in full precision, the newest tokens
-  uint32_t pages = 0;  // sealed, those that were dropped included
-  uint64_t mark = 0;
-  PageStore::Runs runs;  // extents in the file
+  uint32_t rows = 0;                  // in full precision, the newest tokens
+  uint32_t pages = 0;                 // sealed, those that were dropped included
+  std::vector<uint64_t> checkpoints;  // ascending
+  PageStore::Runs runs;               // extents in the file
 
   static SavedWindows of(const KvStore& windows);
   std::array<uint8_t, format::windows_bytes> encode() const;
-  uint32_t extents() const { return runs[0].count() + runs[1].count(); }
+  uint32_t extents() const;
   // As KvStore::resume_point(), of the store in the file.
   uint64_t resume_point(const StoreShape& shape, const SavedSequence& state, uint64_t tokens) const;
+  // The first contradiction, or null. Load and save apply the same rules.
+  const char* wrong(const StoreShape& shape, const SavedSequence& state) const;
 };
 
 // Checks that the file has windows of this shape, or none where it has no layers, and that their
@@ -34,12 +37,10 @@ struct SavedWindows {
 // comes from the file. Code::corrupt, Code::version, Code::io.
 Status check_windows(const CachePeek& file, const StoreShape& shape, const SavedSequence& state,
                      SavedWindows* out);
-// Whether a session of the file's first `tokens` tokens goes on from a later position than the
-// beginning, as Session::load() does. Always without windows. Codes as check_windows().
-Status windows_serve(const CachePeek& file, const StoreShape& shape, uint64_t tokens, bool* out);
-// Maps the store of a checked file. `out` has its shape and its window.
+// Maps the store of a checked file, with up to `checkpoints` checkpoints. `out` has its shape and
+// its window.
 Status load_windows(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
-                    const SavedWindows& saved, ThreadPool* pool, const Cancel* cancel,
-                    KvStore* out);
+                    const SavedWindows& saved, uint32_t checkpoints, ThreadPool* pool,
+                    const Cancel* cancel, KvStore* out);
 
 }  // namespace kvasir

@@ -21,12 +21,17 @@ namespace kvasir {
 // persisted.
 enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
 
-// An empty store of the model's layers that see a window; nothing: it has none.
-std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens);
+// Checkpoints of a sequence at most, as many as its memory has room for. Windows and states have
+// them at the same positions. budget: bytes of the sequence; 0: no limit.
+uint32_t choose_checkpoints(const Model& model, uint32_t window_tokens, uint64_t budget);
+// Tokens of prefill between two of them.
+uint64_t choose_checkpoint_interval(const Model& model);
 
+// An empty store of the model's layers that see a window; nothing: it has none.
+std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens,
+                                    uint32_t checkpoints);
 // The state of a sequence without tokens of a model's recurrent layers; nothing: it has none.
-// budget: bytes of the sequence; 0: no limit.
-std::optional<RecurrentState> make_states(const ModelConfig& config, uint64_t budget);
+std::optional<RecurrentState> make_states(const ModelConfig& config, uint32_t checkpoints);
 
 // A fork is a copy that shares the pages; both write only their own tails.
 struct SequenceState {

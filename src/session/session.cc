@@ -54,7 +54,9 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   o->memory.step_tokens = o->prefill_chunk;
   o->memory.reaper = model.reaper();
   o->memory.windows = model.windows_shape();
-  if (const auto states = make_states(model.config(), o->memory.bytes))
+  o->memory.checkpoints = choose_checkpoints(model, o->window, o->memory.bytes);
+  if (o->checkpoint_interval == 0) o->checkpoint_interval = choose_checkpoint_interval(model);
+  if (const auto states = make_states(model.config(), o->memory.checkpoints))
     o->memory.states = states->max_bytes();
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
   RETURN_IF_ERROR(check_read_options(o->read));
@@ -66,19 +68,33 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
                               model.store_shape().page.block_tokens);
 }
 
-std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens) {
-  if (model.config().windows.layers == 0) return {};
-  return KvStore(model.windows_shape(), window_tokens);
+// They may take half a gigabyte, or an eighth of the sequence's memory.
+uint32_t choose_checkpoints(const Model& model, uint32_t window_tokens, uint64_t budget) {
+  constexpr uint64_t room = 512 << 20, most = 32;
+  const uint64_t bytes = model.config().state_size() * sizeof(float) +
+                         KvStore::checkpoint_bytes(model.windows_shape(), window_tokens);
+  if (bytes == 0) return 0;
+  const uint64_t count = (budget > 0 ? std::min(room, budget / 8) : room) / bytes;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(count, 1, most));
 }
 
-std::optional<RecurrentState> make_states(const ModelConfig& config, uint64_t budget) {
+// A rewind prefills up to an interval again. Of intervals below a window, checkpoints would keep
+// everything; of four windows, they take up to a quarter of it.
+uint64_t choose_checkpoint_interval(const Model& model) {
+  return std::max<uint64_t>(1024, 4 * model.windows_shape().window);
+}
+
+std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens,
+                                    uint32_t checkpoints) {
+  if (model.config().windows.layers == 0) return {};
+  KvStore windows(model.windows_shape(), window_tokens);
+  windows.set_max_checkpoints(checkpoints);
+  return windows;
+}
+
+std::optional<RecurrentState> make_states(const ModelConfig& config, uint32_t checkpoints) {
   if (config.recurrent_layers == 0) return {};
-  // Checkpoints may take half a gigabyte, or an eighth of the sequence's memory.
-  constexpr uint64_t room = 512 << 20, most = 32;
-  const uint64_t bytes = config.state_size() * sizeof(float),
-                 checkpoints = (budget > 0 ? std::min(room, budget / 8) : room) / bytes;
-  return RecurrentState(config.recurrent_layers, config.recurrent.state_size(),
-                        static_cast<uint32_t>(std::clamp<uint64_t>(checkpoints, 1, most)));
+  return RecurrentState(config.recurrent_layers, config.recurrent.state_size(), checkpoints);
 }
 
 uint64_t SequenceState::resume_point(uint64_t position) const {
@@ -101,9 +117,10 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   if (!strategy_needs(o.select.strategy, StrategyInfo::needs_representatives))
     store.drop_representatives();
   RETURN_IF_ERROR(store.set_budget(o.memory, 0));
-  std::optional<KvStore> windows = make_windows(*model, store.window_tokens());
+  std::optional<KvStore> windows =
+      make_windows(*model, store.window_tokens(), o.memory.checkpoints);
   SequenceState sequence(model->config(), model->chat(), std::move(store), std::move(windows),
-                         make_states(model->config(), o.memory.bytes));
+                         make_states(model->config(), o.memory.checkpoints));
   std::unique_ptr<Session> session(new Session(std::move(model), o, std::move(sequence)));
   RETURN_IF_ERROR(session->start());
   *out = std::move(session);

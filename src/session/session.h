@@ -45,11 +45,12 @@ class ExternalStore;
 using LogFn = std::function<void(int level, const char* message)>;  // 1 warning, 2 information
 
 struct SessionOptions {
-  uint32_t threads = 0;         // 0: CPUs of the process
-  uint64_t context = 0;         // tokens; 0: the model's
-  bool full_precision = false;  // nothing is sealed
-  uint32_t window = 64;         // tokens
-  uint32_t prefill_chunk = 0;   // tokens; 0: chosen
+  uint32_t threads = 0;              // 0: CPUs of the process
+  uint64_t context = 0;              // tokens; 0: the model's
+  bool full_precision = false;       // nothing is sealed
+  uint32_t window = 64;              // tokens
+  uint32_t prefill_chunk = 0;        // tokens; 0: chosen
+  uint64_t checkpoint_interval = 0;  // tokens of prefill between two checkpoints; 0: chosen
   SelectOptions select;
   CompareLevel compare = CompareLevel::none;
   ReadOptions read;
@@ -177,6 +178,7 @@ class Session {
   std::span<const Token> tokens() const { return sequence_.tokens; }
   const Model& model() const { return *model_; }
   const KvStore& store() const { return sequence_.store; }
+  const KvStore* windows() const { return sequence_.windows_or_null(); }  // null: none
   SessionStats stats() const;
   std::string stats_json() const;
   // Sets the measurements of all later decode.
@@ -215,7 +217,7 @@ class Session {
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                     Array<float>* errors);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
-  void keep_state(const AppendRequest& request);
+  void keep_checkpoint(const AppendRequest& request);
   void keep_document();
   Status append_token(Token token, const Cancel* cancel);
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);

@@ -261,6 +261,7 @@ SessionStats Session::stats() const {
   s.mapped_bytes = sequence_.store.pages().mapped_bytes();
   if (const KvStore* windows = sequence_.windows_or_null()) {
     s.windows_layers = windows->shape().layers;
+    s.checkpoints = static_cast<uint32_t>(windows->checkpoints().size());
     s.windows_bytes = windows->private_bytes() + windows->pages().mapped_bytes();
     s.private_bytes += windows->private_bytes();
     s.mapped_bytes += windows->pages().mapped_bytes();
@@ -338,8 +339,9 @@ std::string Session::stats_json() const {
   if (stats.recurrent_layers > 0) {
     json.count("recurrent_layers", stats.recurrent_layers);
     json.count("states_bytes", stats.states_bytes);
-    json.count("checkpoints", stats.checkpoints);
   }
+  if (stats.windows_layers > 0 || stats.recurrent_layers > 0)
+    json.count("checkpoints", stats.checkpoints);
   json.count("sparse_tokens", stats.sparse_tokens);
   json.count("prefill_ns", stats.prefill_ns);
   json.count("load_ns", stats.load_ns);

@@ -21,14 +21,13 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
-  // a rewind to the end of the document finds its window
-  if (KvStore* windows = sequence_.windows_or_null())
-    request.kind == TextKind::document ? windows->unmark() : windows->mark();
+  // rows behind a checkpoint stay in full precision: the only one is the document's end
+  if (KvStore* windows = sequence_.windows_or_null();
+      windows && options_.full_precision && request.kind == TextKind::document)
+    windows->forget_checkpoints();
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   try {
-    if (sequence_.states && request.kind != TextKind::document &&
-        sequence_.prefilled_tokens == sequence_.tokens.size())
-      keep_document();
+    if (request.kind != TextKind::document) keep_document();
     return append_chunks(request, done);
   } catch (const std::bad_alloc&) {
     return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done,
@@ -48,7 +47,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     RETURN_IF_ERROR(forward_->run(step, sequence_.stores()));
     note_chunk(request, step);
     *done += step.size();
-    keep_state(request);
+    keep_checkpoint(request);
     if (!errors.empty()) LayerProbe::note(errors, &sequence_);
     const bool last = *done == all;
     if (last && request.all_logits)
@@ -96,6 +95,8 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
 // A checkpoint at the end of the document, which a question or an answer follows.
 void Session::keep_document() {
   SequenceState& s = sequence_;
+  if (s.windows && s.windows->last_checkpoint() < s.prefilled_tokens) s.windows->keep();
+  if (!s.states || s.prefilled_tokens != s.tokens.size()) return;
   s.states->keep();
   if (!s.has_logits() || s.document_logits_at == s.tokens.size()) return;
   s.document_logits_at = 0;
@@ -103,13 +104,15 @@ void Session::keep_document() {
   s.document_logits_at = s.tokens.size();
 }
 
-// A checkpoint of the recurrent layers every so many tokens of a document.
-void Session::keep_state(const AppendRequest& request) {
-  constexpr uint64_t interval = 1024;
+// A checkpoint every so many tokens of a document.
+void Session::keep_checkpoint(const AppendRequest& request) {
   std::optional<RecurrentState>& states = sequence_.states;
-  if (states && request.kind == TextKind::document &&
-      states->tokens() - states->last_checkpoint() >= interval)
-    states->keep();
+  KvStore* windows = options_.full_precision ? nullptr : sequence_.windows_or_null();
+  if (request.kind != TextKind::document || (!states && !windows)) return;
+  const uint64_t last = states ? states->last_checkpoint() : windows->last_checkpoint();
+  if (sequence_.tokens.size() - last < options_.checkpoint_interval) return;
+  if (states) states->keep();
+  if (windows) windows->keep();
 }
 
 void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) {

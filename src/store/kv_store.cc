@@ -8,19 +8,14 @@
 #include "backend/parallel_chunks.h"
 #include "base/checked.h"
 #include "base/stamp.h"
-#include "cachefile/section_rules.h"
 #include "os/os.h"
+#include "store/window_rows.h"
 
 namespace kvasir {
 
-constexpr uint32_t capacity_step = 64;  // rows, so that decode seldom grows the window
-// Room beyond a page of a window that is moved or loaded: for a question and a short answer.
-constexpr uint32_t spare_rows = 96;
 // Bytes per page and head in the table of cached pages: four, and half as many again where it
 // grows.
 constexpr uint64_t table_entry = 6;
-// A store with a window keeps as many tokens beyond it: for a rewind of a few tokens.
-constexpr uint32_t spare_tokens = 128;
 
 KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
     : pages_(shape), sketch_(shape), representatives_(shape, window_tokens),
@@ -29,56 +24,6 @@ KvStore::KvStore(const StoreShape& shape, uint32_t window_tokens)
   representatives_.drop();
   if (window_tokens != keep_all)
     window_tokens_ = static_cast<uint32_t>(std::min<uint64_t>(window_tokens, shape.window));
-}
-
-// A prefill of the last tokens again begins up to a page and window_tokens before them.
-uint64_t KvStore::kept_tokens(const StoreShape& shape, uint32_t window_tokens) {
-  return shape.window + spare_tokens + 2 * shape.page.page_tokens +
-         (window_tokens == keep_all ? 0 : std::min<uint64_t>(window_tokens, shape.window));
-}
-
-void KvStore::drop_unseen() {
-  if (shape().window == 0) return;
-  const uint64_t kept = kept_tokens(shape(), window_tokens_), marked = this->marked();
-  const uint64_t first = tokens() - std::min(tokens(), kept),
-                 first_marked = marked - std::min(marked, kept);
-  if (window_tokens_ == keep_all) {
-    const auto rows =
-        static_cast<uint32_t>(std::max(dropped_, std::min(first, first_marked)) - dropped_);
-    dropped_ += rows, first_row_ += rows, window_count_ -= rows;
-    return;
-  }
-  for (uint32_t e = 0; e < pages_.pages() / extent_pages; ++e) {
-    const uint64_t begin = uint64_t{e} * shape().page.extent_tokens(),
-                   end = begin + shape().page.extent_tokens();
-    if (end <= first && (end <= first_marked || begin >= marked)) pages_.drop(e);
-  }
-}
-
-uint64_t KvStore::resume_point(const StoreShape& shape, const PageStore::Runs& runs,
-                               uint64_t dropped, uint64_t end, uint64_t tokens) {
-  if (shape.window == 0) return tokens;
-  const uint64_t extent = shape.page.extent_tokens();
-  for (const bool newest : {true, false}) {
-    const ExtentRun& run = runs[newest ? 1 : 0];
-    const uint64_t begin = std::max(run.begin * extent, dropped),
-                   last = std::min(tokens, newest ? end : run.end * extent);
-    if (begin == 0 || last >= begin + shape.window) return last;
-  }
-  return 0;
-}
-
-uint64_t KvStore::max_bytes(const StoreShape& shape, uint32_t window_tokens, uint64_t tokens,
-                            uint32_t step) {
-  if (shape.layers == 0) return 0;
-  const uint64_t extent = shape.page.extent_tokens();
-  const uint64_t kept = std::min(tokens, 2 * (kept_tokens(shape, window_tokens) + extent)),
-                 slabs = ceil_div(kept, extent) + ceil_div(step, extent) + 1;
-  const uint64_t planes = shape.page.planes();
-  const uint64_t rows = std::min<uint64_t>(window_tokens, shape.window) + step +
-                        2 * shape.page.page_tokens + spare_rows + capacity_step;
-  return slabs * shape.slab_bytes() +
-         (planes * rows + 1) * shape.heads_total() * shape.page.dim * sizeof(float);
 }
 
 float* KvStore::window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) {
@@ -185,7 +130,8 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
   return extents * heads * summaries + rows + slabs * shape().slab_bytes() +
          indexes_.private_bytes() + sketch_.basis_bytes() +
          representatives_.max_bytes(tokens, step) + pages_.table_bytes() +
-         max_bytes(budget_.windows, window_tokens_, tokens, step) + budget_.states;
+         max_bytes(budget_.windows, window_tokens_, tokens, step, budget_.checkpoints) +
+         budget_.states;
 }
 
 Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) const {
@@ -338,14 +284,6 @@ void KvStore::observe(uint32_t layer, uint32_t head, uint32_t n, const float* q,
       {q + std::size_t{head} * group * head_dim, group, std::size_t{heads} * head_dim});
 }
 
-void KvStore::pop() {
-  representatives_.reserve_rewind();
-  representatives_.rewind(tokens() - 1);
-  --window_count_;
-  lowered();
-  window_stamp_ = new_stamp();
-}
-
 // The mean key of the window without the sinks, which are outliers. Subtracts it from every row of
 // the window.
 void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
@@ -415,99 +353,10 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   drop_unseen();
 }
 
-Status KvStore::rewind(uint64_t tokens, const Kernels& kernels) {
-  representatives_.reserve_rewind();
-  window_stamp_ = new_stamp();
-  if (tokens == 0) {
-    cut(0);
-    return {};
-  }
-  if (tokens >= sealed_tokens()) {
-    const uint64_t kept = tokens - window_begin();
-    if (kept >= window_tokens_ || pages_.pages() == 0) {
-      if (tokens <= mark_) unmark();
-      window_count_ = static_cast<uint32_t>(kept);
-      lowered();
-      representatives_.rewind(tokens);
-      return {};
-    }
-  }
-  // The window must hold window_tokens, or everything: restores the pages that reach into it.
-  const uint32_t page_tokens = shape().page.page_tokens, dim = shape().page.dim;
-  const uint64_t begin = tokens > window_tokens_ ? (tokens - window_tokens_) / page_tokens : 0;
-  const auto first = static_cast<uint32_t>(begin);
-  const uint32_t end =
-      std::min<uint32_t>(pages_.pages(), static_cast<uint32_t>(ceil_div(tokens, page_tokens)));
-  for (uint32_t l = 0; l < shape().layers; ++l)
-    for (uint32_t h = 0; h < shape().kv_heads; ++h)
-      for (uint32_t p = first; p < end; ++p)
-        if (!pages_.intact_page(l, h, p)) return pages_.damaged();
-
-  const auto kept = static_cast<uint32_t>(tokens > sealed_tokens() ? tokens - sealed_tokens() : 0);
-  const uint32_t reopened = (end - first) * page_tokens;
-  KvStore shorter(shape(), window_tokens_);
-  shorter.centre_ = centre_;
-  shorter.sinks_ = sinks_;
-  RETURN_IF_ERROR(shorter.own_window(reopened + kept));
-  for (uint32_t l = 0; l < shape().layers; ++l) {
-    for (uint32_t h = 0; h < shape().kv_heads; ++h) {
-      for (uint32_t p = first; p < end; ++p) {
-        const PageRef page = pages_.page(l, h, p);
-        float* k = shorter.window_row(l, h, 0, (p - first) * page_tokens);
-        float* v = shorter.window_row(l, h, 1, (p - first) * page_tokens);
-        if (p == 0 && sinks_) {  // the sinks are in full precision
-          std::copy_n(sinks(l, h).k, std::size_t{page_tokens} * dim, k);
-          if (v != k) std::copy_n(sinks(l, h).v, std::size_t{page_tokens} * dim, v);
-        } else {
-          kernels.unseal_page(shape().page, page.data, page.scales, k, v);
-        }
-      }
-      for (uint32_t which = 0; which < shape().page.planes(); ++which) {
-        // Nobody has checked a file's scales before. Rows made from bad ones would be saved, and
-        // refused when loaded.
-        if (wrong_floats({shorter.window_row(l, h, which, 0), std::size_t{reopened} * dim}))
-          return pages_.not_finite();
-        std::copy_n(window_row(l, h, which, 0), std::size_t{kept} * dim,
-                    shorter.window_row(l, h, which, reopened));
-      }
-    }
-  }
-  if (tokens <= mark_) unmark();
-  pages_.truncate(first);
-  sketch_.truncate(first);
-  representatives_.rewind(tokens);
-  indexes_.truncate(sealed_tokens());
-  // Sealing the first page makes them again; some of their tokens may be rewound.
-  if (first == 0) sinks_.reset();
-  window_ = std::move(shorter.window_);
-  capacity_ = shorter.capacity_;
-  first_row_ = 0;
-  appends_.here = true;
-  window_count_ = static_cast<uint32_t>(tokens - sealed_tokens());
-  return {};
-}
-
 uint32_t KvStore::pages_after(uint64_t tokens) const {
   return tokens <= window_tokens_
              ? 0
              : static_cast<uint32_t>((tokens - window_tokens_) / shape().page.page_tokens);
-}
-
-void KvStore::cut(uint32_t pages) {
-  representatives_.reserve_rewind();
-  pages_.truncate(pages);
-  sketch_.truncate(pages);
-  representatives_.rewind(sealed_tokens());
-  indexes_.truncate(sealed_tokens());
-  window_count_ = 0;
-  lowered();
-  window_stamp_ = new_stamp();
-  dropped_ = 0;
-  if (pages > 0) return;
-  unmark();
-  sinks_stamp_ = new_stamp();
-  centre_.clear();  // the next text gets its own
-  sinks_.reset();
 }
 
 uint64_t KvStore::private_bytes() const {
@@ -549,7 +398,7 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   if (saved.has_sinks) store.sinks_ = make_rows(store.sinks_room());
   store.window_count_ = saved.window_count;
   store.dropped_ = saved.dropped;
-  store.mark_ = saved.mark;
+  store.checkpoints_ = saved.checkpoints;
   store.capacity_ = store.capacity_for(saved.window_count);
   store.window_ = make_rows(std::size_t{store.planes()} * store.capacity_ * dim);
   store.appends_.here = true;

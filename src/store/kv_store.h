@@ -11,13 +11,14 @@
 // unchanged. With window_tokens == keep_all (full precision) nothing is sealed.
 //
 // The store of layers whose queries see the newest `shape().window` tokens (here: their reach)
-// keeps only what queries at its end and at its mark can see, and a few tokens more. commit() drops
-// the rest. So the sequence can go on from its end, and from the mark (the end of a document) after
-// a rewind of the answers behind it. Other positions need a prefill from resume_point(). Such a
-// store has neither sinks nor summaries.
+// keeps only what queries at its end and at its checkpoints can see, and a few tokens more.
+// commit() drops the rest. So the sequence can go on from its end, and from a checkpoint after a
+// rewind. Other positions need a prefill from resume_point(). Such a store has neither sinks nor
+// summaries. In full precision it has one checkpoint, the end of the document, and keeps all tokens
+// from its reach on.
 //
-//   tokens   0 .... | mark - reach .. mark | .... | n - reach .............. n
-//           dropped                        dropped  sealed pages | window
+//   tokens   0 .... | checkpoint - reach .. checkpoint | .... | n - reach .............. n
+//           dropped                                   dropped  sealed pages | window
 //
 // A step is prepare(n), write(layer, ...) for every layer, commit(n). Nothing is visible before
 // commit(), so a failed or cancelled step leaves the store unchanged. Threads: as for PageStore;
@@ -50,7 +51,8 @@ struct MemoryBudget {
   uint32_t step_tokens = 0;
   // The sequence's store of layers that see a window, whose bytes count too. No layers: none.
   StoreShape windows;
-  uint64_t states = 0;  // bytes of the states of its recurrent layers, which count too
+  uint32_t checkpoints = 0;  // of that store, and of the states
+  uint64_t states = 0;       // bytes of the states of its recurrent layers, which count too
   // Closes the spill file and the files of unfinished saves; null: destructors close them.
   std::shared_ptr<os::FileReaper> reaper;
 };
@@ -85,22 +87,28 @@ class KvStore {
   uint64_t sinks_stamp() const { return sinks_stamp_; }  // changes with the sinks and the centre
   uint32_t sink_count() const { return pages_.pages() ? shape().page.page_tokens : 0; }
 
-  // Of a store whose queries see a window. mark(): keeps what queries at the end see, until
-  // unmark() or a rewind before it.
-  void mark() { mark_ = std::min(mark_, tokens()); }
-  void unmark() { mark_ = UINT64_MAX; }
-  uint64_t marked() const { return std::min(mark_, tokens()); }
+  // Of a store whose queries see a window. keep(): makes the end a checkpoint, until a rewind
+  // before it or until there are too many (checkpoints.h). Throws std::bad_alloc and leaves all
+  // unchanged.
+  void keep();
+  void set_max_checkpoints(uint32_t count);
+  void forget_checkpoints() { checkpoints_.clear(); }
+  std::span<const uint64_t> checkpoints() const { return checkpoints_; }  // ascending
+  uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back(); }
   // The last position <= `tokens` at which a sequence can go on after rewind(); 0: at none but the
-  // beginning. Always `tokens` without a window.
+  // beginning. Always `tokens` without a window. Throws std::bad_alloc.
   uint64_t resume_point(uint64_t tokens) const {
     return resume_point(shape(), pages_.runs(), dropped_, this->tokens(), tokens);
   }
   // The same of a store that has these extents, or the tokens from `dropped` on, up to `end`.
   static uint64_t resume_point(const StoreShape& shape, const PageStore::Runs& runs,
                                uint64_t dropped, uint64_t end, uint64_t tokens);
-  // Maximum bytes of such a store in a sequence of `tokens` tokens and with steps of `step` tokens.
+  // Maximum bytes of such a store in a sequence of `tokens` tokens, with steps of `step` tokens and
+  // so many checkpoints, and of a copy to which it goes back after an answer.
   static uint64_t max_bytes(const StoreShape& shape, uint32_t window_tokens, uint64_t tokens,
-                            uint32_t step);
+                            uint32_t step, uint32_t checkpoints);
+  // Maximum bytes of the pages of a checkpoint.
+  static uint64_t checkpoint_bytes(const StoreShape& shape, uint32_t window_tokens);
 
   // Full-precision rows, [count][dim], centred if the store has a centre. Uncommitted rows follow
   // the rows of the window.
@@ -226,7 +234,8 @@ class KvStore {
   struct SavedRows {
     uint32_t window_count = 0;
     bool has_centre = false, has_sinks = false;
-    uint64_t dropped = 0, mark = UINT64_MAX;  // with a window: tokens before its rows; marked()
+    uint64_t dropped = 0;               // with a window, in full precision: tokens before its rows
+    std::vector<uint64_t> checkpoints;  // with a window
   };
   static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives,
                          uint32_t window_tokens, const SavedRows& saved,
@@ -243,9 +252,11 @@ class KvStore {
 
  private:
   uint64_t min_bytes(uint64_t tokens, uint32_t step) const;
-  // Tokens before its end, or its mark, that a store with a window keeps.
+  // Tokens before its end, or a checkpoint, that a store with a window keeps.
   static uint64_t kept_tokens(const StoreShape& shape, uint32_t window_tokens);
   void drop_unseen();
+  void thin_checkpoints();
+  void forget_checkpoints_behind(uint64_t tokens);
   std::size_t sinks_room() const;  // floats of sinks_ when they exist
   float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row);
   const float* window_row(uint32_t layer, uint32_t head, uint32_t which, uint32_t row) const;
@@ -269,10 +280,11 @@ class KvStore {
   bool drop_resident_ = false;  // files hold more than the budget
   uint32_t window_tokens_;
   uint32_t window_count_ = 0;
-  uint32_t capacity_ = 0;       // rows of room in window_
-  uint32_t first_row_ = 0;      // first row of the window; those before it were sealed
-  uint64_t dropped_ = 0;        // rows dropped before the window, in full precision
-  uint64_t mark_ = UINT64_MAX;  // UINT64_MAX: the end
+  uint32_t capacity_ = 0;              // rows of room in window_
+  uint32_t first_row_ = 0;             // first row of the window; those before it were sealed
+  uint64_t dropped_ = 0;               // rows dropped before the window, in full precision
+  std::vector<uint64_t> checkpoints_;  // ascending, of a store with a window
+  uint32_t max_checkpoints_ = 1;
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   std::size_t window_floats() const;  // of window_
   // [layers][kv_heads][2][capacity][dim], shared with copies. A row that any copy has committed is

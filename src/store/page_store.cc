@@ -119,8 +119,7 @@ const CacheFile::Section& PageStore::section_in(const Slab& slab, SectionKind ar
 
 Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
                       uint32_t pages, PageStore* out) {
-  return map(shape, std::move(file), pages, {ExtentRun{}, {0, PageStore(shape, pages).extents()}},
-             out);
+  return map(shape, std::move(file), pages, Runs{{0, PageStore(shape, pages).extents()}}, out);
 }
 
 Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
@@ -137,9 +136,10 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
         std::make_shared<MappedPages>(file, shape.page, extents), shape.heads_total());
   const uint64_t heads = shape.heads_total();
   uint32_t index = 0;  // in the file
+  std::size_t run = 0;
   for (uint32_t e = 0; e < extents; ++e) {
-    const auto is_in = [&](const ExtentRun& run) { return e >= run.begin && e < run.end; };
-    if (!is_in(runs[0]) && !is_in(runs[1])) {
+    while (run < runs.size() && runs[run].end <= e) ++run;
+    if (run == runs.size() || e < runs[run].begin) {
       store.slabs_.emplace_back(nullptr);
       continue;
     }
@@ -167,10 +167,15 @@ PageStore::Runs PageStore::runs() const {
     while (run.begin > 0 && has(run.begin - 1)) --run.begin;
     return run;
   };
-  const ExtentRun newest = run_before(extents());
-  uint32_t end = newest.begin;
-  while (end > 0 && !has(end - 1)) --end;
-  return {run_before(end), newest};
+  Runs out = {run_before(extents())};
+  for (;;) {
+    uint32_t end = out.back().begin;
+    while (end > 0 && !has(end - 1)) --end;
+    if (end == 0) break;
+    out.push_back(run_before(end));
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
 }
 
 Status PageStore::write(SectionKind kind,

@@ -13,7 +13,6 @@
 // the others are exclusive.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -74,7 +73,7 @@ class PageStore {
   // sizes with file_bytes(). runs: the extents in the file, of a store with a window.
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages,
                     PageStore* out);
-  using Runs = std::array<ExtentRun, 2>;
+  using Runs = std::vector<ExtentRun>;  // ascending; the last one is the newest
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages,
                     const Runs& runs, PageStore* out);
   // Bytes of a section for so many pages; 0 for kinds of other parts.
@@ -94,7 +93,7 @@ class PageStore {
   // Drops a full extent; its pages may not be used any more. For a store with a window.
   void drop(uint32_t e);
   bool has(uint32_t e) const;
-  // The extents that were not dropped: the newest ones, and an older run that may be empty.
+  // The extents that were not dropped. The last run may be empty. Throws std::bad_alloc.
   Runs runs() const;
 
   ExtentView extent(uint32_t layer, uint32_t head, uint32_t e) const;

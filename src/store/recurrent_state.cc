@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "store/checkpoints.h"
+
 namespace kvasir {
 
 std::shared_ptr<float[]> RecurrentState::make() const {
@@ -44,18 +46,10 @@ void RecurrentState::keep() {
   thin_out(end_.tokens);
 }
 
-// Keeps the distances between checkpoints in proportion to their distance from the end. The last
-// one stays.
 void RecurrentState::thin_out(uint64_t end) {
   while (checkpoints_.size() > max_checkpoints_) {
-    std::size_t worst = 0;
-    double least = 2;
-    for (std::size_t i = 0; i + 1 < checkpoints_.size(); ++i) {
-      const uint64_t before = i == 0 ? 0 : checkpoints_[i - 1].tokens;
-      const double gap = static_cast<double>(checkpoints_[i + 1].tokens - before) /
-                         static_cast<double>(end - before);
-      if (gap < least) least = gap, worst = i;
-    }
+    const std::size_t worst = least_useful_checkpoint(
+        checkpoints_.size(), end, [&](std::size_t i) { return checkpoints_[i].tokens; });
     checkpoints_.erase(checkpoints_.begin() + static_cast<std::ptrdiff_t>(worst));
   }
 }

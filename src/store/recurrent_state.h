@@ -3,8 +3,7 @@
 // A state has a fixed size and no parts that belong to tokens: a sequence cannot go back to a
 // position whose state nobody kept. So this class holds the state at the end of the sequence, and
 // checkpoints: states at earlier positions, from which rewind() goes on. keep() adds one; where
-// there are too many, the one goes whose neighbours are nearest in proportion to their distance
-// from the end.
+// there are too many, checkpoints.h says which one goes.
 //
 // A step is prepare(), a write of next() for every layer, commit(n). Nothing is visible before
 // commit(), so a failed or cancelled step leaves the states unchanged. Copies (forks) share what

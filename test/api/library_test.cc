@@ -54,25 +54,37 @@ TEST_CASE("a text is read once: again, its beginning, and from where a longer on
   CHECK(must_get(library.get(), tiny_model(), text_of(900, 'c')).result.tokens_found == 0);
 }
 
-TEST_CASE("a document with sliding windows serves the texts that continue it, and no others") {
-  TempFolder folder;
-  const Library library = open_library(folder.file("lib"));
-  const Model model = open_model(FIXTURES "/models/gemma3-linear.gguf");
-  const std::string text = text_of(2500);
-  REQUIRE(must_get(library.get(), model.get(), text).result.saved == 1);
-  const Got same = must_get(library.get(), model.get(), text);
-  CHECK(same.result.tokens_found == same.result.tokens);
-  std::vector<int32_t> tokens;
-  const std::string longer = text + text_of(300, 'b');
-  const Got rest = must_get(library.get(), model.get(), longer);
-  CHECK(rest.result.tokens_found + 310 >= rest.result.tokens);
-  CHECK(peek(rest.session.get(), 8) == fresh_answer(model.get(), longer, &tokens));
-  const std::string other = text.substr(0, 1200) + text_of(300, 'c');
-  const Got fresh = must_get(library.get(), model.get(), other);
-  CHECK(fresh.result.tokens_found == 0);
-  CHECK(fresh.result.saved == 1);
-  CHECK(stats_of(fresh.session.get()).prefilled_again == 0);
-  CHECK(peek(fresh.session.get(), 8) == fresh_answer(model.get(), other, &tokens));
+TEST_CASE("a document with windows or states serves texts from its checkpoints on") {
+  for (const char* name : {"gemma3-linear", "qwen35", "falcon-h1"}) {
+    CAPTURE(name);
+    TempFolder folder;
+    const Library library = open_library(folder.file("lib"));
+    const Model model = open_model((std::string(FIXTURES "/models/") + name + ".gguf").c_str());
+    const std::string text = text_of(2500);
+    REQUIRE(must_get(library.get(), model.get(), text).result.saved == 1);
+    const Got same = must_get(library.get(), model.get(), text);
+    CHECK(same.result.tokens_found == same.result.tokens);
+    CHECK(stats_of(same.session.get()).prefilled_again == 0);
+    const std::string longer = text + text_of(300, 'b');
+    const Got rest = must_get(library.get(), model.get(), longer);
+    CHECK(rest.result.tokens_found + 310 >= rest.result.tokens);
+    // The common beginning of two texts is found in either's document, with the same bits.
+    const std::string common = text.substr(0, 1200), other = common + text_of(300, 'c');
+    const Library second = open_library(folder.file("second"));
+    must_get(second.get(), model.get(), common + text_of(1300, 'd'));
+    const Got one = must_get(library.get(), model.get(), other),
+              two = must_get(second.get(), model.get(), other);
+    for (const Got* got : {&one, &two}) {
+      CHECK(got->result.tokens_found >= 1150);
+      CHECK(got->result.tokens_found <= 1210);
+      CHECK(stats_of(got->session.get()).prefilled_again <= 1024);
+      CHECK(got->result.saved == 1);
+    }
+    CHECK(sequence(one.session.get()) == sequence(two.session.get()));
+    CHECK(peek(one.session.get(), 8) == peek(two.session.get(), 8));
+    CHECK(must_get(library.get(), model.get(), other).result.tokens_found == one.result.tokens);
+    CHECK(must_get(library.get(), model.get(), text_of(900, 'e')).result.tokens_found == 0);
+  }
 }
 
 TEST_CASE("tokens are compared, not bytes: a text that ends within a word") {

@@ -155,7 +155,8 @@ class Lies {
       image->put(SectionKind::windows, at, 4, image->get(SectionKind::windows, at, 4) + count);
     };
     add(format::windows_at("pages"), 16 * extents);
-    add(format::windows_at("end of the extents"), extents);
+    const uint64_t runs = image->get(SectionKind::windows, format::windows_at("runs"), 4);
+    add(format::windows_at("end of the first run") + 8 * (runs - 1), extents);
     const kvasir::PageShape page = kvasir::PageShape::of(shape.head_dim);
     const uint64_t heads = uint64_t{shape.layers} * shape.kv_heads;
     for (const auto& [kind, bytes] :

@@ -17,6 +17,7 @@
 #include "helpers.h"
 #include "kvasir.h"
 #include "session/external_store.h"
+#include "session/saved_checkpoints.h"
 #include "session/saved_states.h"
 #include "temp_folder.h"
 
@@ -359,7 +360,7 @@ TEST_CASE("a file says which states it has, and which prefixes they serve") {
                                          std::pair(1100u, true), std::pair(2600u, true)}) {
     CAPTURE(tokens);
     bool serves = !expected;
-    REQUIRE(states_serve(peek, config, tokens, &serves).ok());
+    REQUIRE(prefix_serves(peek, {}, config, tokens, &serves).ok());
     CHECK(serves == expected);
   }
   save(fresh("qwen35", 0).get(), path);

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <string>
+#include <vector>
 
 #include "commands.h"
 #include "failure.h"
@@ -112,6 +114,12 @@ void inspect_cache(Console& console, const std::string& path) {
     row(console, "states",
         byte_count(info.state_bytes) + " of " + std::to_string(info.recurrent_layers) +
             " recurrent layers, at " + std::to_string(info.states) + " positions");
+  std::vector<uint64_t> checkpoints(info.checkpoint_tokens,
+                                    info.checkpoint_tokens + info.checkpoints);
+  std::string places;
+  for (const uint64_t tokens : checkpoints)
+    places += (places.empty() ? "" : " ") + std::to_string(tokens);
+  if (!places.empty()) row(console, "checkpoints", "after these tokens: " + places);
   if (info.chat_format[0] != '\0') row(console, "chat format", info.chat_format);
   row(console, "layers",
       std::to_string(info.layers) + (info.recurrent_layers > 0 ? " with keys and values" : ""));
@@ -131,6 +139,7 @@ void inspect_cache(Console& console, const std::string& path) {
                     {"recurrent_layers", info.recurrent_layers},
                     {"states", info.states},
                     {"state_bytes", info.state_bytes},
+                    {"checkpoints", checkpoints},
                     {"layers", info.layers},
                     {"kv_heads", info.kv_heads},
                     {"head_dim", info.head_dim}};

@@ -36,7 +36,7 @@ def _fields(text: str) -> List[Tuple[str, Any]]:
     for kind, name in (field.split() for field in text.split(",")):
         base, _, count = kind.rstrip("]").partition("[")
         if count:
-            item: Any = {"char": ctypes.c_char, "u8": ctypes.c_uint8}[base]
+            item: Any = {"char": ctypes.c_char, "u8": ctypes.c_uint8, "u64": c_uint64}[base]
             found.append((name, item * int(count)))
         else:
             found.append((name, _TYPES[base]))
@@ -113,7 +113,8 @@ class kv_file_info(Structure):
     _fields_ = _fields("""
         u32 struct_size, u32 format_version, u64 file_bytes, u64 tokens, u64 sealed_tokens,
         u64 kv_bytes, u32 layers, u32 kv_heads, u32 head_dim, u32 precision, char[64] model_name,
-        char[32] chat_format, u32 recurrent_layers, u32 states, u64 state_bytes""")
+        char[32] chat_format, u32 recurrent_layers, u32 states, u64 state_bytes,
+        u64 checkpoints, u64[64] checkpoint_tokens""")
 
 
 class kv_packed_info(Structure):

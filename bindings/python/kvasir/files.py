@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from ctypes import byref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Tuple, Union
 
 from . import _abi
 from ._core import Watch, call, lib
@@ -33,6 +33,8 @@ class FileInfo:
     recurrent_layers: int  # layers with a state; 0: none
     states: int  # that the file has: of the end, and of checkpoints before it
     state_bytes: int  # of all of them
+    # tokens before each earlier position at which windows and states can go on
+    checkpoints: Tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,10 @@ def inspect(path: Path) -> FileInfo:
     """
     info = sized(_abi.kv_file_info)
     call(lib.kv_file_inspect, as_string("path", path), byref(info))
-    return result_of(FileInfo, info, precision=known(Precision, info.precision))
+    checkpoints = tuple(info.checkpoint_tokens[: info.checkpoints])
+    return result_of(
+        FileInfo, info, precision=known(Precision, info.precision), checkpoints=checkpoints
+    )
 
 
 def inspect_packed(path: Path) -> PackedInfo:

@@ -280,6 +280,8 @@ pub struct kv_file_info {
     pub recurrent_layers: u32,
     pub states: u32,
     pub state_bytes: u64,
+    pub checkpoints: u64,
+    pub checkpoint_tokens: [u64; 64usize],
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -38,6 +38,8 @@ pub struct FileInfo {
     pub states: u32,
     /// Bytes of all of them.
     pub state_bytes: u64,
+    /// Tokens before each earlier position at which windows and states can go on.
+    pub checkpoints: Vec<u64>,
 }
 
 /// Description of a packed file.
@@ -90,6 +92,12 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
         recurrent_layers: info.recurrent_layers,
         states: info.states,
         state_bytes: info.state_bytes,
+        checkpoints: info
+            .checkpoint_tokens
+            .iter()
+            .take(usize::try_from(info.checkpoints).unwrap_or(0))
+            .copied()
+            .collect(),
     })
 }
 
