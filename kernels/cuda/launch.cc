@@ -8,6 +8,7 @@
 #include "backend/device_operations.h"
 #include "launch.h"
 #include "launch_experts.h"
+#include "launch_recurrent.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -360,6 +361,10 @@ int find_kernels(DeviceContext* context) {
     if (const int error = find(name, context->modules[9])) return error;
   for (const uint32_t dim : window_dims)
     if (const int error = find(WindowName(dim).text, context->modules[9])) return error;
+  for (const char* name :
+       {"sigmoid_gate", "recurrent_convolve", "recurrent_prepare", "recurrent_gate",
+        "recurrent_advance_8", "recurrent_advance_16", "recurrent_advance_32"})
+    if (const int error = find(name, context->modules[10])) return error;
   const auto allow = [&](const char* name, uint32_t bytes) -> int {  // dynamic shared memory
     return driver().cuFuncSetAttribute(context->kernels.find(name)->second,
                                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
@@ -382,6 +387,7 @@ int find_kernels(DeviceContext* context) {
 void fill_operations(DeviceKernels* k) {
 #define KVASIR_FILL(name) k->name = name;
   KVASIR_DEVICE_PRODUCTS(KVASIR_FILL)
+  KVASIR_DEVICE_RECURRENT(KVASIR_FILL)
   KVASIR_DEVICE_EXPERTS(KVASIR_FILL)
   KVASIR_DEVICE_ATTENTION(KVASIR_FILL)
 #undef KVASIR_FILL

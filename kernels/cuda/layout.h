@@ -137,6 +137,8 @@ constexpr uint32_t few_threads = 256, max_few_inputs = 64, few_units = 8, max_fe
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
 // Neighbouring numbers per thread.
 constexpr uint32_t elementwise_each = 4;
+// Recurrent layers; a block of a convolution has so many tokens.
+constexpr uint32_t recurrent_threads = 128, convolve_threads = 256, convolve_tokens = 16;
 // Experts; a warp routes a token.
 constexpr uint32_t expert_threads = 256, route_warps = 4, tiles_threads = 1024;
 // Attention.

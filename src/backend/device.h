@@ -23,6 +23,7 @@
 #include "backend/device_experts.h"
 #include "backend/device_inputs.h"
 #include "backend/device_nearest.h"
+#include "backend/device_recurrent.h"
 #include "backend/device_window.h"
 #include "backend/free_space.h"
 #include "backend/page_rates.h"
@@ -136,6 +137,19 @@ struct DeviceKernels {
   int (*scale)(DeviceStream* stream, float* x, std::size_t n, float factor);
   // Checks q, k and v afterwards.
   int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);
+
+  // Kernels::sigmoid_gate: out = x / (1 + e^-gate). Checks its output; out.f32 may be x.
+  int (*sigmoid_gate)(DeviceStream* stream, const float* x, const float* gate,
+                      const DeviceCheck& check, const DeviceActivations& out);
+
+  // ---- recurrent layers, called in this order; backend/device_recurrent.h
+  // Kernels::convolve, with its factors; writes the next state's inputs.
+  int (*convolve)(DeviceStream* stream, const DeviceConvolution& c);
+  // Fills decay and rate and, of the delta rule, normalises q and k in x.
+  int (*prepare_heads)(DeviceStream* stream, const DeviceHeadStates& h);
+  // Kernels::advance_state of all heads. Steps of n and m tokens give the bits of one of n + m.
+  int (*advance_heads)(DeviceStream* stream, const DeviceHeadStates& h);
+  int (*gate_heads)(DeviceStream* stream, const DeviceGatedNorm& g, const DeviceCheck& check);
 
   // ---- experts, called in this order; backend/device_experts.h; all pointers device
   // logits: [n][experts], which it checks. Writes rows.chosen as choose_experts() does. The choices

@@ -20,6 +20,9 @@ namespace kvasir {
   F(activate) F(scale) F(rotate) F(prepare_prefill) F(attend_prefill) F(attend_window) \
   F(keep_window) F(find_nearest)
 
+#define KVASIR_DEVICE_RECURRENT(F) \
+  F(sigmoid_gate) F(convolve) F(prepare_heads) F(advance_heads) F(gate_heads)
+
 #define KVASIR_DEVICE_EXPERTS(F) \
   F(route) F(group_choices) F(gather_inputs) F(multiply_experts) F(sum_experts)
 
@@ -31,8 +34,9 @@ namespace kvasir {
 #define KVASIR_COUNT_ONE(name) +1
 static_assert(sizeof(DeviceKernels) == (0 KVASIR_DEVICE_MEMORY(KVASIR_COUNT_ONE)
                                             KVASIR_DEVICE_PRODUCTS(KVASIR_COUNT_ONE)
-                                                KVASIR_DEVICE_EXPERTS(KVASIR_COUNT_ONE)
-                                                    KVASIR_DEVICE_ATTENTION(KVASIR_COUNT_ONE)) *
+                                                KVASIR_DEVICE_RECURRENT(KVASIR_COUNT_ONE)
+                                                    KVASIR_DEVICE_EXPERTS(KVASIR_COUNT_ONE)
+                                                        KVASIR_DEVICE_ATTENTION(KVASIR_COUNT_ONE)) *
                                            sizeof(void*),
               "an operation is missing from the lists above");
 #undef KVASIR_COUNT_ONE

@@ -312,6 +312,7 @@ void fill_operations(DeviceKernels* k) {
 #undef KVASIR_FILL
   fill_attention(k);
   fill_experts(k);
+  fill_recurrent(k);
 }
 
 }  // namespace kvasir::emulated

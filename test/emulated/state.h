@@ -19,6 +19,7 @@ using Work = std::function<int()>;
 void fill_operations(DeviceKernels* table);
 void fill_attention(DeviceKernels* table);  // of new tokens
 void fill_experts(DeviceKernels* table);
+void fill_recurrent(DeviceKernels* table);
 int quantize(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
 int find_nearest(DeviceStream* stream, const DeviceNearest& n);
 int attend_window(DeviceStream* stream, const DeviceWindow& w, const float* q, const float* k,
