@@ -217,8 +217,8 @@ class Session {
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                     Array<float>* errors);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
-  void keep_checkpoint(const AppendRequest& request);
-  void keep_document();
+  Status keep_checkpoint(const AppendRequest& request);
+  Status keep_document();
   Status append_token(Token token, const Cancel* cancel);
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);

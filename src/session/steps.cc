@@ -27,7 +27,7 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
     windows->forget_checkpoints();
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   try {
-    if (request.kind != TextKind::document) keep_document();
+    if (request.kind != TextKind::document) RETURN_IF_ERROR(keep_document());
     return append_chunks(request, done);
   } catch (const std::bad_alloc&) {
     return Status::error(Code::no_memory, "out of memory after %" PRIu64 " of %zu tokens", *done,
@@ -47,7 +47,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     RETURN_IF_ERROR(forward_->run(step, sequence_.stores()));
     note_chunk(request, step);
     *done += step.size();
-    keep_checkpoint(request);
+    RETURN_IF_ERROR(keep_checkpoint(request));
     if (!errors.empty()) LayerProbe::note(errors, &sequence_);
     const bool last = *done == all;
     if (last && request.all_logits)
@@ -93,26 +93,28 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
 }
 
 // A checkpoint at the end of the document, which a question or an answer follows.
-void Session::keep_document() {
+Status Session::keep_document() {
   SequenceState& s = sequence_;
   if (s.windows && s.windows->last_checkpoint() < s.prefilled_tokens) s.windows->keep();
-  if (!s.states || s.prefilled_tokens != s.tokens.size()) return;
-  s.states->keep();
-  if (!s.has_logits() || s.document_logits_at == s.tokens.size()) return;
+  if (!s.states || s.prefilled_tokens != s.tokens.size()) return {};
+  RETURN_IF_ERROR(s.states->keep());
+  if (!s.has_logits() || s.document_logits_at == s.tokens.size()) return {};
   s.document_logits_at = 0;
   s.document_logits = s.logits;
   s.document_logits_at = s.tokens.size();
+  return {};
 }
 
 // A checkpoint every so many tokens of a document.
-void Session::keep_checkpoint(const AppendRequest& request) {
+Status Session::keep_checkpoint(const AppendRequest& request) {
   std::optional<RecurrentState>& states = sequence_.states;
   KvStore* windows = options_.full_precision ? nullptr : sequence_.windows_or_null();
-  if (request.kind != TextKind::document || (!states && !windows)) return;
+  if (request.kind != TextKind::document || (!states && !windows)) return {};
   const uint64_t last = states ? states->last_checkpoint() : windows->last_checkpoint();
-  if (sequence_.tokens.size() - last < options_.checkpoint_interval) return;
-  if (states) states->keep();
+  if (sequence_.tokens.size() - last < options_.checkpoint_interval) return {};
+  if (states) RETURN_IF_ERROR(states->keep());
   if (windows) windows->keep();
+  return {};
 }
 
 void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) {

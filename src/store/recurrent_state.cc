@@ -24,6 +24,7 @@ uint64_t RecurrentState::max_bytes() const {
 }
 
 void RecurrentState::prepare() {
+  next_parts_.clear();  // of a step that failed
   if (!next_) next_ = make();
   if (end_.floats) return;
   std::shared_ptr<float[]> zeros = make();
@@ -35,15 +36,42 @@ void RecurrentState::commit(uint64_t n) {
   Snapshot after;
   after.tokens = end_.tokens + n;
   after.floats = std::move(next_);
+  after.parts = std::move(next_parts_);
+  after.is_whole = after.parts.empty();
+  next_parts_.clear();
   std::swap(end_, after);
   // What nobody else has is the room of the next step.
   if (is_sole(after.floats)) next_ = std::const_pointer_cast<float[]>(after.floats);
 }
 
-void RecurrentState::keep() {
-  if (end_.tokens == 0 || max_checkpoints_ == 0 || last_checkpoint() == end_.tokens) return;
-  checkpoints_.push_back(end_);
+Status RecurrentState::read_parts(float* to) const {
+  for (const auto& part : end_.parts) RETURN_IF_ERROR(part->read(to + part->at()));
+  return {};
+}
+
+// Copies the parts of the end to host memory too.
+Status RecurrentState::fetch() {
+  if (end_.is_whole) return {};
+  if (is_sole(end_.floats)) {
+    RETURN_IF_ERROR(read_parts(std::const_pointer_cast<float[]>(end_.floats).get()));
+  } else {
+    std::shared_ptr<float[]> floats = make();
+    std::copy_n(end_.floats.get(), size(), floats.get());
+    RETURN_IF_ERROR(read_parts(floats.get()));
+    end_.floats = std::move(floats);
+  }
+  end_.is_whole = true;
+  return {};
+}
+
+Status RecurrentState::keep() {
+  if (end_.tokens == 0 || max_checkpoints_ == 0 || last_checkpoint() == end_.tokens) return {};
+  RETURN_IF_ERROR(fetch());
+  Snapshot kept = end_;
+  kept.parts.clear();  // device memory is of the end alone
+  checkpoints_.push_back(std::move(kept));
   thin_out(end_.tokens);
+  return {};
 }
 
 void RecurrentState::thin_out(uint64_t end) {
@@ -94,6 +122,11 @@ uint64_t RecurrentState::saved_at(std::size_t i) const {
 Status RecurrentState::read(std::size_t i, const Cancel* cancel, Array<float>* room,
                             const float** out) const {
   const Snapshot& s = i + 1 == saved() ? end_ : checkpoints_[i];
+  if (!s.is_whole) {
+    room->assign(s.floats.get(), s.floats.get() + size());
+    *out = room->data();
+    return read_parts(room->data());
+  }
   if (s.floats) {
     *out = s.floats.get();
     return {};

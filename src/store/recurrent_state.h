@@ -9,11 +9,15 @@
 // commit(), so a failed or cancelled step leaves the states unchanged. Copies (forks) share what
 // is committed, which is never written again. Threads: layers may be written at once; otherwise one
 // at a time.
+//
+// A step may leave layers elsewhere, in a device's memory: set_next_part() before commit(). They
+// come to host memory when a checkpoint needs them, or a file that is saved.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "base/cancel.h"
@@ -31,8 +35,20 @@ class StateSource {
                       float* out) const = 0;
 };
 
+// Consecutive layers of a state that are not in host memory. Immutable; several sequences may have
+// it.
+class StatePart {
+ public:
+  virtual ~StatePart() = default;
+  // All floats, which are at `at` of a state of all layers. Code::device.
+  virtual Status read(float* out) const = 0;
+  virtual std::size_t at() const = 0;
+};
+
 class RecurrentState {
  public:
+  using Parts = std::vector<std::shared_ptr<const StatePart>>;
+
   // layer_size: floats of a layer's state.
   RecurrentState(uint32_t layers, std::size_t layer_size, uint32_t max_checkpoints)
       : layers_(layers), layer_size_(layer_size), max_checkpoints_(max_checkpoints) {}
@@ -54,13 +70,21 @@ class RecurrentState {
 
   // Makes room for a step. Throws std::bad_alloc.
   void prepare();
-  // Of a layer: the state before the step, and that after it.
+  // Of a layer: the state before the step, and that after it. Layers of parts() have none here
+  // unless is_whole().
   const float* now(uint32_t layer) const { return end_.floats.get() + layer * layer_size_; }
   float* next(uint32_t layer) { return next_.get() + layer * layer_size_; }
   void commit(uint64_t n);
 
-  // Makes the end a checkpoint. Throws std::bad_alloc and then leaves all unchanged.
-  void keep();
+  // Layers of the state before the step that are elsewhere, and those that the step leaves there.
+  const Parts& parts() const { return end_.parts; }
+  bool is_whole() const { return end_.is_whole; }
+  void set_next_part(std::shared_ptr<const StatePart> part) {
+    next_parts_.push_back(std::move(part));
+  }
+
+  // Makes the end a checkpoint. Code::device. Throws std::bad_alloc. On failure all is unchanged.
+  Status keep();
   std::size_t checkpoints() const { return checkpoints_.size(); }
   uint64_t checkpoint_at(std::size_t i) const { return checkpoints_[i].tokens; }  // ascending
   uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back().tokens; }
@@ -76,7 +100,8 @@ class RecurrentState {
   // States in order: the checkpoints before the end, then the end. None of an empty sequence.
   std::size_t saved() const;
   uint64_t saved_at(std::size_t i) const;
-  // The floats of one: those in memory, or else read into *room (size()).
+  // The floats of one: those in memory, or else read into *room (size()). Code::corrupt,
+  // Code::cancelled, Code::device.
   Status read(std::size_t i, const Cancel* cancel, Array<float>* room, const float** out) const;
   // Puts the states at these positions (ascending; the last is the end) in place of all. `end` has
   // the floats of the last; the others are read when they are needed. wanted: a rewind to at most
@@ -91,8 +116,12 @@ class RecurrentState {
     std::shared_ptr<const float[]> floats;  // null: of an empty sequence, or in the source
     std::shared_ptr<const StateSource> source;
     std::size_t number = 0;  // in the source
+    Parts parts;             // of the end
+    bool is_whole = true;    // the floats have the parts' layers too
   };
   std::shared_ptr<float[]> make() const;
+  Status fetch();
+  Status read_parts(float* to) const;
   void thin_out(uint64_t end);
 
   uint32_t layers_;
@@ -101,6 +130,7 @@ class RecurrentState {
   Snapshot end_;
   std::vector<Snapshot> checkpoints_;  // ascending; none is of 0 tokens
   std::shared_ptr<float[]> next_;      // of no other object
+  Parts next_parts_;
 };
 
 }  // namespace kvasir

@@ -72,7 +72,10 @@ TEST_CASE("of a file's many states, the one that a prefix needs stays") {
 
 TEST_CASE("the room of states counts a sequence that goes back after an answer") {
   RecurrentState states(2, 8, 4);
-  for (int i = 0; i < 4; ++i) step(&states, 1), states.keep();
+  for (int i = 0; i < 4; ++i) {
+    step(&states, 1);
+    REQUIRE(states.keep().ok());
+  }
   step(&states, 2);
   const RecurrentState before(states);
   step(&states, 3), step(&states, 4);
