@@ -282,6 +282,7 @@ int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const flo
   const std::size_t first = std::size_t{layer} * shape_.kv_heads;
   const auto q_rows =
       static_cast<uint32_t>(round_up(std::size_t{n_} * heads_.group(), prefill_rows));
+  const float* const sinks = sink_logits_.empty() ? nullptr : sink_logits_[layer];
   const DevicePrefill r{shape_.kv_heads,
                         heads_.group(),
                         page.head_dim,
@@ -305,8 +306,8 @@ int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const flo
                         q_.get(),
                         q_scale_.get(),
                         largest_.get(),
-                        sink_logits_.empty() ? nullptr : sink_logits_[layer],
-                        sink_scores_.get()};
+                        sinks,
+                        sinks ? sink_scores_.get() : nullptr};
   const int error = ops_.prepare_prefill(stream, r, q, k, v);
   return error ? error : ops_.attend_prefill(stream, r, out, lse);
 }
