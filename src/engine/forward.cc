@@ -60,8 +60,8 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
   const StepContext c{step,     cancel,     stores.store, stores.windows, stores.states,      pool_,
                       x_.get(), cos_.get(), sin_.get(),   gpus,           layer_inputs_.get()};
-  RETURN_IF_ERROR(make_plan(c));
   if (c.states) c.states->prepare();
+  RETURN_IF_ERROR(make_plan(c));
 
   embed(c);
   layer_inputs_.make(c);

@@ -1,23 +1,32 @@
-// The products and norms of a GPU's layers, between two attentions.
+// The products and norms of a GPU's layers, between two mixers.
 #include "engine/gpu_executor.h"
 
 namespace kvasir {
 
-// q, k and v go to qkv, one after another. The check is of the layer's input, which the layer
-// before made. The normalised input of a parallel layer stays for its network.
+// All that a layer's mixers compute before attention. q, k and v go to qkv, one after another. The
+// check is of the layer's input, which the layer before made. The normalised input of a parallel
+// layer stays for its network.
 void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
+  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Recurrent& r = w.recurrent;
+  const LayerConfig& c = config_.layer(layer);
+  if (c.mixer == MixerKind::none) return;
+  const DeviceCheck before = check(layer > first_layer() ? layer - 1 : layer);
+  const DeviceActivations y =
+      norm(w.mixer_norm, c.is_parallel() ? work_.y : nullptr, before,
+           {&w.q, &w.query_gate, &w.k, &w.v, &r.in, &r.gate, &r.alpha, &r.beta});
+  if (c.has_attention()) enqueue_heads(layer, y, qkv);
+  if (c.is_recurrent()) enqueue_recurrent(layer, y);
+}
+
+// y: the normalised input.
+void GpuExecutor::enqueue_heads(uint32_t layer, const DeviceActivations& y, float* qkv) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
   const LayerConfig& c = config_.layer(layer);
   const auto [q, k, v] = projected(layer, qkv);
-  const DeviceCheck before = check(layer > first_layer() ? layer - 1 : layer);
-  float* const h = c.is_parallel() ? work_.y : nullptr;
-  if (!c.writes_kv) {
-    multiply(norm(w.mixer_norm, h, before, {&w.q}), {{&w.q, q}});
-  } else if (c.v_is_k) {
-    multiply(norm(w.mixer_norm, h, before, {&w.q, &w.k}), {{&w.q, q}, {&w.k, k}, {&w.k, v}});
-  } else {
-    multiply(norm(w.mixer_norm, h, before, {&w.q, &w.k, &w.v}), {{&w.q, q}, {&w.k, k}, {&w.v, v}});
-  }
+  if (!c.writes_kv) multiply(y, {{&w.q, q}});
+  else multiply(y, {{&w.q, q}, {&w.k, k}, {c.v_is_k ? &w.k : &w.v, v}});
+  if (c.gates_output) multiply(y, {{&w.query_gate, work_.query_gates}});
   if (c.qk_norm == QkNorm::projection) {
     norm_in_place(q, w.q_norm.get(), c.q_width(), check(layer));
     if (c.writes_kv) norm_in_place(k, w.k_norm.get(), c.kv_width(), check(layer));
@@ -52,6 +61,12 @@ DeviceHeads GpuExecutor::heads_of(uint32_t layer, float* qkv) const {
   return h;
 }
 
+// Where a layer's attention writes its output: as the input of W_o, where nothing comes between.
+DeviceActivations GpuExecutor::attended_output(uint32_t layer) const {
+  const LayerConfig& c = config_.layer(layer);
+  return c.gates_output ? DeviceActivations{n_, c.q_width(), work_.a} : output_of(layer, work_.a);
+}
+
 // The output of a layer's attention, which is in a.
 DeviceActivations GpuExecutor::output_of(uint32_t layer, float* a) const {
   DeviceActivations x =
@@ -61,17 +76,25 @@ DeviceActivations GpuExecutor::output_of(uint32_t layer, float* a) const {
 }
 
 void GpuExecutor::check_and_feed_forward(uint32_t layer, float* a) {
+  const LayerConfig& c = config_.layer(layer);
+  if (!c.has_attention()) return enqueue_feed_forward(layer, {});
+  if (c.gates_output) {  // not in place: a may be on its way to host memory
+    const float* gates = work_.query_gates + std::size_t{first_row_} * c.q_width();
+    enqueue(ops_.sigmoid_gate(stream_, a, gates, check(layer), output_of(layer, work_.a)));
+    return enqueue_feed_forward(layer, output_of(layer, work_.a));
+  }
   enqueue(ops_.quantize(stream_, output_of(layer, a), check(layer)));
   enqueue_feed_forward(layer, output_of(layer, a));
 }
 
-// a: the output of the layer's attention, which has been checked.
+// a: the output of the layer's attention, which has been checked, where it has attention.
 void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& a) {
   const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
   const LayerConfig& c = config_.layer(layer);
-  add_product(a, w.o, w.mixer_post_norm, layer);
+  if (c.has_attention()) add_product(a, w.o, w.mixer_post_norm, layer);
+  if (c.is_recurrent()) add_recurrent(layer);
   if (c.has_experts()) enqueue_experts(layer);
-  else add_product(enqueue_gated(layer), w.down, w.ffn_post_norm, layer);
+  else if (c.has_dense()) add_product(enqueue_gated(layer), w.down, w.ffn_post_norm, layer);
   finish_layer(layer);
   if (layer + 1 < end_layer()) return;  // the next layer checks x
   enqueue(ops_.quantize(stream_, {n_, config_.width, work_.x}, check(layer)));
@@ -120,7 +143,7 @@ void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n) {
 
 void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                            bool add) {
-  DeviceProduct given[3];
+  DeviceProduct given[4];
   DeviceProduct* end = given;
   for (const Product& p : products) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
   enqueue(ops_.matmul(stream_, {given, end}, x, add));

@@ -21,9 +21,17 @@ GpuExecutor::KvLayers GpuExecutor::kv_layers(const ModelConfig& config,
   KvLayers out;
   for (uint32_t l = weights.first_layer(); l < weights.end_layer(); ++l) {
     const LayerConfig& c = config.layer(l);
-    if (c.is_windowed() != windowed || !c.writes_kv) continue;
+    if (!c.has_attention() || c.is_windowed() != windowed || !c.writes_kv) continue;
     if (out.count++ == 0) out.first = c.kv;
   }
+  return out;
+}
+
+GpuExecutor::KvLayers GpuExecutor::state_layers(const ModelConfig& config,
+                                                const DeviceWeights& weights) {
+  KvLayers out;
+  for (uint32_t l = weights.first_layer(); l < weights.end_layer(); ++l)
+    if (config.layer(l).is_recurrent() && out.count++ == 0) out.first = config.layer(l).state;
   return out;
 }
 
@@ -38,20 +46,30 @@ GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attentio
       has_experts_(count_experts(config_, weights_) > 0),
       waits_for_experts_(count_experts(config_, weights_) > weights_.expert_layers()),
       experts_size_(expert_widths_of(config_, model.weights(), weights_.expert_layers() > 0)),
+      states_(device_, config_, state_layers(config_, weights_).first,
+              state_layers(config_, weights_).count),
       windows_(device_, config_, windows_kv_.first, windows_kv_.count),
       selective_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
       hybrid_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
       prefill_attention_(device_, config_, model.store_shape(), kv_.first, kv_.count) {
+  attention_number_.push_back(0);
   for (uint32_t l = first_layer(); l < end_layer(); ++l) {
     const LayerConfig& c = config_.layer(l);
+    attention_number_.push_back(attention_number_.back() + c.has_attention());
+    if (!c.has_attention()) continue;
     if (c.is_windowed() && !c.writes_kv) last_sharing_ = l;
     if (c.is_windowed() && c.writes_kv && config_.shares_kv()) source_ = l;
   }
   if (last_sharing_ == no_layer) source_ = no_layer;
-  std::vector<const float*> sinks;
-  for (uint32_t l = first_layer(); l < end_layer(); ++l)
-    if (config_.layer(l).sinks && !config_.layer(l).is_windowed() && config_.layer(l).writes_kv)
-      sinks.push_back(weights_.layers()[local(l)].sinks.get());
+  std::vector<const float*> sinks;  // [kv_.count], null: none; or empty
+  bool any_sinks = false;
+  for (uint32_t l = first_layer(); l < end_layer(); ++l) {
+    const LayerConfig& c = config_.layer(l);
+    if (!c.has_attention() || c.is_windowed() || !c.writes_kv) continue;
+    sinks.push_back(weights_.layers()[local(l)].sinks.get());
+    any_sinks |= sinks.back() != nullptr;
+  }
+  if (!any_sinks) sinks.clear();
   selective_.set_sink_logits(sinks), hybrid_.set_sink_logits(sinks);
   prefill_attention_.set_sink_logits(std::move(sinks));
 }
@@ -73,6 +91,9 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   mode_ = AttentionMode::cpu;
   pool_threads_ = c.pool->threads();
   Fallback why = request.why;
+  // What a step cannot do without comes first.
+  RETURN_IF_ERROR(resize(std::max(c.tokens(), KvMirror::max_tokens)));
+  RETURN_IF_ERROR(plan_states(c));
   RETURN_IF_ERROR(plan_windows(c, &why));
   HostAttention::GpuWork work = request.gpu;
   if (windows_kv_.count > 0 && !has_windows_) work = HostAttention::GpuWork::none;  // no room
@@ -160,6 +181,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
+  if (states_.layers() > 0) enqueue(states_.begin(stream_));
   if (has_windows_) enqueue(windows_.begin(c.windows->tokens(), stream_));
   std::vector<float> factors, staged;  // until the wait
   if (config_.temperature.scale != 0) {
@@ -199,6 +221,7 @@ void GpuExecutor::enqueue_layer_inputs(std::vector<float>* staged) {
 }
 
 Status GpuExecutor::mixer(uint32_t layer) {
+  if (!has_attention(layer)) return mix_without_attention(layer);
   if (attends_window(layer)) return mix_window(layer);
   RETURN_IF_ERROR(project(layer));
   return attend(layer);
@@ -330,7 +353,7 @@ Status GpuExecutor::end_on_cpu() {
 // The rest of the layer before this one. The CPU has attended it, or the GPU through a window.
 void GpuExecutor::complete_before(uint32_t layer) {
   const std::size_t floats = n_ * config_.layer(layer - 1).q_width();
-  if (!attends_window(layer - 1))
+  if (has_attention(layer - 1) && !attends_window(layer - 1))
     enqueue(ops_.upload(stream_, work_.a, host_a_.get(), floats * sizeof(float)));
   check_and_feed_forward(layer - 1, work_.a);
 }
@@ -359,7 +382,7 @@ void GpuExecutor::end_recording() {
   for (uint32_t l = first_layer(); l < end_layer(); ++l) {
     enqueue_attended(l);
     if (attends_window(l)) enqueue_window(l, attended(l), work_.a);
-    else (void)attend_selective(l);  // fails in staging only
+    else if (has_attention(l)) (void)attend_selective(l);  // fails in staging only
   }
   enqueue(selective_.enqueue_results(stream_));
   enqueue_results();
@@ -371,7 +394,9 @@ void GpuExecutor::enqueue_attended(uint32_t layer) {
 }
 
 void GpuExecutor::enqueue_rest(uint32_t layer) {
-  if (attends_window(layer)) check_and_feed_forward(layer, work_.a);
+  const LayerConfig& c = config_.layer(layer);
+  if (!c.has_attention() || c.gates_output || attends_window(layer))
+    check_and_feed_forward(layer, work_.a);
   else enqueue_feed_forward(layer, output_of(layer, work_.a));
 }
 
@@ -379,7 +404,7 @@ void GpuExecutor::enqueue_rest(uint32_t layer) {
 void GpuExecutor::enqueue_results() {
   enqueue_rest(end_layer() - 1);
   enqueue(ops_.download(stream_, attended_host_.get(), attended_.get(),
-                        layers() * attended_floats() * sizeof(float)));
+                        attention_number_.back() * attended_floats() * sizeof(float)));
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   if (!has_logits_) return;
   enqueue_logits(n_ - 1, 1);
@@ -392,7 +417,8 @@ Status GpuExecutor::finish_decode() {
   const bool hybrid = mode_ == AttentionMode::co_execution;
   step_->pool->run(layers(), [&](uint32_t i, uint32_t) {
     const uint32_t layer = first_layer() + i;
-    const auto [q, k, v] = projected(layer, attended_host_.get() + i * attended_floats());
+    if (!has_attention(layer)) return;
+    const auto [q, k, v] = projected(layer, attended_host_.get() + attended_at(layer));
     const float* lse = nullptr;
     if (!config_.layer(layer).is_windowed())
       lse = hybrid ? hybrid_.lse_of(local_kv(layer)) : selective_.lse_of(local_kv(layer));

@@ -7,7 +7,8 @@
 //   co_execution   gpu_hybrid.cc     CPU and GPU attend a layer together
 //   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next one is computed
 // Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where
-// their keys and values fit.
+// their keys and values fit. Recurrent layers are computed by the GPU in every mode
+// (gpu_recurrent.cc); their states stay in its memory.
 // W_o and the feed-forward network of layer l are enqueued with project(l + 1): a graph holds both.
 // The CPU computes routed experts that are not on the GPU: the residual stream comes down and the
 // experts' outputs go up, without graphs.
@@ -25,6 +26,7 @@
 #include "offload/gpu_hybrid_attention.h"
 #include "offload/gpu_prefill_attention.h"
 #include "offload/gpu_selective_attention.h"
+#include "offload/gpu_states.h"
 #include "offload/gpu_window_attention.h"
 
 namespace kvasir {
@@ -57,11 +59,13 @@ class GpuExecutor final : public LayerExecutor {
     uint32_t first = 0, count = 0;
   };
   static KvLayers kv_layers(const ModelConfig& config, const DeviceWeights& weights, bool windowed);
+  static KvLayers state_layers(const ModelConfig& config, const DeviceWeights& weights);
   uint32_t local_kv(uint32_t layer) const { return config_.layer(layer).kv - kv_.first; }
   // Whether the GPU attends the layer through a window.
   bool attends_window(uint32_t layer) const {
-    return has_windows_ && config_.layer(layer).is_windowed();
+    return has_windows_ && has_attention(layer) && config_.layer(layer).is_windowed();
   }
+  bool has_attention(uint32_t layer) const { return config_.layer(layer).has_attention(); }
   // A layer's arrays in one of n_ tokens.
   struct Projected {
     float *q, *k, *v;
@@ -72,6 +76,7 @@ class GpuExecutor final : public LayerExecutor {
   }
 
   // ---- the plan --------------------------------------------------------------------------------
+  Status plan_states(const StepContext& c);
   Status plan_windows(const StepContext& c, Fallback* why);
   Status plan_selective(const StepContext& c, Fallback* why);
   Status plan_hybrid(const StepContext& c, Fallback* why);
@@ -85,6 +90,7 @@ class GpuExecutor final : public LayerExecutor {
   void trim();
 
   // ---- the four modes of attention ------------------------------------------------------------
+  Status mix_without_attention(uint32_t layer);
   Status mix_window(uint32_t layer);
   Status mix_window_for_cpu(uint32_t layer);
   void enqueue_window(uint32_t layer, float* qkv, float* out);
@@ -118,6 +124,10 @@ class GpuExecutor final : public LayerExecutor {
   void begin_recording(uint32_t part);
   void end_recording();
   void enqueue_projection(uint32_t layer, float* qkv);
+  void enqueue_heads(uint32_t layer, const DeviceActivations& y, float* qkv);
+  void enqueue_recurrent(uint32_t layer, const DeviceActivations& y);
+  void enqueue_states(uint32_t layer);
+  void add_recurrent(uint32_t layer);
   void enqueue_attended(uint32_t layer);  // feed-forward of the layer before, and the projection
   void enqueue_rest(uint32_t layer);      // of a layer that the GPU has attended
   void enqueue_feed_forward(uint32_t layer, const DeviceActivations& a);
@@ -145,6 +155,7 @@ class GpuExecutor final : public LayerExecutor {
   Status deliver(uint32_t layer);
   Status finish_decode();
   DeviceActivations output_of(uint32_t layer, float* a) const;
+  DeviceActivations attended_output(uint32_t layer) const;
   DeviceActivations inputs(float* f32, std::size_t cols,
                            std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
     return work_.inputs(n_, f32, cols, matrices);
@@ -183,9 +194,10 @@ class GpuExecutor final : public LayerExecutor {
   void wait_for_streams() noexcept;
   void forget_graphs() { graphs_.forget(stream_); }
   std::size_t attended_floats() const { return n_ * (size_.q + 2 * size_.kv); }  // of a layer
-  float* attended(uint32_t layer) const {
-    return attended_.get() + local(layer) * attended_floats();
+  std::size_t attended_at(uint32_t layer) const {
+    return attention_number_[local(layer)] * attended_floats();
   }
+  float* attended(uint32_t layer) const { return attended_.get() + attended_at(layer); }
   std::size_t lse_floats(uint32_t n) const;
   std::size_t prefill_floats(uint32_t n) const;
   float* prefill_slot(uint32_t layer) const {
@@ -199,6 +211,8 @@ class GpuExecutor final : public LayerExecutor {
   const int number_;
   const DeviceWeights& weights_;
   const KvLayers kv_, windows_kv_;  // without and with a window
+  // [layers + 1] layers with attention before each: its place among what a step leaves
+  std::vector<uint32_t> attention_number_;
   // The layer whose keys and values later layers with a window attend, and the last of those.
   uint32_t source_ = no_layer, last_sharing_ = no_layer;
   const std::shared_ptr<Device> device_;
@@ -239,6 +253,8 @@ class GpuExecutor final : public LayerExecutor {
   PinnedBuffer<float> experts_x_;  // [n][width] the residual stream, then the experts' outputs
   Buffer<float> experts_h_;        // [2][n][width]
 
+  GpuStates states_;
+  uint32_t first_row_ = 0;  // the first token whose mixers' outputs are added to the stream
   GpuWindowAttention windows_;
   bool has_windows_ = false;  // the GPU attends them in this step
   GpuSelectiveAttention selective_;
@@ -250,7 +266,7 @@ class GpuExecutor final : public LayerExecutor {
     bool is(uint32_t now, uint32_t n) const { return size == now && n >= tokens; }
   } refused_selective_, refused_hybrid_, refused_prefill_;
 
-  DeviceBuffer<float> attended_;  // [layers][n][q and k and v]
+  DeviceBuffer<float> attended_;  // [layers with attention][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
   DeviceBuffer<float> prefill_;                         // [2][q, k, v, lse, output] of two layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted

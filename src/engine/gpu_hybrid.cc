@@ -51,10 +51,10 @@ Status GpuExecutor::project_hybrid(uint32_t layer) {
     enqueue(hybrid_.enqueue_projected(stream_, l, queries, k, v));
     if (packed) {
       enqueue(hybrid_.enqueue_packed(stream_, l));
-      enqueue(hybrid_.enqueue_finish(stream_, l, true, output_of(layer, work_.a), check(layer)));
+      enqueue(hybrid_.enqueue_finish(stream_, l, true, attended_output(layer), check(layer)));
       return;
     }
-    float* host = attended_host_.get() + local(layer) * attended_floats();
+    float* host = attended_host_.get() + attended_at(layer);
     const std::size_t floats = n_ * config_.layer(layer).q_width();
     enqueue(ops_.download(stream_, host, queries, floats * sizeof(float)));
     enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -65,11 +65,11 @@ Status GpuExecutor::project_hybrid(uint32_t layer) {
 Status GpuExecutor::attend_hybrid(uint32_t layer) {
   const uint32_t l = local_kv(layer);
   if (hybrid_.is_packed(l)) return {};
-  const DeviceActivations out = output_of(layer, work_.a);
+  const DeviceActivations out = attended_output(layer);
   enqueue(hybrid_.enqueue_near(l));
   RETURN_IF_ERROR(wait("a layer"));
   hybrid_.set_layer({l, out, check(layer)});
-  const float* q = attended_host_.get() + local(layer) * attended_floats();
+  const float* q = attended_host_.get() + attended_at(layer);
   RETURN_IF_ERROR(host_->attend_with_gpu(*step_, layer, q, &hybrid_));
   if (step_->cancel.fired()) return {};
   if (!hybrid_.is_finished()) enqueue(hybrid_.enqueue_finish(stream_, l, false, out, check(layer)));

@@ -93,7 +93,7 @@ Status GpuExecutor::resize_experts(uint32_t n) {
 }
 
 Status GpuExecutor::resize_attended(uint32_t n) {
-  const std::size_t floats = layers() * std::size_t{n} * (size_.q + 2 * size_.kv);
+  const std::size_t floats = attention_number_.back() * std::size_t{n} * (size_.q + 2 * size_.kv);
   if (floats * sizeof(float) <= attended_.bytes()) return {};
   forget_graphs();
   attended_ = {};

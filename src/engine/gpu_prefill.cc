@@ -72,7 +72,7 @@ Status GpuExecutor::deliver_before(uint32_t layer) {
   if (layer == first_layer()) RETURN_IF_ERROR(begin_delivery());
   else RETURN_IF_ERROR(deliver(layer - 1));
   if (step_->cancel.fired()) return {};
-  enqueue_copy(layer);
+  if (has_attention(layer)) enqueue_copy(layer);
   return layer == first_layer() ? host_->reserve_pages(*step_) : Status();
 }
 
@@ -101,6 +101,7 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
 
 // Waits for a layer's copy, which then goes to the store.
 Status GpuExecutor::deliver(uint32_t layer) {
+  if (!has_attention(layer)) return {};
   RETURN_IF_ERROR(wait("a layer", copies_));
   if (step_->cancel.fired()) return {};
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
@@ -134,9 +135,11 @@ void GpuExecutor::enqueue_last_feed_forward(uint32_t layer, float* a) {
   const uint32_t wanted = weights_.has_output() ? step_->step.logits_wanted() : n_;
   if (wanted == 0) return;
   const uint32_t n = std::exchange(n_, wanted), first = n - wanted;
+  first_row_ = first;
   work_.x += first * size_.width, work_.y += first * size_.parallel;
   check_and_feed_forward(layer, a + first * config_.layer(layer).q_width());
   work_.x -= first * size_.width, work_.y -= first * size_.parallel, n_ = n;
+  first_row_ = 0;
 }
 
 }  // namespace kvasir

@@ -82,7 +82,7 @@ Status GpuExecutor::attend_selective(uint32_t layer) {
     if (c.cancel.fired()) return {};
   }
   enqueue(
-      selective_.enqueue_chosen(stream_, local_kv(layer), output_of(layer, work_.a), check(layer)));
+      selective_.enqueue_chosen(stream_, local_kv(layer), attended_output(layer), check(layer)));
   return {};
 }
 

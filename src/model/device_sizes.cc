@@ -28,6 +28,16 @@ std::size_t routed_room(const DeviceKernels& kernels, const ExpertWeights& w, ui
   return size;
 }
 
+RowRuns query_rows(const LayerConfig& layer, bool gates) {
+  if (!layer.gates_output) return {};
+  return {gates ? layer.head_dim : 0, layer.head_dim, 2 * layer.head_dim};
+}
+
+RowRuns rate_rows(const RecurrentConfig& recurrent, bool alpha) {
+  const uint32_t group = recurrent.heads / recurrent.key_heads;  // a key head's betas, then alphas
+  return {alpha ? group : 0, group, 2 * group};
+}
+
 static uint64_t bytes_of(const Array<float>& x) {
   return Device::allocated_size(x.size() * sizeof(float));
 }
@@ -35,13 +45,16 @@ static uint64_t bytes_of(const Norm& norm) { return bytes_of(norm.weight) + byte
 
 DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
                          const DeviceKernels& kernels)
-    : kernels_(kernels) {
+    : kernels_(kernels), config_(config) {
   for (uint32_t l = 0; l < weights.layers.size(); ++l) {
     const LayerConfig& c = config.layer(l);
     LayerSizes size = layer(weights.layers[l], c);
     // a session's keys and values of the window
-    if (c.is_windowed()) size.base += window_layer_bytes(config);
-    else size.attention = uint64_t{2} * c.kv_width() * std::min(config.context, kept_free_tokens);
+    if (c.has_attention() && c.is_windowed()) size.base += window_layer_bytes(config);
+    else if (c.has_attention())
+      size.attention = uint64_t{2} * c.kv_width() * std::min(config.context, kept_free_tokens);
+    // a session's state of the layer: before and after a step, and one that it may go back to
+    if (c.is_recurrent()) size.base += 3 * config.recurrent.state_size() * sizeof(float);
     layers.push_back(size);
   }
   std::size_t matrix = 0;
@@ -59,10 +72,22 @@ uint64_t DeviceSizes::room(const Device& device) const {
   return device.left() - std::min(device.left(), margin);
 }
 
-void DeviceSizes::add(const Linear& linear, std::size_t* matrices, uint64_t* biases) {
+void DeviceSizes::add(const Linear& linear, std::size_t* matrices, uint64_t* biases, RowRuns runs) {
   if (!linear.w.data) return;
   piece = std::max(piece, linear.w.row_bytes);
-  *matrices += matrix_room(kernels_, linear.w), *biases += bytes_of(linear.bias);
+  WeightView w = linear.w;
+  w.rows = runs.rows(w.rows);
+  *matrices += matrix_room(kernels_, w), *biases += bytes_of(linear.bias);
+}
+
+void DeviceSizes::recurrent(const RecurrentWeights& w, std::size_t* matrices, uint64_t* base) {
+  for (const Linear* linear : {&w.in, &w.gate, &w.alpha, &w.out}) add(*linear, matrices, base);
+  const bool both = config_.recurrent.kind == RecurrentKind::delta_net && !w.alpha.w.data;
+  if (both) add(w.beta, matrices, base, rate_rows(config_.recurrent, true));
+  add(w.beta, matrices, base, both ? rate_rows(config_.recurrent, false) : RowRuns());
+  for (const Array<float>* vector :
+       {&w.convolution, &w.bias, &w.decay, &w.decay_bias, &w.skip, &w.norm})
+    *base += bytes_of(*vector);
 }
 
 LayerSizes DeviceSizes::layer(const LayerWeights& w, const LayerConfig& c) {
@@ -75,7 +100,10 @@ LayerSizes DeviceSizes::layer(const LayerWeights& w, const LayerConfig& c) {
     size.base += bytes_of(*norm);
   for (const Array<float>* vector : {&w.q_norm, &w.k_norm, &w.sinks, &e.shared_router})
     size.base += bytes_of(*vector);
-  for (const Linear* linear : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate,
+  add(w.q, &matrices, &size.base, query_rows(c, false));
+  if (c.gates_output) add(w.q, &matrices, &size.base, query_rows(c, true));
+  if (c.is_recurrent()) recurrent(w.recurrent, &matrices, &size.base);
+  for (const Linear* linear : {&w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate,
                                &w.input_out, &e.shared_gate, &e.shared_up, &e.shared_down})
     add(*linear, &matrices, &size.base);
   size.base += Device::allocated_size(matrices);

@@ -15,6 +15,16 @@ namespace kvasir {
 std::size_t matrix_room(const DeviceKernels& kernels, const WeightView& w);
 // All experts' matrices, as if they were one.
 WeightView stacked(const ExpertMatrices& matrices, uint32_t experts);
+// Rows [first, first + count) of each `stride` rows of a matrix; count 0: all rows.
+struct RowRuns {
+  uint32_t first = 0, count = 0, stride = 0;
+
+  uint32_t rows(uint32_t all) const { return count > 0 ? all / stride * count : all; }
+};
+// The rows of q, and of what gates attention's output, which alternate where there are gates.
+RowRuns query_rows(const LayerConfig& layer, bool gates);
+// The rows of alpha or beta in a matrix of both.
+RowRuns rate_rows(const RecurrentConfig& recurrent, bool alpha);
 // Bytes of a layer's router and routed experts, in one piece of memory.
 std::size_t routed_room(const DeviceKernels& kernels, const ExpertWeights& w, uint32_t experts);
 
@@ -35,11 +45,13 @@ struct DeviceSizes {
   std::size_t piece = piece_bytes;  // bytes that weights come in, at least those of any row
 
  private:
-  void add(const Linear& linear, std::size_t* matrices, uint64_t* biases);
+  void add(const Linear& linear, std::size_t* matrices, uint64_t* biases, RowRuns runs = {});
   LayerSizes layer(const LayerWeights& w, const LayerConfig& c);
+  void recurrent(const RecurrentWeights& w, std::size_t* matrices, uint64_t* base);
   uint64_t experts(const ExpertWeights& w, uint32_t count);
 
   const DeviceKernels& kernels_;
+  const ModelConfig& config_;
 };
 
 }  // namespace kvasir

@@ -62,18 +62,42 @@ class DeviceWeights::Loader {
     const Linear* from;
     Matrix* to;
     float factor = 1;  // of the product and its bias
+    RowRuns runs{};
+    std::size_t room(const DeviceKernels& ops) const {
+      WeightView w = from->w;
+      w.rows = runs.rows(w.rows);
+      return matrix_room(ops, w);
+    }
   };
   // Side by side in one piece of memory.
   Status matrices(std::span<const MatrixCopy> all, DeviceBuffer<std::byte>* memory) {
     std::size_t size = 0;
-    for (const MatrixCopy& each : all) size += matrix_room(ops_, each.from->w);
+    for (const MatrixCopy& each : all) size += each.room(ops_);
     RETURN_IF_ERROR(memory->allocate(device_, size, what));
     std::byte* at = memory->get();
     for (const MatrixCopy& each : all) {
-      RETURN_IF_ERROR(matrix(*each.from, at, each.to, each.factor));
-      at += matrix_room(ops_, each.from->w);
+      if (each.runs.count > 0) RETURN_IF_ERROR(runs(each, at));
+      else RETURN_IF_ERROR(matrix(*each.from, at, each.to, each.factor));
+      at += each.room(ops_);
     }
     return {};
+  }
+
+  // Some rows of a matrix and of its bias.
+  Status runs(const MatrixCopy& copy, std::byte* at) {
+    const Linear& from = *copy.from;
+    const RowRuns& r = copy.runs;
+    WeightView w = from.w;
+    w.rows = r.count;
+    copy.to->w = {w.type, r.rows(from.w.rows), w.cols, at, w.scale * copy.factor};
+    Array<float> bias;
+    for (uint32_t row = r.first, to = 0; row < from.w.rows; row += r.stride, to += r.count) {
+      w.data = from.w.data + row * w.row_bytes;
+      RETURN_IF_ERROR(rows(w, copy.to->w, to));
+      if (!from.bias.empty())
+        bias.insert(bias.end(), from.bias.data() + row, from.bias.data() + row + r.count);
+    }
+    return vector(bias, &copy.to->bias, copy.factor);
   }
 
   Status matrix(const Linear& from, std::byte* at, Matrix* to, float factor = 1) {
@@ -132,7 +156,18 @@ class DeviceWeights::Loader {
     return vector(from.scales, &to->scales);
   }
 
-  Status layer(const LayerWeights& from, float residual_scale, Layer* to) {
+  Status recurrent(const RecurrentWeights& from, Recurrent* to) {
+    RETURN_IF_ERROR(vector(from.convolution, &to->convolution));
+    RETURN_IF_ERROR(vector(from.bias, &to->bias));
+    RETURN_IF_ERROR(vector(from.decay, &to->decay));
+    RETURN_IF_ERROR(vector(from.decay_bias, &to->decay_bias));
+    RETURN_IF_ERROR(vector(from.skip, &to->skip));
+    return vector(from.norm, &to->norm);
+  }
+
+  Status layer(const LayerWeights& from, const ModelConfig& config, const LayerConfig& c,
+               Layer* to) {
+    const float residual_scale = config.residual_scale;
     RETURN_IF_ERROR(norm(from.mixer_norm, &to->mixer_norm));
     RETURN_IF_ERROR(norm(from.ffn_norm, &to->ffn_norm));
     RETURN_IF_ERROR(norm(from.mixer_post_norm, &to->mixer_post_norm, residual_scale));
@@ -148,8 +183,21 @@ class DeviceWeights::Loader {
     RETURN_IF_ERROR(vector(e.output_norm.weight, &to->experts.output_norm));
     RETURN_IF_ERROR(vector(e.dense_norm.weight, &to->experts.dense_norm));
     RETURN_IF_ERROR(vector(e.shared_router, &to->experts.shared_router));
+    RETURN_IF_ERROR(recurrent(from.recurrent, &to->recurrent));
+    const RecurrentWeights& r = from.recurrent;
+    const bool both_rates =
+        r.beta.w.data && !r.alpha.w.data && config.recurrent.kind == RecurrentKind::delta_net;
+    const RowRuns betas = both_rates ? rate_rows(config.recurrent, false) : RowRuns(),
+                  alphas = both_rates ? rate_rows(config.recurrent, true) : RowRuns();
+    const Linear none;
     const MatrixCopy its[] = {
-        {&from.q, &to->q},
+        {&from.q, &to->q, 1, query_rows(c, false)},
+        {c.gates_output ? &from.q : &none, &to->query_gate, 1, query_rows(c, true)},
+        {&r.in, &to->recurrent.in},
+        {&r.gate, &to->recurrent.gate},
+        {&r.beta, &to->recurrent.beta, 1, betas},
+        {both_rates ? &r.beta : &r.alpha, &to->recurrent.alpha, 1, alphas},
+        {&r.out, &to->recurrent.out, from.mixer_post_norm.empty() ? residual_scale : 1},
         {&from.k, &to->k},
         {&from.v, &to->v},
         {&from.o, &to->o, from.mixer_post_norm.empty() ? residual_scale : 1},
@@ -182,8 +230,8 @@ class DeviceWeights::Loader {
 
 // Where others have taken some of what was free, fewer layers: one of them makes room for the
 // workspace.
-Status DeviceWeights::load(const Weights& weights, const Contents& contents, std::size_t piece,
-                           const Cancel* cancel) {
+Status DeviceWeights::load(const Weights& weights, const ModelConfig& config,
+                           const Contents& contents, std::size_t piece, const Cancel* cancel) {
   Loader loader(device_, cancel);
   RETURN_IF_ERROR(loader.open(piece));
   uint32_t count = contents.count;
@@ -191,7 +239,8 @@ Status DeviceWeights::load(const Weights& weights, const Contents& contents, std
   first_ = contents.first;
   layers_.resize(count);
   for (uint32_t l = 0; l < count; ++l) {
-    Status s = loader.layer(weights.layers[first_ + l], contents.residual_scale, &layers_[l]);
+    Status s =
+        loader.layer(weights.layers[first_ + l], config, config.layer(first_ + l), &layers_[l]);
     if (s.code() == Code::no_memory && l > 1) {
       layers_.resize(count = l - 1);
       output = false;
@@ -243,12 +292,12 @@ uint32_t DeviceWeights::expert_layers() const {
 static Status check_features(const ModelConfig& config) {
   const char* feature = nullptr;
   for (const LayerConfig& c : config.layer_configs) {
-    if (c.mixer != MixerKind::attention) feature = "a mixer that is not attention";
+    if (c.is_latent()) feature = "latent attention";
+    if (c.is_recurrent() && (c.norm_after() || c.is_parallel()))
+      feature = "its norms of recurrent layers";
     if (c.qk_norm == QkNorm::projection && c.qk_norm_after_rope)
       feature = "its norm of queries and keys";
     if (c.sparsity > 0) feature = "sparse networks";
-    if (c.gates_output) feature = "gated attention";
-    if (!c.has_feed_forward()) feature = "layers without a feed-forward network";
     const bool has_experts = c.has_experts(), has_both = has_experts && c.has_dense();
     if ((has_both && (c.experts.shared_width > 0 || !c.norm_after())) ||
         (has_experts && (!c.norm_before() || c.is_parallel())))
@@ -257,7 +306,8 @@ static Status check_features(const ModelConfig& config) {
     if (c.norm_after() && config.norm != NormKind::rms) feature = "layer norms of outputs";
   }
   if (config.streams > 1) feature = "several streams of a token";
-  if (config.recurrent_layers > 0) feature = "recurrent layers";
+  if (config.recurrent_layers > 0 && config.recurrent.key_dim > max_device_keys)
+    feature = "states of more than 256 rows";
   if (!feature) return {};
   return Status::error(Code::unsupported, "GPUs do not compute %s of %s models yet", feature,
                        config.architecture->name);
@@ -311,15 +361,13 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
     for (std::size_t other = d; other < end_device; ++other)
       rooms.push_back(sizes.room(*devices[other]));
     const DevicePlan plan = sizes.plan(next, rooms);
-    Contents contents{.first = next,
-                      .count = plan.parts[0].layers,
-                      .experts = plan.parts[0].experts,
-                      .residual_scale = config.residual_scale};
+    Contents contents{
+        .first = next, .count = plan.parts[0].layers, .experts = plan.parts[0].experts};
     if (contents.count == 0) continue;
     contents.output = plan.output && next + contents.count == config.depth();
     DeviceWeights part;
     part.device_ = devices[d];
-    Status s = part.load(weights, contents, sizes.piece, cancel);
+    Status s = part.load(weights, config, contents, sizes.piece, cancel);
     if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
       missing = std::move(s);
       continue;

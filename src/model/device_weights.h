@@ -53,14 +53,21 @@ class DeviceWeights {
 
     bool are_here() const { return routed.memory.get() != nullptr; }
   };
-  // As in LayerWeights; some are empty. ModelConfig::residual_scale is in the weights of what the
-  // residual stream gets: the norms behind mixer and network, or W_o and W_down.
+  // As in kvasir::RecurrentWeights, with alpha and beta apart.
+  struct Recurrent {
+    Matrix in, gate, alpha, beta, out;
+    DeviceBuffer<float> convolution, bias, decay, decay_bias, skip, norm;
+  };
+  // As in LayerWeights; some are empty. query_gate: the rows of q that gate attention's output.
+  // ModelConfig::residual_scale is in the weights of what the residual stream gets: the norms
+  // behind mixer and network, or the mixers' last matrices and W_down.
   struct Layer {
     // of all matrices: a device allocates whole blocks, of which each matrix would waste a part
     DeviceBuffer<std::byte> memory;
     Norm mixer_norm, mixer_post_norm, ffn_norm, ffn_post_norm;
     DeviceBuffer<float> q_norm, k_norm, sinks;
-    Matrix q, k, v, o, gate, up, down;
+    Matrix q, query_gate, k, v, o, gate, up, down;
+    Recurrent recurrent;
     Matrix input_gate, input_out;
     Norm input_norm;
     float output_scale = 1;
@@ -96,10 +103,9 @@ class DeviceWeights {
   struct Contents {
     uint32_t first = 0, count = 0, experts = 0;
     bool output = false;
-    float residual_scale = 1;
   };
-  Status load(const Weights& weights, const Contents& contents, std::size_t piece,
-              const Cancel* cancel);
+  Status load(const Weights& weights, const ModelConfig& config, const Contents& contents,
+              std::size_t piece, const Cancel* cancel);
   Status load_experts(const Weights& weights, uint32_t count, Loader* loader);
 
   std::shared_ptr<Device> device_;

@@ -18,27 +18,47 @@ namespace kvasir {
 
 constexpr uint32_t logit_rows = 16;  // at a time: a row is as long as the vocabulary
 
+// Numbers of a token in recurrent layers; rates: of alpha and beta.
+struct RecurrentWidths {
+  std::size_t channels = 0, inner = 0, alpha = 0, beta = 0;
+};
+inline RecurrentWidths recurrent_widths_of(const ModelConfig& c) {
+  const RecurrentConfig& r = c.recurrent;
+  if (c.recurrent_layers == 0) return {};
+  if (r.kind == RecurrentKind::convolution) return {r.channels, r.inner(), 0, r.channels};
+  return {r.channels, r.inner(), r.heads, r.heads};
+}
+
 // Numbers of a token.
 struct Widths {
   std::size_t width, q, kv, feed_forward, widest, angles, vocabulary;
-  std::size_t parallel;  // width where a layer's mixer and network are parallel, otherwise 0
-  std::size_t inputs;    // of all layers' inputs
-  std::size_t shared;    // of a windowed layer whose keys and values others attend, or 0
+  std::size_t parallel;     // width where a layer's mixer and network are parallel, otherwise 0
+  std::size_t inputs;       // of all layers' inputs
+  std::size_t shared;       // of a windowed layer whose keys and values others attend, or 0
+  std::size_t query_gates;  // q, where attention's output is gated, or 0
+  RecurrentWidths recurrent;
 };
 // Those of the widest layer.
 inline Widths widths_of(const ModelConfig& c) {
-  const bool parallel = std::any_of(c.layer_configs.begin(), c.layer_configs.end(),
-                                    [](const LayerConfig& l) { return l.is_parallel(); });
+  const auto any = [&](auto&& is) {
+    return std::any_of(c.layer_configs.begin(), c.layer_configs.end(), is);
+  };
+  const bool parallel = any([](const auto& l) { return l.is_parallel(); });
+  const bool gates = any([](const auto& l) { return l.gates_output; });
+  const RecurrentWidths recurrent = recurrent_widths_of(c);
   return {c.width,
           c.max_q_width(),
           c.max_kv_width(),
           std::max(c.feed_forward, c.layer_input),
-          std::max({c.width, c.max_q_width(), c.feed_forward, c.layer_input}),
+          std::max<std::size_t>(
+              {c.width, c.max_q_width(), c.feed_forward, c.layer_input, recurrent.inner}),
           c.angles(),
           c.vocabulary,
           parallel ? c.width : 0,
           std::size_t{c.depth()} * c.layer_input,
-          c.shares_kv() ? c.windows.q_width() + 2 * c.windows.kv_width() : 0};
+          c.shares_kv() ? c.windows.q_width() + 2 * c.windows.kv_width() : 0,
+          gates ? c.max_q_width() : 0,
+          recurrent};
 }
 
 // A step's arrays in the device's memory, one behind the other in one allocation.
@@ -49,6 +69,12 @@ struct Workspace {
   float *cos, *sin;     // [RoPE sets][n][rope dim / 2]
   float* factors;       // [n] ModelConfig::temperature of each token
   float* layer_inputs;  // [depth][n][layer_input]
+  float* query_gates;   // [n][q] of attention's output
+  // Of a recurrent layer: what goes into the convolution and comes out of it, [n][channels]; what
+  // gates its output and what leaves the heads, [n][inner]; the others for each head.
+  struct Recurrent {
+    float *in, *mixed, *gate, *out, *alpha, *beta, *decay, *rate;
+  } recurrent;
   float* shared;   // [n][q and k and v] of the windowed layer whose keys and values others attend
   int8_t* quants;  // DeviceActivations of the widest input
   float* scales;
@@ -68,17 +94,24 @@ struct Workspace {
     put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&y, n * s.parallel);
     put(&cos, n * s.angles), put(&sin, n * s.angles), put(&factors, n);
     put(&layer_inputs, n * s.inputs), put(&shared, n * s.shared);
+    put(&query_gates, n * s.query_gates);
+    const RecurrentWidths& r = s.recurrent;
+    put(&recurrent.in, n * r.channels), put(&recurrent.mixed, n * r.channels);
+    put(&recurrent.gate, n * r.inner), put(&recurrent.out, r.alpha > 0 ? n * r.inner : 0);
+    put(&recurrent.alpha, n * r.alpha), put(&recurrent.beta, n * r.beta);
+    put(&recurrent.decay, n * r.alpha), put(&recurrent.rate, n * r.alpha);
     put(&quants, n * s.widest), put(&scales, n * ceil_div(s.widest, 32)),
         put(&sums, n * ceil_div(s.widest, 16));
     put(&logits, logit_rows * s.vocabulary), put(&first_bad, 1);
     return at;
   }
 
-  // Of n tokens, for products with these matrices.
+  // Of n tokens, for products with these matrices; a layer may lack some.
   DeviceActivations inputs(uint32_t n, float* f32, std::size_t cols,
                            std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
     DeviceActivations to{n, static_cast<uint32_t>(cols)};
     for (const DeviceWeights::Matrix* m : matrices) {
+      if (!m->w.data) continue;
       if (tensor_type_info(m->w.type)->block_elements == 1) to.f32 = f32;
       else to.q = quants, to.scale = scales, to.sums = sums;
     }

@@ -1,0 +1,88 @@
+#include "offload/gpu_states.h"
+
+#include <utility>
+
+#include "base/memory.h"
+
+namespace kvasir {
+
+constexpr const char* subject = "states of recurrent layers";
+
+class GpuStates::Part final : public StatePart {
+ public:
+  explicit Part(std::size_t first_float) : at_(first_float) {}
+  Status allocate(const std::shared_ptr<Device>& device, std::size_t floats) {
+    device_ = device;
+    return floats_.allocate(device, floats, subject);
+  }
+
+  Status read(float* out) const override {
+    const DeviceKernels& ops = device_->kernels();
+    DeviceStream* stream = nullptr;  // of this thread
+    RETURN_IF_ERROR(device_->status(ops.open_stream(device_->context(), &stream), "a stream"));
+    int error = ops.download(stream, out, floats_.get(), floats_.bytes());
+    if (const int e = ops.wait(stream); !error) error = e;
+    if (const int e = ops.close_stream(stream); !error) error = e;
+    return device_->status(error, subject);
+  }
+  std::size_t at() const override { return at_; }
+
+  bool is_on(const Device& device, std::size_t first_float, std::size_t floats) const {
+    return device_.get() == &device && at_ == first_float &&
+           floats_.bytes() == floats * sizeof(float);
+  }
+  float* floats() const { return floats_.get(); }
+
+ private:
+  const std::size_t at_;
+  std::shared_ptr<Device> device_;
+  DeviceBuffer<float> floats_;
+};
+
+GpuStates::GpuStates(const std::shared_ptr<Device>& device, const ModelConfig& config,
+                     uint32_t first, uint32_t layers)
+    : device_(device), ops_(device->kernels()), first_(first), layers_(layers),
+      layer_size_(config.recurrent.state_size()) {}
+
+// One that nobody else has. The first of two that others have stays theirs.
+Status GpuStates::take(std::shared_ptr<Part>* out) {
+  for (const auto& part : own_)
+    if (is_sole(part)) return *out = part, Status();
+  auto part = std::make_shared<Part>(first_ * layer_size_);
+  RETURN_IF_ERROR(part->allocate(device_, size()));
+  if (own_.size() == 2) own_.erase(own_.begin());
+  own_.push_back(part);
+  *out = std::move(part);
+  return {};
+}
+
+Status GpuStates::prepare(RecurrentState* states, DeviceStream* stream) {
+  if (const int error = ops_.wait(stream)) return device_->status(error, subject);
+  if (!addresses_.get()) RETURN_IF_ERROR(addresses_.allocate(device_, 1, subject));
+  if (!addresses_host_.get()) RETURN_IF_ERROR(addresses_host_.allocate(device_, 1));
+  std::shared_ptr<const Part> from;
+  for (const auto& part : states->parts())
+    if (const auto own = std::dynamic_pointer_cast<const Part>(part))
+      if (own->is_on(*device_, first_ * layer_size_, size())) from = own;
+  if (!from) {
+    if (!states->is_whole())
+      return Status::error(Code::internal, "a state is in the memory of another device");
+    std::shared_ptr<Part> copy;
+    RETURN_IF_ERROR(take(&copy));
+    const int error =
+        ops_.upload(stream, copy->floats(), states->now(first_), size() * sizeof(float));
+    if (error) return device_->status(error, subject);
+    from = std::move(copy);
+  }
+  std::shared_ptr<Part> to;
+  RETURN_IF_ERROR(take(&to));
+  *addresses_host_.get() = {from->floats(), to->floats()};
+  states->set_next_part(std::move(to));
+  return {};
+}
+
+int GpuStates::begin(DeviceStream* stream) {
+  return ops_.upload(stream, addresses_.get(), addresses_host_.get(), sizeof(DeviceStates));
+}
+
+}  // namespace kvasir

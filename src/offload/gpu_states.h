@@ -1,0 +1,49 @@
+// The states of a sequence's recurrent layers on a GPU. The state at the end of the sequence is
+// there alone (StatePart of store/recurrent_state.h): no token takes it to host memory. A step
+// writes another one, so that a failed or cancelled step leaves the state as it was, and sequences
+// that share a state never write it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "backend/device.h"
+#include "base/status.h"
+#include "model/config.h"
+#include "store/recurrent_state.h"
+
+namespace kvasir {
+
+class GpuStates {
+ public:
+  // Of `layers` recurrent layers, from number `first` on.
+  GpuStates(const std::shared_ptr<Device>& device, const ModelConfig& config, uint32_t first,
+            uint32_t layers);
+
+  uint32_t layers() const { return layers_; }
+  // For a step: makes room for the next state, which becomes a part of *states with the commit, and
+  // copies the state before the step to the GPU where it is not there. Waits for the stream.
+  // Code::no_memory, Code::device. Throws std::bad_alloc.
+  Status prepare(RecurrentState* states, DeviceStream* stream);
+  // After prepare(). Returns an error code of DeviceKernels.
+  int begin(DeviceStream* stream);
+  // In GPU memory, after begin(); the address stays. A layer's place in both states.
+  const DeviceStates* addresses() const { return addresses_.get(); }
+  std::size_t offset(uint32_t state) const { return (state - first_) * layer_size_; }
+
+ private:
+  class Part;
+  Status take(std::shared_ptr<Part>* out);
+  std::size_t size() const { return layers_ * layer_size_; }
+
+  const std::shared_ptr<Device> device_;
+  const DeviceKernels& ops_;
+  const uint32_t first_, layers_;
+  const std::size_t layer_size_;
+  std::vector<std::shared_ptr<Part>> own_;  // at most two; they are used in turn
+  DeviceBuffer<DeviceStates> addresses_;
+  PinnedBuffer<DeviceStates> addresses_host_;
+};
+
+}  // namespace kvasir

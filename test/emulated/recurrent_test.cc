@@ -1,0 +1,158 @@
+// Recurrent layers on devices whose calls fail or whose memory ends, and on several of them.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "../session/device_helpers.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+constexpr std::size_t length = 200;
+constexpr double tolerance = 1e-3;
+
+std::vector<Token> state_tokens(std::size_t n) {
+  std::vector<Token> out(n);
+  uint32_t state = 17;
+  for (Token& t : out) {
+    state = state * 1664525u + 1013904223u;
+    t = static_cast<Token>(3 + (state >> 16) % 250);
+  }
+  return out;
+}
+
+SessionOptions one_thread() {
+  SessionOptions o;
+  o.threads = 1;
+  o.select.strategy = "full";
+  o.full_precision = true;
+  o.prefill_chunk = 64;
+  return o;
+}
+
+std::string path_of(const char* name) { return FIXTURES "/models/" + std::string(name) + ".gguf"; }
+
+std::unique_ptr<Session> open_states(const char* name, const char* device) {
+  std::shared_ptr<const Model> model;
+  const Status s = Model::open(path_of(name), "", &model, {device, 0});
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  auto session = open_session(model, one_thread());
+  read(session.get(), state_tokens(length));
+  return session;
+}
+
+}  // namespace
+
+TEST_CASE("a step that fails or is cancelled on a device leaves the states as they were") {
+  const auto tokens = state_tokens(length + 90);
+  for (const char* name : {"qwen35", "lfm2", "falcon-h1"}) {
+    CAPTURE(std::string(name));
+    const auto gpu = open_states(name, "cuda");
+    std::unique_ptr<Session> control;
+    REQUIRE(gpu->fork(&control).ok());
+    const std::vector<float> expected = logits_after(control.get(), 9);
+    uint32_t failures = 0;
+    for (const int error : {emulated::refused, emulated::out_of_memory, 0})
+      for (const std::size_t n : {1u, 90u}) {
+        bool reached = true;
+        for (uint64_t call = 1; reached; call += 1 + call / 6) {
+          std::unique_ptr<Session> fork;
+          REQUIRE(gpu->fork(&fork).ok());
+          emulated::Machine& machine = emulated::machine();
+          Cancel cancel;
+          emulated::Changed fired(machine.fires, &cancel);
+          emulated::Changed with(machine.fails_with, error);
+          emulated::Changed at(machine.fails_at, machine.calls + call);
+          uint64_t done = 0;
+          const bool fails =
+              !fork->prefill_tokens({tokens.data() + length, n}, nullptr, &cancel, {}, &done).ok();
+          reached = machine.calls >= machine.fails_at;
+          machine.fails_at = 0;
+          failures += fails;
+          if (!fails) continue;
+          // From where it stopped, as if nothing had failed.
+          REQUIRE(fork->tokens().size() == length + done);
+          std::unique_ptr<Session> undisturbed;
+          REQUIRE(gpu->fork(&undisturbed).ok());
+          if (done > 0) read(undisturbed.get(), {tokens.data() + length, done});
+          CHECK(logits_after(fork.get(), 9) == logits_after(undisturbed.get(), 9));
+        }
+      }
+    CHECK(failures > 12);
+    CHECK(logits_after(gpu.get(), 9) == expected);
+  }
+}
+
+TEST_CASE("recurrent layers are on several devices, or on one and the CPU") {
+  const auto tokens = state_tokens(length);
+  for (const char* name : {"qwen35", "granitehybrid", "falcon-h1", "nemotron_h_moe"}) {
+    CAPTURE(std::string(name));
+    const auto cpu = open_states(name, "cpu");
+    const std::vector<float> expected = logits_after(cpu.get(), 9);
+    const TempFolder folder;
+    std::size_t splits = 0;
+    for (const char* devices : {"cuda:0,cuda:1,cuda:2", "cuda:0"}) {
+      const auto open = [&](uint64_t budget, std::shared_ptr<const Model>* model) {
+        const Status s = Model::open(path_of(name), "", model, {devices, budget});
+        CHECK((s.ok() || s.code() == Code::no_memory));
+        return s.ok();
+      };
+      // From the smallest budget with which a device has a layer on.
+      uint64_t little = 0, enough = uint64_t{1} << 28;
+      for (std::shared_ptr<const Model> model; enough - little > 4096;)
+        (open((little + enough) / 2, &model) ? enough : little) = (little + enough) / 2;
+      std::vector<uint32_t> seen;
+      for (uint64_t budget = enough; budget < enough + (uint64_t{2} << 20); budget += 32768) {
+        std::shared_ptr<const Model> model;
+        if (!open(budget, &model)) continue;
+        std::vector<uint32_t> layers;
+        for (const DeviceWeights& weights : model->device_weights())
+          layers.push_back(weights.end_layer());
+        if (layers == seen) continue;
+        seen = layers;
+        auto session = open_session(model, one_thread());
+        uint64_t done = 0;
+        const Status s = session->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
+        if (s.code() == Code::no_memory) continue;  // only the weights had room
+        REQUIRE_MESSAGE(s.ok(), s.message());
+        std::unique_ptr<Session> fork;
+        REQUIRE(session->fork(&fork).ok());
+        CHECK(difference(logits_after(session.get(), 9), expected) < tolerance);
+        CHECK(logits_after(fork.get(), 9).size() == expected.size());
+        REQUIRE(session->rewind(length).ok());
+        REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+        const auto loaded = load(model, folder.file("a.kv"), one_thread());
+        CHECK(difference(logits_after(loaded.get(), 9), expected) < tolerance);
+        ++splits;
+      }
+    }
+    CHECK(splits > 2);
+  }
+}
+
+TEST_CASE("decode copies no state over the bus") {
+  const auto gpu = open_states("qwen35", "cuda");
+  const std::size_t state = gpu->model().config().state_size() * sizeof(float);
+  (void)logits_after(gpu.get(), 9);
+  const uint64_t before = emulated::machine().uploaded[0] + emulated::machine().uploaded_beside[0];
+  for (int i = 0; i < 8; ++i) (void)logits_after(gpu.get(), 9);
+  const uint64_t after = emulated::machine().uploaded[0] + emulated::machine().uploaded_beside[0];
+  CHECK(after - before < state);
+}
+
+TEST_CASE("what GPUs do not compute is refused by name") {
+  for (const auto& [name, part] :
+       {std::pair("deepseek2-lite", "latent attention"), std::pair("minicpm3", "latent attention"),
+        std::pair("gemma3n", "several streams of a token")}) {
+    CAPTURE(std::string(name));
+    std::shared_ptr<const Model> model;
+    const Status s = Model::open(path_of(name), "", &model, {"cuda", 0});
+    CHECK(s.code() == Code::unsupported);
+    CHECK(std::string(s.message()).find(part) != std::string::npos);
+    REQUIRE(Model::open(path_of(name), "", &model, {"auto", 0}).ok());
+    CHECK(model->device_weights().empty());
+  }
+}
