@@ -156,12 +156,16 @@ inline uint32_t window_query_rows(uint32_t n, uint32_t group) {
 inline uint64_t window_step_bytes(const ModelConfig& c, uint32_t n) {
   const HeadShape& s = c.windows;
   if (s.layers == 0) return 0;
-  if (!window_lays_out(n, s.head_dim, c.attention_softcap))
-    return Device::allocated_size(max_window_state_floats(n, s.heads, s.head_dim) * sizeof(float));
+  const auto states = [&](uint32_t tokens) {
+    return Device::allocated_size(max_window_state_floats(tokens, s.heads, s.head_dim) *
+                                  sizeof(float));
+  };
+  if (!window_lays_out(n, s.head_dim, c.attention_softcap)) return states(n);
   const std::size_t dim = PageShape::of(s.head_dim).dim, kv_heads = s.kv_heads,
                     rows = window_prefill_rows(window_room(c), n),
                     q_rows = window_query_rows(n, s.group());
-  return 2 * Device::allocated_size(kv_heads * rows * dim * sizeof(uint16_t)) +
+  return states(max_selective_tokens) +  // of decode steps, which stay
+         2 * Device::allocated_size(kv_heads * rows * dim * sizeof(uint16_t)) +
          Device::allocated_size(kv_heads * q_rows * dim * sizeof(uint16_t)) +
          3 * Device::allocated_size(kv_heads * q_rows * sizeof(float));
 }
