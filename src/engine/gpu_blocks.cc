@@ -141,11 +141,13 @@ void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n) {
   multiply(normed, {{&weights_.output(), work_.logits}});
 }
 
+// A layer may lack some of the matrices.
 void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                            bool add) {
   DeviceProduct given[4];
   DeviceProduct* end = given;
-  for (const Product& p : products) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
+  for (const Product& p : products)
+    if (p.matrix->w.data) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
   enqueue(ops_.matmul(stream_, {given, end}, x, add));
 }
 

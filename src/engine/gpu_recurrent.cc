@@ -42,9 +42,7 @@ void GpuExecutor::enqueue_recurrent(uint32_t layer, const DeviceActivations& y) 
   const DeviceWeights::Recurrent& w = weights_.layers()[local(layer)].recurrent;
   const RecurrentConfig& r = config_.recurrent;
   const Workspace::Recurrent& to = work_.recurrent;
-  multiply(y, {{&w.in, to.in}, {&w.gate, to.gate}});
-  if (w.alpha.w.data) multiply(y, {{&w.alpha, to.alpha}});
-  if (w.beta.w.data) multiply(y, {{&w.beta, to.beta}});
+  multiply(y, {{&w.in, to.in}, {&w.gate, to.gate}, {&w.alpha, to.alpha}, {&w.beta, to.beta}});
   const bool alone = r.kind == RecurrentKind::convolution;
   enqueue(ops_.convolve(stream_, {.n = n_,
                                   .taps = r.taps,
