@@ -38,7 +38,7 @@ class CpuExecutor final : public LayerExecutor {
   Status begin(const StepContext& step) override;
   Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t layer) override;
-  Status end() override { return {}; }
+  Status end() override;
   Status logits(uint32_t first, float* out) override;
 
  private:
@@ -280,6 +280,12 @@ Status CpuExecutor::add_experts(uint32_t layer, const float* x, uint32_t n) {
     normalise(y + at, w.output_norm, count, y + at);
     kernels_.add(h_.get() + at, y + at, count * cols);
   });
+  return {};
+}
+
+Status CpuExecutor::end() {
+  if (float* hidden = step_->step.hidden; hidden && end_layer() == model_.config().depth())
+    (void)norm(step_->x, model_.weights().output_norm, n_, hidden);
   return {};
 }
 

@@ -103,24 +103,39 @@ bool CpuRecurrent::is_good(const float* rows, std::size_t cols, uint32_t first) 
   return good;
 }
 
+// f(i, tokens) for the parts of the step after which a state is kept: all of it, or token by token.
+template <class F>
+void CpuRecurrent::for_parts(F&& f) const {
+  if (!states_->keeps_each()) return f(0, n_);
+  for (uint32_t i = 0; i < n_; ++i) f(i, 1);
+}
+
 void CpuRecurrent::convolve(uint32_t layer, bool silu) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   const uint32_t state = model_.config().layer(layer).state;
-  const Convolution c = {n_,
-                         config_.taps,
-                         config_.channels,
-                         in_.get(),
-                         w.convolution.data(),
-                         w.bias.empty() ? nullptr : w.bias.data(),
-                         states_->now(state),
-                         states_->next(state),
-                         mixed_.get(),
-                         silu};
+  const Convolution whole = {n_,
+                             config_.taps,
+                             config_.channels,
+                             in_.get(),
+                             w.convolution.data(),
+                             w.bias.empty() ? nullptr : w.bias.data(),
+                             states_->now(state),
+                             states_->next(state),
+                             mixed_.get(),
+                             silu};
   const auto tasks = static_cast<uint32_t>(ceil_div(config_.channels, channels_together));
   pool_->run(tasks, [&](uint32_t task, uint32_t) {
     if (cancel_->fired()) return;
-    const uint32_t begin = task * channels_together;
-    kernels_.convolve(c, begin, std::min(config_.channels, begin + channels_together));
+    const uint32_t begin = task * channels_together,
+                   end = std::min(config_.channels, begin + channels_together);
+    for_parts([&](uint32_t i, std::size_t tokens) {
+      Convolution c = whole;
+      c.n = static_cast<uint32_t>(tokens);
+      c.x += std::size_t{i} * config_.channels, c.y += std::size_t{i} * config_.channels;
+      if (i > 0) c.from = states_->next(state, i - 1);
+      c.to = states_->next(state, i);
+      kernels_.convolve(c, begin, end);
+    });
   });
 }
 
@@ -217,15 +232,22 @@ void CpuRecurrent::advance(uint32_t layer, std::size_t values, std::size_t keys,
                       key = std::size_t{config_.key_head(head)} * config_.key_dim,
                       value = std::size_t{head} * config_.value_dim;
     StateStep s;
-    s.n = n_, s.keys = config_.key_dim, s.values = config_.value_dim;
-    s.from = states_->now(state) + matrix, s.to = states_->next(state) + matrix;
+    s.keys = config_.key_dim, s.values = config_.value_dim;
+    s.from = states_->now(state) + matrix;
     s.k = mixed_.get() + keys + key, s.q = mixed_.get() + queries + key;
     s.v = mixed_.get() + values + value, s.out = o_.get() + value;
     s.decay = decay_.get() + head, s.rate = rate_.get() + head;
     s.key_stride = s.value_stride = config_.channels;
     s.rate_stride = config_.heads, s.out_stride = config_.inner();
     s.corrects = config_.kind == RecurrentKind::delta_net;
-    kernels_.advance_state(s, begin, std::min(panels, begin + panels_together));
+    for_parts([&](uint32_t i, std::size_t tokens) {
+      if (i > 0) s.from = s.to;
+      s.to = states_->next(state, i) + matrix;
+      s.n = static_cast<uint32_t>(tokens);
+      kernels_.advance_state(s, begin, std::min(panels, begin + panels_together));
+      s.k += s.key_stride, s.q += s.key_stride, s.v += s.value_stride;
+      s.out += s.out_stride, s.decay += s.rate_stride, s.rate += s.rate_stride;
+    });
   });
 }
 

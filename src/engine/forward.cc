@@ -60,7 +60,7 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
   const StepContext c{step,     cancel,     stores.store, stores.windows, stores.states,      pool_,
                       x_.get(), cos_.get(), sin_.get(),   gpus,           layer_inputs_.get()};
-  if (c.states) c.states->prepare();
+  if (c.states) c.states->prepare(step.open ? step.size() : 0);
   RETURN_IF_ERROR(make_plan(c));
 
   embed(c);
@@ -80,11 +80,13 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   }
   RETURN_IF_ERROR(write_logits(c));
   if (cancel.fired()) return cancelled();
-  commit(c);
+  uint32_t kept = step.size();
+  if (step.accept) RETURN_IF_ERROR(step.accept(&kept));
+  commit(c, kept);
   return {};
 }
 
-// x = E[tokens], and the angles of their positions.
+// x = E[tokens], or the step's inputs, and the angles of their positions.
 void Forward::embed(const StepContext& c) {
   constexpr uint32_t rows = 32;  // of a task
   const ModelConfig& config = model_->config();
@@ -99,6 +101,10 @@ void Forward::embed(const StepContext& c) {
     }
     for (uint32_t i = first; i < end; ++i) {
       float* x = x_.get() + std::size_t{i} * width;
+      if (c.step.inputs) {
+        std::copy_n(c.step.inputs + std::size_t{i} * width, width, x);
+        continue;
+      }
       cpu_kernels().dequantize_row(model_->weights().embedding,
                                    static_cast<uint32_t>(c.step.tokens[i]), x);
       if (config.embedding_scale != 1)
@@ -132,15 +138,20 @@ void Forward::scale_logits(float* row) const {
     cpu_kernels().softcap(row, config.final_softcap, config.vocabulary);
 }
 
-void Forward::commit(const StepContext& c) {
+void Forward::commit(const StepContext& c, uint32_t kept) {
   const ForwardStep& step = c.step;
   KvStore& store = c.store;
   if (step.trace) step.trace->commit();
-  if (step.queries) step.queries->commit(store.tokens(), c.tokens(), pool_);
+  if (kept < c.tokens()) {
+    if (step.queries) step.queries->keep_first(kept, c.tokens());
+    store.keep_first(kept, c.tokens());
+    if (c.windows) c.windows->keep_first(kept, c.tokens());
+  }
+  if (step.queries) step.queries->commit(store.tokens(), kept, pool_);
   const bool was_centred = !store.centre().empty();
-  store.commit(c.tokens(), cpu_kernels(), pool_);
-  if (c.windows) c.windows->commit(c.tokens(), cpu_kernels(), pool_);
-  if (c.states) c.states->commit(c.tokens());
+  store.commit(kept, cpu_kernels(), pool_);
+  if (c.windows) c.windows->commit(kept, cpu_kernels(), pool_);
+  if (c.states) c.states->commit(kept);
   for (const auto& executor : executors_) executor->committed(c);
   if (step.queries && !was_centred && !store.centre().empty())
     step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim);

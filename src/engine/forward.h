@@ -47,7 +47,7 @@ class Forward {
   void embed(const StepContext& c);
   Status write_logits(const StepContext& c);
   void scale_logits(float* row) const;
-  void commit(const StepContext& c);
+  void commit(const StepContext& c, uint32_t kept);
 
   std::shared_ptr<const Model> model_;
   const std::vector<Rope>& ropes_;  // of the model

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 
 #include "attention/trace.h"
 #include "backend/thread_pool.h"
 #include "base/cancel.h"
+#include "base/status.h"
 #include "select/graph/index_build.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
@@ -25,7 +27,14 @@ struct ForwardStep {
   uint32_t asked_at = 0;               // from this token on
   Trace* trace = nullptr;              // where set, receives what the last token attends
   enum class Logits { none, last, all } want = Logits::none;
-  float* logits = nullptr;  // [vocabulary] or [tokens][vocabulary]
+  float* logits = nullptr;        // [vocabulary] or [tokens][vocabulary]
+  float* hidden = nullptr;        // where set, [tokens][width]: what the output matrix multiplies
+  const float* inputs = nullptr;  // where set, [tokens][width] in place of the embeddings
+  // Where set, is called before the commit and says how many tokens stay, 1 to all: the first ones.
+  // An error ends the step as any other. A step of which not all may stay names it and has at most
+  // max_open_tokens.
+  std::function<Status(uint32_t* kept)> accept;
+  bool open = false;  // not all tokens may stay
   const Cancel* cancel = nullptr;
 
   // Where set, probe_tokens of an exact step's tokens also go through this selector.
@@ -33,6 +42,9 @@ struct ForwardStep {
   const Selector* probe = nullptr;
   uint32_t probe_tokens = 0;
   float* errors = nullptr;  // [layers]
+
+  // Products, experts, attention and states of so few tokens have the bits of one token alone.
+  static constexpr uint32_t max_open_tokens = 4;
 
   uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
   // Tokens at the end of the step whose logits are wanted.

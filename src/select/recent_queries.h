@@ -56,6 +56,13 @@ class RecentQueries {
       std::copy_n(lse + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
     });
   }
+  // Before commit(first, kept): of the n tokens of the step only the first `kept` stay, n being
+  // less than the capacity.
+  void keep_first(uint32_t kept, uint32_t n) {
+    for (uint32_t l = 0; l < layers_ && kept < n; ++l)
+      for (uint32_t i = 0; i < kept; ++i)
+        std::copy_n(pending_row(l, i + n - kept), width(), pending_row(l, i));
+  }
   // Makes the step visible: its tokens are `first` to first + n - 1, and replace those from `first`
   // on.
   void commit(uint64_t first, uint32_t n, ThreadPool* pool) {

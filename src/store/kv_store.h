@@ -172,6 +172,13 @@ class KvStore {
   // Whether seal() was called for the layer in this step.
   bool sealed_ahead(uint32_t layer) const { return sealed_ahead_[layer]; }
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
+  // The most tokens, up to n, of a step whose tokens but the last seal no page: what the last one
+  // attends is in full precision, as if each were a step.
+  uint32_t open_tokens(uint32_t n) const {
+    for (uint32_t i = 1; i < n; ++i)
+      if (pages_after(uint64_t{window_count_} + i) > 0) return i;
+    return n;
+  }
   // Before commit(kept), in a step of n written tokens: keeps only the first `kept`.
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
 

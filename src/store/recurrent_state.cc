@@ -12,7 +12,7 @@ std::shared_ptr<float[]> RecurrentState::make() const {
 }
 
 uint64_t RecurrentState::bytes() const {
-  uint64_t states = uint64_t{end_.floats != nullptr} + uint64_t{next_ != nullptr};
+  uint64_t states = uint64_t{end_.floats != nullptr} + next_.size();
   for (const Snapshot& s : checkpoints_) states += s.floats && s.floats != end_.floats;
   return states * size() * sizeof(float);
 }
@@ -23,9 +23,12 @@ uint64_t RecurrentState::max_bytes() const {
   return (3 + uint64_t{max_checkpoints_}) * size() * sizeof(float);
 }
 
-void RecurrentState::prepare() {
+void RecurrentState::prepare(uint32_t each) {
   next_parts_.clear();  // of a step that failed
-  if (!next_) next_ = make();
+  const std::size_t wanted = std::max(each, 1u);
+  if (next_.size() > wanted) next_.resize(wanted);
+  next_.reserve(wanted);
+  while (next_.size() < wanted) next_.push_back(make());
   if (end_.floats) return;
   std::shared_ptr<float[]> zeros = make();
   std::fill_n(zeros.get(), size(), 0.0f);
@@ -35,13 +38,15 @@ void RecurrentState::prepare() {
 void RecurrentState::commit(uint64_t n) {
   Snapshot after;
   after.tokens = end_.tokens + n;
-  after.floats = std::move(next_);
+  std::shared_ptr<float[]>& next = next_[keeps_each() ? n - 1 : 0];
+  after.floats = std::move(next);
   after.parts = std::move(next_parts_);
   after.is_whole = after.parts.empty();
   next_parts_.clear();
   std::swap(end_, after);
   // What nobody else has is the room of the next step.
-  if (is_sole(after.floats)) next_ = std::const_pointer_cast<float[]>(after.floats);
+  if (is_sole(after.floats)) next = std::const_pointer_cast<float[]>(after.floats);
+  else next.swap(next_.back()), next_.pop_back();
 }
 
 Status RecurrentState::read_parts(float* to) const {
@@ -147,7 +152,7 @@ void RecurrentState::restore(const std::vector<uint64_t>& tokens, uint64_t wante
   if (last.tokens > 0 && last.tokens <= wanted) checkpoints.push_back(last);
   checkpoints_ = std::move(checkpoints);
   end_ = std::move(last);
-  next_ = nullptr;
+  next_.clear();
   thin_out(std::min(wanted, end_.tokens));
 }
 

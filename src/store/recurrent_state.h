@@ -6,7 +6,8 @@
 // there are too many, checkpoints.h says which one goes.
 //
 // A step is prepare(), a write of next() for every layer, commit(n). Nothing is visible before
-// commit(), so a failed or cancelled step leaves the states unchanged. Copies (forks) share what
+// commit(), so a failed or cancelled step leaves the states unchanged. A step of which only some
+// tokens may stay writes a state after each of them. Copies (forks) share what
 // is committed, which is never written again. Threads: layers may be written at once; otherwise one
 // at a time.
 //
@@ -68,12 +69,14 @@ class RecurrentState {
   uint64_t max_bytes() const;                                         // that they may take
   uint64_t step_bytes() const { return 2 * size() * sizeof(float); }  // the same, no checkpoints
 
-  // Makes room for a step. Throws std::bad_alloc.
-  void prepare();
-  // Of a layer: the state before the step, and that after it. Layers of parts() have none here
-  // unless is_whole().
+  // Makes room for a step of which all tokens stay, or for the states after each of so many.
+  // Throws std::bad_alloc.
+  void prepare(uint32_t each = 0);
+  bool keeps_each() const { return next_.size() > 1; }
+  // Of a layer: the state before the step, and that after it; or that after its token i. Layers of
+  // parts() have none here unless is_whole().
   const float* now(uint32_t layer) const { return end_.floats.get() + layer * layer_size_; }
-  float* next(uint32_t layer) { return next_.get() + layer * layer_size_; }
+  float* next(uint32_t layer, uint32_t i = 0) { return next_[i].get() + layer * layer_size_; }
   void commit(uint64_t n);
 
   // Layers of the state before the step that are elsewhere, and those that the step leaves there.
@@ -128,8 +131,8 @@ class RecurrentState {
   std::size_t layer_size_;
   uint32_t max_checkpoints_;
   Snapshot end_;
-  std::vector<Snapshot> checkpoints_;  // ascending; none is of 0 tokens
-  std::shared_ptr<float[]> next_;      // of no other object
+  std::vector<Snapshot> checkpoints_;           // ascending; none is of 0 tokens
+  std::vector<std::shared_ptr<float[]>> next_;  // of no other object; empty or as prepared
   Parts next_parts_;
 };
 
