@@ -108,6 +108,19 @@ void Model::make_ropes(const RopeDivisors& divisors) {
   }
 }
 
+Status Model::read_mtp(const Model& whole, ModelConfig config, MtpInputs* inputs) {
+  config_ = std::move(config);
+  weights_.embedding = whole.weights_.embedding;
+  weights_.output.w = whole.weights_.output.w;
+  weights_.output.bias = whole.weights_.output.bias;
+  ropes_ = whole.ropes_;
+  long_ropes_ = whole.long_ropes_;
+  long_context_ = whole.long_context_;
+  const Status s = bind_mtp(whole.gguf_, whole.mapping_.data(), config_, whole.config_.depth(),
+                            &weights_, inputs);
+  return s.ok() ? Status() : with_path(whole.path_, s);
+}
+
 std::string_view Model::architecture() const {
   return gguf_.get_string("general.architecture").value_or("");
 }

@@ -133,6 +133,12 @@ struct Weights {
   std::string formats;  // "Q4_K Q6_K F32", most bytes first
 };
 
+// What makes the input of an MTP layer (model/mtp.h).
+struct MtpInputs {
+  Norm token_norm, hidden_norm;  // [width]
+  Linear projection;             // [width][2 * width]: of the token's embedding, then of h
+};
+
 // Divisors of RoPE's frequencies: [dim / 2] each, or empty.
 struct RopeDivisors {
   Array<float> freqs;          // of sets without longrope
@@ -187,6 +193,8 @@ class Model {
   // Whether a cache is of these weights: by the hash of the whole file where both have one, and by
   // the fingerprint.
   bool is_of(const format::Identity& identity) const;
+  // Makes this the model of the whole model's MTP layer alone.
+  Status read_mtp(const Model& whole, ModelConfig config, MtpInputs* inputs);
   StoreShape store_shape() const;    // of the layers that keep every token
   StoreShape windows_shape() const;  // of those that see a window; no layers: none
   // Closes files that sessions of this model drop.
@@ -230,5 +238,9 @@ class Model {
 // vectors empty.
 Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& config,
                     ModelUse use, Weights* out, RopeDivisors* divisors);
+// Likewise of the MTP layer, block `block` of the file. config: of that layer alone. *out begins
+// with the whole model's embedding and output, which the layer shares unless it has its own.
+Status bind_mtp(const Gguf& gguf, const std::byte* file, const ModelConfig& config, uint32_t block,
+                Weights* out, MtpInputs* inputs);
 
 }  // namespace kvasir

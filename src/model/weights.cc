@@ -103,11 +103,12 @@ class Binder {
   void ignore(const std::string& name) { (void)take(name, false); }
   bool has(const std::string& name) const { return gguf_.find_tensor(name) != nullptr; }
 
-  // Everything in the file must have found its place: a tensor we do not know would change the
-  // result.
-  Status finish() {
+  // Everything in the file, or of one block of it, must have found its place: a tensor we do not
+  // know would change the result.
+  Status finish(std::string_view block = {}) {
     for (const GgufTensor& t : gguf_.tensors())
-      if (!used_[number(t)] && !is_skipped(t))
+      if (!used_[number(t)] &&
+          (block.empty() ? !is_skipped(t) : t.name.substr(0, block.size()) == block))
         fail(Status::error(Code::unsupported,
                            "the model has a tensor '%s' that Kvasir has no place for",
                            Quoted(t.name).text()));
@@ -232,8 +233,12 @@ namespace {
 class LayerBinder {
  public:
   LayerBinder(Binder* bind, const ModelConfig& model, uint32_t number, LayerWeights* out)
-      : bind_(*bind), model_(model), names_(model.architecture->names),
-        layer_(model.layer_configs[number]), at_("blk." + std::to_string(number) + "."), w_(*out) {}
+      : LayerBinder(bind, model, model.layer(number), number, out) {}
+  // Of a layer that has the file's block of this number.
+  LayerBinder(Binder* bind, const ModelConfig& model, const LayerConfig& layer, uint32_t block,
+              LayerWeights* out)
+      : bind_(*bind), model_(model), names_(model.architecture->names), layer_(layer),
+        at_("blk." + std::to_string(block) + "."), w_(*out) {}
 
   void bind() {
     const uint32_t width = model_.width;
@@ -492,6 +497,26 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
   w.formats = formats_by_bytes(gguf);
   *out = std::move(w);
   return {};
+}
+
+Status bind_mtp(const Gguf& gguf, const std::byte* file, const ModelConfig& c, uint32_t block,
+                Weights* out, MtpInputs* inputs) {
+  Binder bind(gguf, file, c);
+  const std::string at = "blk." + std::to_string(block) + ".", nextn = at + "nextn.";
+  out->layers.resize(1);
+  LayerBinder(&bind, c, c.layer(0), block, &out->layers[0]).bind();
+  bind.linear(nextn + "eh_proj", c.width, 2 * c.width, false, &inputs->projection);
+  bind.vector(nextn + "enorm.weight", c.width, true, &inputs->token_norm.weight);
+  bind.vector(nextn + "hnorm.weight", c.width, true, &inputs->hidden_norm.weight);
+  bind.vector(nextn + "shared_head_norm.weight", c.width, true, &out->output_norm.weight);
+  if (bind.has(nextn + "embed_tokens.weight"))
+    out->embedding = bind.matrix(nextn + "embed_tokens.weight", c.vocabulary, c.width);
+  if (bind.has(nextn + "shared_head_head.weight")) {
+    out->output.bias = {};
+    bind.linear(nextn + "shared_head_head", c.vocabulary, c.width, false, &out->output);
+  }
+  RETURN_IF_ERROR(bind.finish(at));
+  return bind.read();
 }
 
 }  // namespace kvasir

@@ -1,0 +1,28 @@
+// The MTP layer: behind the last layer of some models (GGUF: nextn_predict_layers), it predicts one
+// token more. With h, what the output matrix multiplies for a token, and the token after it:
+//
+//   x = W [norm(E[next token]); norm(h)];  x += mixer(norm(x));  x += ffn(norm(x))
+//   logits of the token after next = W_out norm(x)
+//
+// What its own output matrix multiplies stands for h where it goes on from its own prediction.
+// It is bound only where a session asks for it.
+#pragma once
+
+#include <memory>
+
+#include "base/status.h"
+#include "model/model.h"
+
+namespace kvasir {
+
+struct MtpLayer {
+  std::shared_ptr<const Model> whole;
+  Model layer;  // of this layer alone; its tensors lie in the file of `whole`
+  MtpInputs inputs;
+
+  // Code::unsupported (the file has none, or one of a kind that is not supported), Code::corrupt
+  // names a tensor.
+  static Status open(std::shared_ptr<const Model> whole, std::shared_ptr<const MtpLayer>* out);
+};
+
+}  // namespace kvasir
