@@ -108,6 +108,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   Answer& answer = *state->answer;
   Restore restore(this);
   forward_->attention().reset_counts();
+  drafts_ = {};
   const Tracing tracing(this, o.trace);
   Status s;
   if (turn->tokens.empty()) {
@@ -152,14 +153,23 @@ void Session::begin_conversation(uint64_t tokens_before) {
   sequence_.turn = Turn::answer;
 }
 
-Status Session::sample(const GenerateOptions& o, AnswerState* state, Token* token) {
+Status Session::sample(const GenerateOptions& o, AnswerState* state, std::span<float> logits,
+                       Token* token) {
   if (is_cancelled(o.cancel)) return answer_stopped();
   sequence_.logits_at = 0;  // sampling overwrites the logits
-  RETURN_IF_ERROR(state->sampler.sample(sequence_.logits, sequence_.tokens, token));
+  RETURN_IF_ERROR(state->sampler.sample(logits, sequence_.tokens, token));
   Answer& answer = *state->answer;
   if (answer.thinking_tokens + answer.answer_tokens == 0)
     answer.first_token_ns = os::now_ns() - state->begin_ns;
   return {};
+}
+
+Status Session::decode(const GenerateOptions& o, AnswerState* state, const TakeFn& take) {
+  Token token = 0;
+  RETURN_IF_ERROR(sample(o, state, sequence_.logits, &token));
+  Next next = take(token);
+  while (next == Next::token) RETURN_IF_ERROR(decode_step(o, state, take, &token, &next));
+  return next == Next::end_after ? append_token(token, o.cancel) : Status();
 }
 
 // The special token with which the mark after an answer begins; -1: it begins with text. It ends an
@@ -180,26 +190,25 @@ Status Session::answer_loop(const GenerateOptions& o, AnswerState* state) {
   const Token end = answer_end();
   AnswerStream stream(o.stop, state->on_text);
   Answer& answer = *state->answer;
-  while (answer.reason == StopReason::none) {
-    Token token = 0;
-    RETURN_IF_ERROR(sample(o, state, &token));
+  bool go_on = true;
+  const auto take = [&](Token token) {
     if (token == end || tokenizer.ends_turn(token)) {
       answer.reason = StopReason::end_of_turn;
-      break;
+      return Next::end_before;
     }
     ++answer.answer_tokens;
     bool complete = false;
-    const bool go_on = stream.push(tokenizer.piece(token, false), &complete);
+    go_on = stream.push(tokenizer.piece(token, false), &complete);
     if (complete) answer.reason = StopReason::string;
     else if (answer.answer_tokens >= o.max_tokens) answer.reason = StopReason::max_tokens;
     else if (sequence_.tokens.size() + 1 >= options_.context)
       answer.reason = StopReason::context_full;
-    const bool last = answer.reason != StopReason::none || !go_on;
-    if (!last || (o.keep && sequence_.tokens.size() < options_.context)) {
-      RETURN_IF_ERROR(append_token(token, o.cancel));
-    }
-    if (!go_on) return answer_stopped();
-  }
+    if (answer.reason == StopReason::none && go_on) return Next::token;
+    return o.keep && sequence_.tokens.size() < options_.context ? Next::end_after
+                                                                : Next::end_before;
+  };
+  RETURN_IF_ERROR(decode(o, state, take));
+  if (!go_on) return answer_stopped();
   const bool held_text_counts = answer.reason != StopReason::string;
   return held_text_counts && !stream.finish() ? answer_stopped() : Status();
 }

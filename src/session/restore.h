@@ -12,9 +12,10 @@ namespace kvasir {
 struct Session::Restore {
   explicit Restore(Session* s)
       : session(s), store(s->sequence_.store), windows(s->sequence_.windows),
-        states(s->sequence_.states), queries(s->sequence_.queries), observed(s->sequence_.observed),
-        tokens(s->sequence_.tokens.size()), prefilled_tokens(s->sequence_.prefilled_tokens),
-        turn(s->sequence_.turn), logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
+        states(s->sequence_.states), drafts(s->sequence_.drafts), queries(s->sequence_.queries),
+        observed(s->sequence_.observed), tokens(s->sequence_.tokens.size()),
+        prefilled_tokens(s->sequence_.prefilled_tokens), turn(s->sequence_.turn),
+        logits(s->sequence_.logits), logits_at(s->sequence_.logits_at) {}
   ~Restore() { apply(); }
   void apply() {
     if (!session) return;
@@ -22,6 +23,7 @@ struct Session::Restore {
     sequence.store = std::move(store);
     sequence.windows = std::move(windows);
     sequence.states = std::move(states);
+    sequence.drafts = std::move(drafts);
     sequence.queries = std::move(queries);
     sequence.observed = std::move(observed);
     session->decode_.set_chosen(false);
@@ -38,6 +40,7 @@ struct Session::Restore {
   KvStore store;
   std::optional<KvStore> windows;
   std::optional<RecurrentState> states;
+  std::optional<DraftState> drafts;
   RecentQueries queries;
   SequenceState::Observed observed;
   std::size_t tokens;

@@ -9,6 +9,7 @@
 #include "engine/step.h"
 #include "model/model.h"
 #include "select/plan.h"
+#include "session/drafter.h"
 #include "session/spelling.h"
 #include "store/kv_store.h"
 #include "store/recurrent_state.h"
@@ -57,6 +58,7 @@ struct SequenceState {
   KvStore store;
   std::optional<KvStore> windows;  // of the layers that see a window; as many tokens as `store`
   std::optional<RecurrentState> states;  // of the recurrent layers; as many tokens as `store`
+  std::optional<DraftState> drafts;      // of the MTP layer; nothing: the session does not draft
   RecentQueries queries;                 // of the newest tokens; empty in full precision
   // The queries by which a strategy that chooses once has selected: those at the end of the
   // prefill. Set from the first selection until the next prefill.

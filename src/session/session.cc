@@ -37,6 +37,18 @@ static uint32_t choose_chunk(const Model& model) {
   return chunk;
 }
 
+static Status check_drafts(const Model& model, const SessionOptions& o) {
+  if (o.draft_tokens == 0) return {};
+  if (o.draft_tokens > Drafter::max_tokens)
+    return Status::error(Code::bad_argument, "draft_tokens is %u: use up to %u", o.draft_tokens,
+                         Drafter::max_tokens);
+  if (o.memory.bytes > 0)
+    return Status::error(Code::unsupported,
+                         "draft_tokens is %u with a memory_limit: use one of the two",
+                         o.draft_tokens);
+  return {};
+}
+
 // Replaces options that are 0 by their defaults. Code::bad_argument names an option out of range.
 Status Session::resolve(const Model& model, SessionOptions* o) {
   const uint64_t trained = model.config().context;
@@ -58,6 +70,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->checkpoint_interval == 0) o->checkpoint_interval = choose_checkpoint_interval(model);
   if (const auto states = make_states(model.config(), o->memory.checkpoints))
     o->memory.states = states->max_bytes();
+  RETURN_IF_ERROR(check_drafts(model, *o));
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
   RETURN_IF_ERROR(check_read_options(o->read));
   RETURN_IF_ERROR(check_filter_layers(o->read.filter_layers, model.config().layers));
@@ -133,7 +146,13 @@ Status Session::start() {
     RETURN_IF_ERROR(ThreadPool::create(options_.threads, &pool));
     pool_ = std::move(pool);
   }
-  return Forward::create(model_, options_.context, pool_.get(), &forward_);
+  RETURN_IF_ERROR(Forward::create(model_, options_.context, pool_.get(), &forward_));
+  if (options_.draft_tokens == 0) return {};
+  RETURN_IF_ERROR(Drafter::create(model_, options_.context, pool_.get(), &drafter_));
+  if (!sequence_.drafts)
+    sequence_.drafts =
+        drafter_->make_state(sequence_.tokens.size(), sequence_.store.window_tokens());
+  return {};
 }
 
 Status Session::fork(std::unique_ptr<Session>* out) const {

@@ -5,6 +5,7 @@
 //
 //   session.cc   open, fork, options             answer.cc   questions and answers
 //   steps.cc     chunks of tokens, their plans   thought.cc  thoughts before answers
+//   drafts.cc    drafts of an answer's tokens    drafter.cc  the MTP layer that makes them
 //                                                score.cc    log-probabilities of given tokens
 //   prefill.cc   documents, rewind               save.cc, load.cc
 //   prepare.cc   sketch, index, selections       stats.cc
@@ -30,6 +31,7 @@
 #include "select/plan.h"
 #include "session/answer_stream.h"
 #include "session/decode_strategy.h"
+#include "session/drafter.h"
 #include "session/layer_probe.h"
 #include "session/sampler.h"
 #include "session/saved_store.h"
@@ -54,6 +56,7 @@ struct SessionOptions {
   SelectOptions select;
   CompareLevel compare = CompareLevel::none;
   ReadOptions read;
+  uint32_t draft_tokens = 0;  // that the MTP layer drafts for a step of an answer; 0: none
   MemoryBudget memory;
   // The system text before the document. Nothing: none, or the loaded file's.
   std::optional<std::string> instructions;
@@ -148,6 +151,10 @@ class Session {
                         Progress::Report progress, uint64_t* tokens_done);
   Status generate(std::string_view question, const GenerateOptions& options, const TextFn& on_text,
                   Answer* answer);
+  // Drafts of later answers, in place of the MTP layer's: appends at most `count` tokens that may
+  // follow `next`.
+  using DraftFn = std::function<void(Token next, uint32_t count, Array<Token>* out)>;
+  void draft_by(DraftFn propose) { propose_ = std::move(propose); }
   Status next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end);
   // log_probabilities: [tokens], written only on success.
   Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
@@ -209,6 +216,10 @@ class Session {
     const Cancel* cancel = nullptr;
     Progress* progress = nullptr;
     float* all_logits = nullptr;  // [tokens][vocabulary]
+    // Where set, `tokens` is a token of an answer and drafts after it, all of one step. Is called
+    // with the logits after token i, 0 first, until one is not followed by the next: the tokens up
+    // to it stay.
+    const std::function<bool(std::span<float> logits, uint32_t i)>* goes_on = nullptr;
   };
   // Runs tokens at the end of the sequence, in chunks. After an error or a cancel, complete chunks
   // stay; *done counts their tokens.
@@ -216,6 +227,8 @@ class Session {
   Status append_chunks(const AppendRequest& request, uint64_t* done);
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                     Array<float>* errors);
+  Status run_step(const AppendRequest& request, ForwardStep* step);
+  Status run_open_step(const AppendRequest& request, ForwardStep* step);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
   Status keep_checkpoint(const AppendRequest& request);
   Status keep_document();
@@ -288,7 +301,19 @@ class Session {
   Status ask(std::string_view question, const GenerateOptions& options, AskedTurn* turn);
   Status answer_turn(AskedTurn* turn, const GenerateOptions& options, AnswerState* state);
   Status answer_loop(const GenerateOptions& options, AnswerState* state);
-  Status sample(const GenerateOptions& options, AnswerState* state, Token* token);
+  // What follows a token that was sampled: another one, or nothing, with the token appended or not.
+  enum class Next { token, end_after, end_before };
+  using TakeFn = std::function<Next(Token)>;
+  // Samples tokens and appends them until `take` ends it.
+  Status decode(const GenerateOptions& options, AnswerState* state, const TakeFn& take);
+  Status decode_step(const GenerateOptions& options, AnswerState* state, const TakeFn& take,
+                     Token* token, Next* next);
+  Status sample(const GenerateOptions& options, AnswerState* state, std::span<float> logits,
+                Token* token);
+
+  // ---- drafts (drafts.cc) ----------------------------------------------------------------------
+  Status draft(const Cancel* cancel, Array<Token>* tokens);
+  uint32_t draft_room() const;
   Token answer_end() const;
   void begin_conversation(uint64_t tokens_before);
   Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);
@@ -310,8 +335,11 @@ class Session {
   SessionOptions options_;
   std::shared_ptr<ThreadPool> pool_;  // shared by the session and its forks
   std::unique_ptr<Forward> forward_;
+  std::unique_ptr<Drafter> drafter_;  // of the MTP layer, or null
+  DraftFn propose_;                   // draft_by(), or nothing
   SequenceState sequence_;
   Array<float> next_logits_;  // of the running step; kept apart because it may fail
+  Array<float> open_logits_;  // of a step with drafts
 
   DecodeStrategy decode_;
   LayerProbe probe_;
@@ -325,7 +353,8 @@ class Session {
   struct Decoded {
     ReadCounts read;
     uint64_t steps = 0, ns = 0;
-  } last_;  // of the last generate(), score() or next()
+  } last_;              // of the last generate(), score() or next()
+  DraftCounts drafts_;  // of the last generate()
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t prefilled_again_ = 0;
   uint64_t load_ns_ = 0;

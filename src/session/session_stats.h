@@ -6,6 +6,23 @@
 
 namespace kvasir {
 
+// Why an answer has no drafts, or none any more.
+enum class DraftsOff : uint8_t {
+  no,         // it drafts
+  measured,   // a trace, a comparison or a certificate needs each token alone
+  strategy,   // the decode strategy keeps a selection from token to token
+  no_hidden,  // what the MTP layer needs of the last token is unknown: only of a first step
+  rejected,   // too few drafts were accepted
+};
+const char* name_of(DraftsOff why);
+
+// Drafts of an answer.
+struct DraftCounts {
+  uint64_t steps = 0;                  // with drafts
+  uint64_t drafted = 0, accepted = 0;  // tokens
+  DraftsOff off = DraftsOff::no;
+};
+
 struct SessionStats {
   uint32_t threads = 0;
   uint64_t tokens = 0, context_tokens = 0, sealed_tokens = 0;
@@ -27,6 +44,9 @@ struct SessionStats {
   // of all GPUs; false without one
   bool gpu_output = false, gpu_attends = false, gpu_coexecutes = false, gpu_reads_pages = false;
   uint64_t gpu_weight_bytes = 0, gpu_bytes = 0, gpu_memory_limit = 0;
+  uint32_t draft_tokens = 0;  // of a step; 0: the session does not draft
+  DraftCounts drafts;         // of the last answer
+  uint64_t drafts_first = 0;  // tokens before the first one that the MTP layer has
   std::string decode_strategy, chat_format, device;
 };
 

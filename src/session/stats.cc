@@ -272,6 +272,12 @@ SessionStats Session::stats() const {
     s.states_bytes = states->bytes();
     s.private_bytes += s.states_bytes;
   }
+  if (const auto& drafts = sequence_.drafts) {
+    s.draft_tokens = options_.draft_tokens;
+    s.drafts_first = drafts->first;
+    s.private_bytes += drafts->store.private_bytes() + drafts->hidden.size() * sizeof(float);
+  }
+  s.drafts = drafts_;
   s.prefilled_again = prefilled_again_;
   s.spilled_bytes = sequence_.store.pages().spilled_bytes();
   s.memory_limit = sequence_.store.budget().bytes;
@@ -342,6 +348,14 @@ std::string Session::stats_json() const {
   }
   if (stats.windows_layers > 0 || stats.recurrent_layers > 0)
     json.count("checkpoints", stats.checkpoints);
+  if (stats.draft_tokens > 0) {
+    json.count("draft_tokens", stats.draft_tokens);
+    json.count("drafts_first", stats.drafts_first);
+    json.count("last_draft_steps", stats.drafts.steps);
+    json.count("last_drafted", stats.drafts.drafted);
+    json.count("last_accepted", stats.drafts.accepted);
+    json.add("last_drafts_off", "\"%s\"", name_of(stats.drafts.off));
+  }
   json.count("sparse_tokens", stats.sparse_tokens);
   json.count("prefill_ns", stats.prefill_ns);
   json.count("load_ns", stats.load_ns);

@@ -44,8 +44,12 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     ForwardStep step;
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
-    RETURN_IF_ERROR(forward_->run(step, sequence_.stores()));
+    RETURN_IF_ERROR(run_step(request, &step));
     note_chunk(request, step);
+    if (request.goes_on) {
+      *done = step.size();
+      return {};
+    }
     *done += step.size();
     RETURN_IF_ERROR(keep_checkpoint(request));
     if (!errors.empty()) LayerProbe::note(errors, &sequence_);
@@ -59,6 +63,15 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
       return Status::error(Code::cancelled, "stopped by the progress callback");
   }
   return {};
+}
+
+Status Session::run_step(const AppendRequest& request, ForwardStep* step) {
+  if (drafter_) {
+    DraftState* const drafts = &*sequence_.drafts;
+    RETURN_IF_ERROR(drafter_->begin_step(sequence_.store.tokens(), drafts, step));
+    step->accept = [=, this](uint32_t* kept) { return drafter_->end_step(*step, *kept, drafts); };
+  }
+  return request.goes_on ? run_open_step(request, step) : forward_->run(*step, sequence_.stores());
 }
 
 // Plans the step of the next chunk. If the step measures layer errors, *errors becomes non-empty.
@@ -80,7 +93,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
     RETURN_IF_ERROR(prepare_strategy(request.cancel, nullptr));
     RETURN_IF_ERROR(choose_once(request.cancel));
     plan_step(step);
-    step->plan.query_batch = batches_queries(*step);
+    step->plan.query_batch = !request.goes_on && batches_queries(*step);
   }
   if (probes) probe_.plan(options_.select, &sequence_, step, errors);
   if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
@@ -212,7 +225,10 @@ Status Session::refresh_logits(const Cancel* cancel, Progress::Report report) {
   std::optional<KvStore> windows(sequence_.windows);
   store.pop();
   if (windows) windows->pop();
+  Array<float> hidden(sequence_.drafts ? model_->config().width : 0);
+  if (sequence_.drafts) step.hidden = hidden.data();
   RETURN_IF_ERROR(forward_->run(step, {store, windows ? &*windows : nullptr}));
+  if (drafter_) drafter_->note_last(sequence_.tokens.size(), hidden, &*sequence_.drafts);
   sequence_.store = std::move(store);
   sequence_.windows = std::move(windows);
   sequence_.logits_at = sequence_.tokens.size();

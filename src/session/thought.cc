@@ -24,21 +24,22 @@ Status Session::think(const GenerateOptions& o, const ThinkingMarks& marks, Answ
   const std::vector<std::string> ends(close < 0 ? 1u : 0u, std::string(marks.close));
   AnswerStream stream(ends, o.on_thought);
   Answer& answer = *state->answer;
-  bool closed = false;
-  while (!closed && answer.thinking_tokens < o.thinking_tokens) {
-    Token token = 0;
-    RETURN_IF_ERROR(sample(o, state, &token));
-    if (token != close && tokenizer.ends_turn(token)) break;
+  bool closed = false, go_on = true;
+  const auto take = [&](Token token) {
+    if (token != close && tokenizer.ends_turn(token)) return Next::end_before;
     if (sequence_.tokens.size() + 1 >= options_.context) {
       answer.reason = StopReason::context_full;
-      break;
+      return Next::end_before;
     }
-    RETURN_IF_ERROR(append_token(token, o.cancel));
     closed = token == close;
-    if (closed) break;
+    if (closed) return Next::end_after;
     ++answer.thinking_tokens;
-    if (!stream.push(tokenizer.piece(token, false), &closed)) return answer_stopped();
-  }
+    go_on = stream.push(tokenizer.piece(token, false), &closed);
+    return closed || !go_on || answer.thinking_tokens >= o.thinking_tokens ? Next::end_after
+                                                                           : Next::token;
+  };
+  if (o.thinking_tokens > 0) RETURN_IF_ERROR(decode(o, state, take));
+  if (!go_on) return answer_stopped();
   const bool held_text_counts = !closed || close >= 0;
   if (held_text_counts && !stream.finish()) return answer_stopped();
   if (answer.reason != StopReason::none) return {};

@@ -1,0 +1,178 @@
+#include "session/drafter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "engine/cpu_tasks.h"
+
+namespace kvasir {
+
+constexpr std::size_t max_pending = 64;  // rows that wait for each other
+
+Status Drafter::create(const std::shared_ptr<const Model>& model, uint64_t context,
+                       ThreadPool* pool, std::unique_ptr<Drafter>* out) {
+  if (!model->device_weights().empty())
+    return Status::error(Code::unsupported,
+                         "draft_tokens needs a model whose layers are all on the CPU: open the "
+                         "model with device \"cpu\", or the session with draft_tokens 0");
+  std::shared_ptr<const MtpLayer> mtp;
+  RETURN_IF_ERROR(MtpLayer::open(model, &mtp));
+  std::unique_ptr<Drafter> drafter(new Drafter(mtp, pool));
+  const std::shared_ptr<const Model> layer(mtp, &mtp->layer);
+  RETURN_IF_ERROR(Forward::create(layer, context, pool, &drafter->forward_));
+  *out = std::move(drafter);
+  return {};
+}
+
+Drafter::Drafter(std::shared_ptr<const MtpLayer> mtp, ThreadPool* pool)
+    : mtp_(std::move(mtp)), pool_(pool), products_(pool),
+      sampler_({}, mtp_->whole->tokenizer().suppressed()) {
+  products_.consider(mtp_->inputs.projection.w);
+  products_.allocate();
+  logits_.resize(mtp_->layer.config().vocabulary);
+  last_.resize(mtp_->layer.config().width);
+}
+
+DraftState Drafter::make_state(uint64_t tokens, uint32_t window_tokens) const {
+  DraftState state(KvStore(mtp_->layer.store_shape(), window_tokens));
+  state.store.drop_representatives();
+  state.first = std::max<uint64_t>(1, tokens);
+  return state;
+}
+
+// Keeps the rows of the first `at` tokens.
+Status Drafter::cut(uint64_t at, DraftState* state) const {
+  const std::size_t width = last_.size();
+  if (at >= state->end() && at <= state->next_row()) {
+    state->tokens.resize(at - state->end());
+    state->hidden.resize(std::min(state->hidden.size(), (state->tokens.size() + 1) * width));
+    return {};
+  }
+  const bool none = at <= state->first || at > state->next_row();
+  if (none) state->store.cut(0);
+  else RETURN_IF_ERROR(state->store.rewind(at - state->first, cpu_kernels()));
+  if (none) state->first = std::max<uint64_t>(1, at);
+  state->tokens.clear(), state->hidden.clear();
+  return {};
+}
+
+Status Drafter::begin_step(uint64_t at, DraftState* state, ForwardStep* step) {
+  const bool is_ahead = at == 0 || state->ahead == step->tokens[0];
+  if (state->next_row() != at && !(state->next_row() == at + 1 && is_ahead))
+    RETURN_IF_ERROR(cut(at, state));
+  const std::size_t width = last_.size(), n = step->size();
+  if (n > hidden_capacity_) {
+    hidden_capacity_ = 0, hidden_ = {};  // never old and new together
+    hidden_ = make_buffer<float>(n * width);
+    hidden_capacity_ = step->size();
+  }
+  state->tokens.reserve(state->tokens.size() + n);
+  state->hidden.reserve((state->tokens.size() + n + 1) * width);
+  step->hidden = hidden_.get();
+  at_ = at;
+  return {};
+}
+
+Status Drafter::end_step(const ForwardStep& step, uint32_t kept, DraftState* state) {
+  const std::size_t width = last_.size(), tokens = state->tokens.size(),
+                    floats = state->hidden.size();
+  const std::size_t known = state->next_row() - at_;  // 1 where the first token's row is there
+  if (known == 0 && !state->knows_last(width)) state->hidden.resize(floats + width, 0.0f);
+  state->tokens.insert(state->tokens.end(),
+                       step.tokens.begin() + static_cast<std::ptrdiff_t>(known),
+                       step.tokens.begin() + kept);
+  state->hidden.insert(state->hidden.end(), step.hidden, step.hidden + kept * width);
+  if (state->tokens.size() < max_pending) return {};
+  Status s = compute_pending(step.cancel, state);
+  if (!s.ok()) state->tokens.resize(tokens), state->hidden.resize(floats);
+  return s;
+}
+
+void Drafter::note_last(uint64_t tokens, std::span<const float> hidden, DraftState* state) {
+  if (state->next_row() == tokens && !state->knows_last(last_.size()))
+    state->hidden.insert(state->hidden.end(), hidden.begin(), hidden.end());
+}
+
+// All but the newest token's `hidden` is used up.
+Status Drafter::compute_pending(const Cancel* cancel, DraftState* state) {
+  const std::size_t n = state->tokens.size() * last_.size();
+  if (n > 0) RETURN_IF_ERROR(run({state->tokens, state->hidden.data()}, cancel, &state->store));
+  state->tokens.clear();
+  state->hidden.erase(state->hidden.begin(),
+                      state->hidden.begin() + static_cast<std::ptrdiff_t>(n));
+  return {};
+}
+
+Status Drafter::draft(uint64_t at, Token next, uint32_t count, const Cancel* cancel,
+                      DraftState* state, Array<Token>* out) {
+  const std::size_t width = last_.size();
+  if (state->next_row() != at || !state->knows_last(width)) return {};
+  state->tokens.push_back(next);
+  const std::size_t rows = state->tokens.size();
+  if (Status s = run({state->tokens, state->hidden.data(), true}, cancel, &state->store); !s.ok()) {
+    state->tokens.pop_back();
+    return s;
+  }
+  state->tokens.clear(), state->hidden.clear();
+  state->ahead = next;
+  std::copy_n(hidden_.get() + (rows - 1) * width, width, last_.data());
+  std::optional<KvStore> chain;  // rows that follow from drafts go away
+  for (uint32_t i = 0; i < count; ++i) {
+    if (i > 0) {
+      if (!chain) chain.emplace(state->store);
+      RETURN_IF_ERROR(run({std::span(out->end() - 1, 1), last_.data(), true}, cancel, &*chain));
+      std::copy_n(hidden_.get(), width, last_.data());
+    }
+    Token token = 0;
+    RETURN_IF_ERROR(sampler_.sample(logits_, {}, &token));
+    out->push_back(token);
+  }
+  return {};
+}
+
+// Appends rows to a store.
+Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
+  const Model& layer = mtp_->layer;
+  const ModelConfig& config = layer.config();
+  const Kernels& kernels = cpu_kernels();
+  const std::size_t width = config.width;
+  const auto n = static_cast<uint32_t>(rows.tokens.size());
+  if (n > capacity_) {
+    capacity_ = 0, joined_ = {}, inputs_ = {};  // never old and new together
+    joined_ = make_buffer<float>(n * 2 * width);
+    inputs_ = make_buffer<float>(n * width);
+    products_.resize(n, 2 * width);
+    capacity_ = n;
+  }
+  if (rows.logits && n > hidden_capacity_) {
+    hidden_capacity_ = 0, hidden_ = {};
+    hidden_ = make_buffer<float>(n * width);
+    hidden_capacity_ = n;
+  }
+  const CancelLatch latch(cancel);
+  pool_->run(n, [&](uint32_t i, uint32_t) {
+    float* x = joined_.get() + i * 2 * width;
+    kernels.dequantize_row(layer.weights().embedding, static_cast<uint32_t>(rows.tokens[i]), x);
+    for (std::size_t d = 0; d < width; ++d) x[d] *= config.embedding_scale;
+    kernels.rms_norm(x, mtp_->inputs.token_norm.weight.data(), config.norm_epsilon, 1, config.width,
+                     x);
+    kernels.rms_norm(rows.hidden + i * width, mtp_->inputs.hidden_norm.weight.data(),
+                     config.norm_epsilon, 1, config.width, x + width);
+  });
+  products_.begin(latch);
+  products_.multiply(joined_.get(), n, static_cast<uint32_t>(2 * width),
+                     {{&mtp_->inputs.projection, inputs_.get()}});
+  if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
+  ForwardStep step;
+  step.tokens = rows.tokens;
+  step.cancel = cancel;
+  step.inputs = inputs_.get();
+  if (rows.logits) {
+    step.want = ForwardStep::Logits::last;
+    step.logits = logits_.data();
+    step.hidden = hidden_.get();
+  }
+  return forward_->run(step, {*store});
+}
+
+}  // namespace kvasir

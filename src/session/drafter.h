@@ -1,0 +1,96 @@
+// Drafts tokens of an answer by the model's MTP layer (model/mtp.h).
+//
+// The layer has a KV cache of its own. Its row of a token follows from the token and from what the
+// output matrix multiplied for the token before. Rows that are not computed yet are pending; they
+// are computed together, when there are many or before a draft.
+//
+//   tokens   0 | first ........ end() ........ next_row()
+//              | rows in `store` | pending
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+
+#include "backend/thread_pool.h"
+#include "base/cancel.h"
+#include "base/memory.h"
+#include "base/status.h"
+#include "engine/cpu_products.h"
+#include "engine/forward.h"
+#include "model/mtp.h"
+#include "session/sampler.h"
+#include "store/kv_store.h"
+
+namespace kvasir {
+
+// The MTP layer's part of a sequence. A copy is that of a fork.
+struct DraftState {
+  explicit DraftState(KvStore kv) : store(std::move(kv)) {}
+
+  uint64_t end() const { return first + store.tokens(); }
+  uint64_t next_row() const { return end() + tokens.size(); }
+  bool knows_last(std::size_t width) const { return hidden.size() > tokens.size() * width; }
+
+  KvStore store;
+  uint64_t first = 1;   // the token of its first row; token 0 has none
+  Array<Token> tokens;  // of pending rows
+  // [tokens][width] of the token before each; then that of the newest token, where it is known.
+  Array<float> hidden;
+  Token ahead = -1;  // the newest row's token, which a draft computed before the sequence had it
+};
+
+class Drafter {
+ public:
+  static constexpr uint32_t max_tokens = ForwardStep::max_open_tokens - 1;  // of a draft
+
+  // Code::unsupported, Code::corrupt: as MtpLayer::open(); layers on a GPU.
+  static Status create(const std::shared_ptr<const Model>& model, uint64_t context,
+                       ThreadPool* pool, std::unique_ptr<Drafter>* out);
+
+  // Of a sequence of `tokens` tokens whose rows nobody has.
+  DraftState make_state(uint64_t tokens, uint32_t window_tokens) const;
+
+  // Prepares a step of the model at the end of a sequence of `at` tokens: cuts rows that the
+  // sequence has no more, and makes room. Throws std::bad_alloc; Code::corrupt.
+  Status begin_step(uint64_t at, DraftState* state, ForwardStep* step);
+  // Before the commit of such a step, of which the first `kept` tokens stay. Errors of a forward
+  // pass; then the state is as before.
+  Status end_step(const ForwardStep& step, uint32_t kept, DraftState* state);
+  // After a step that computed the sequence's last token again. hidden: [width].
+  void note_last(uint64_t tokens, std::span<const float> hidden, DraftState* state);
+
+  // Appends at most `count` tokens that may follow `next`, which follows the sequence's last token.
+  // None where what the layer needs of that token is unknown. Errors of a forward pass.
+  Status draft(uint64_t at, Token next, uint32_t count, const Cancel* cancel, DraftState* state,
+               Array<Token>* out);
+  // By which the last token of a draft was chosen: [vocabulary].
+  std::span<const float> logits() const { return logits_; }
+
+ private:
+  Drafter(std::shared_ptr<const MtpLayer> mtp, ThreadPool* pool);
+  struct Rows {
+    std::span<const Token> tokens;
+    const float* hidden;
+    bool logits = false;  // of the last row, in logits_; and the rows of hidden_
+  };
+  Status run(const Rows& rows, const Cancel* cancel, KvStore* store);
+  Status compute_pending(const Cancel* cancel, DraftState* state);
+  Status cut(uint64_t at, DraftState* state) const;
+
+  std::shared_ptr<const MtpLayer> mtp_;
+  ThreadPool* pool_;
+  std::unique_ptr<Forward> forward_;
+  CpuProducts products_;
+  Sampler sampler_;
+  uint64_t at_ = 0;        // tokens before the step that begin_step() prepared
+  uint32_t capacity_ = 0;  // rows that the workspace holds
+  Buffer<float> joined_;   // [n][2 * width]
+  Buffer<float> inputs_;   // [n][width]
+  Buffer<float> hidden_;   // [n][width] of a step of the model, or of the layer
+  uint32_t hidden_capacity_ = 0;
+  Array<float> logits_, last_;  // [vocabulary], [width]
+};
+
+}  // namespace kvasir
