@@ -395,6 +395,15 @@ struct kv_session_options {
   const char* instructions;
   kv_log_fn log;  /* NULL: silent */
   void* log_user; /* passed to log */
+  /* Tokens that the model's MTP layer drafts for each step of kv_generate, 1 to 3; 0: none. Answers
+   * are the same, bit for bit: a step decides on the drafts together, and keeps those that decode
+   * alone would sample. Prefill takes longer, and the layer has a KV cache of its own. A cache file
+   * does not hold it: after kv_load the layer attends later tokens only. Drafts of an answer end
+   * where too few are accepted. kv_session_stats counts them; the JSON says why there are none.
+   * KV_UNSUPPORTED (kv_model_info.mtp_layers is 0, layers on a GPU, a memory_limit), KV_CORRUPT (a
+   * tensor of the layer, which message names). Without drafts the layer is not read. */
+  uint32_t draft_tokens;
+  uint32_t reserved; /* 0 */
 };
 
 /* Whether a model thinks before it answers. */
@@ -497,7 +506,7 @@ typedef struct kv_model_info {
   char hash[40];               /* of the whole file, 32 hexadecimal digits; empty while unknown. A
                                 * model with another hash refuses files saved while it was known */
   uint32_t thinks;             /* 1: it can think in its chat format */
-  uint32_t reserved;           /* 0 */
+  uint32_t mtp_layers;         /* that predict one token more, for draft_tokens; not in `layers` */
 } kv_model_info;
 
 /* Describes an open model. Any thread. */
@@ -678,6 +687,8 @@ typedef struct kv_session_stats {
   uint64_t prefilled_again;  /* tokens prefilled again, after a rewind or for a prefix */
   uint64_t windows_bytes;    /* of layers with a sliding window, in memory and in the loaded file;
                               * included above */
+  uint64_t last_drafted;     /* tokens that the MTP layer drafted for the last answer */
+  uint64_t last_accepted;    /* those of them that the answer has */
 } kv_session_stats;
 
 /* Fills *stats. KV_NO_MEMORY, KV_BUSY. */

@@ -60,6 +60,7 @@ type ModelInfo struct {
 	Fingerprint     string // of the weights, 64 hexadecimal digits: cache files belong to it
 	Hash            string // of the whole file, 32 hexadecimal digits; "": unknown (Model.Hash)
 	Thinks          bool   // GenerateOptions.Thinking can be set
+	MTPLayers       int    // that predict one token more, for SessionOptions.DraftTokens
 }
 
 // Open maps a GGUF file and checks its metadata and tensor shapes. Pages of weights are read when
@@ -154,6 +155,7 @@ func newModelInfo(info *C.kv_model_info) ModelInfo {
 		Fingerprint:     text(info.fingerprint[:]),
 		Hash:            text(info.hash[:]),
 		Thinks:          info.thinks != 0,
+		MTPLayers:       int(info.mtp_layers),
 	}
 }
 

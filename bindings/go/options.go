@@ -36,6 +36,9 @@ type SessionOptions struct {
 	// empty sequence places them at the start of the chat format's first turn. For Load, "" means
 	// the file's; another text is ErrModelMismatch.
 	Instructions string
+	// DraftTokens are drafted by the model's MTP layer for each step of an answer, 1 to 3; 0: none.
+	// Answers are the same, bit for bit. ErrUnsupported unless ModelInfo.MTPLayers.
+	DraftTokens int
 	Log          LogFunc // nil: silent
 }
 
@@ -56,6 +59,7 @@ func (s *Session) options(from *SessionOptions, a *arguments) (*C.kv_session_opt
 	o.memory_limit = a.u64("MemoryLimit", from.MemoryLimit)
 	o.spill_directory = a.option("SpillDirectory", from.SpillDirectory)
 	o.instructions = a.option("Instructions", from.Instructions)
+	o.draft_tokens = a.u32("DraftTokens", from.DraftTokens)
 	if a.err != nil {
 		return nil, a.err
 	}

@@ -58,6 +58,8 @@ type SessionStats struct {
 	Device            string // "cpu", "cuda:0", "cuda:0,cuda:1", truncated
 	PrefilledAgain    int    // tokens prefilled again, after a rewind or for a prefix
 	WindowsBytes      int64  // of layers with a sliding window, in memory and in the loaded file
+	LastDrafted       int    // tokens that the MTP layer drafted for the last answer
+	LastAccepted      int    // those of them that the answer has
 }
 
 // Stats returns the state of the session and its last decode. ErrNoMemory, ErrBusy.
@@ -105,6 +107,8 @@ func (s *Session) Stats() (SessionStats, error) {
 		Device:            text(raw.device[:]),
 		PrefilledAgain:    int(raw.prefilled_again),
 		WindowsBytes:      int64(raw.windows_bytes),
+		LastDrafted:       int(raw.last_drafted),
+		LastAccepted:      int(raw.last_accepted),
 	}, nil
 }
 

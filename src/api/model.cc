@@ -27,6 +27,7 @@ kv_model_info describe(const Model& model) {
     i.kv_bytes_per_token =
         model.store_shape().slab_bytes() / model.store_shape().page.extent_tokens();
   i.thinks = model.thinking(model.chat()).exist();
+  i.mtp_layers = c.skipped_layers;
   HashBytes hash;
   if (model.full_hash() && model.full_hash()->get(&hash))
     api::copy_text(i.hash, api::hexadecimal(hash));

@@ -47,6 +47,9 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (o.memory_limit > 0 && o.spill_directory)  // the working directory may change
     RETURN_IF_ERROR(os::absolute_path(o.spill_directory, &out->memory.spill_folder));
   if (o.instructions) out->instructions = o.instructions;
+  if (o.reserved != 0)
+    return Status::error(Code::bad_argument, "options->reserved is %u: write 0", o.reserved);
+  out->draft_tokens = o.draft_tokens;
   out->log = log_function(o.log, o.log_user);
   return {};
 }

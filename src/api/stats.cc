@@ -46,6 +46,8 @@ kv_session_stats to_public(const SessionStats& s) {
   api::copy_text(out.device, s.device);
   out.prefilled_again = s.prefilled_again;
   out.windows_bytes = s.windows_bytes;
+  out.last_drafted = s.drafts.drafted;
+  out.last_accepted = s.drafts.accepted;
   return out;
 }
 

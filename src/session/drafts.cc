@@ -40,6 +40,7 @@ uint32_t Session::draft_room() const {
   const uint64_t tokens = sequence_.tokens.size(), left = options_.context - tokens;
   const uint32_t group = model_->config().group(),
                  drafts = propose_ ? Drafter::max_tokens : options_.draft_tokens;
+  if (!model_->device_weights().empty()) return 0;  // the bits of a step depend on its tokens there
   uint32_t n = static_cast<uint32_t>(std::min<uint64_t>(left, drafts + 1));
   n = std::min(n, query_group_tokens(group));
   n = sequence_.store.open_tokens(n);

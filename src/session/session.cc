@@ -37,7 +37,7 @@ static uint32_t choose_chunk(const Model& model) {
   return chunk;
 }
 
-static Status check_drafts(const Model& model, const SessionOptions& o) {
+static Status check_drafts(const SessionOptions& o) {
   if (o.draft_tokens == 0) return {};
   if (o.draft_tokens > Drafter::max_tokens)
     return Status::error(Code::bad_argument, "draft_tokens is %u: use up to %u", o.draft_tokens,
@@ -70,7 +70,7 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (o->checkpoint_interval == 0) o->checkpoint_interval = choose_checkpoint_interval(model);
   if (const auto states = make_states(model.config(), o->memory.checkpoints))
     o->memory.states = states->max_bytes();
-  RETURN_IF_ERROR(check_drafts(model, *o));
+  RETURN_IF_ERROR(check_drafts(*o));
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
   RETURN_IF_ERROR(check_read_options(o->read));
   RETURN_IF_ERROR(check_filter_layers(o->read.filter_layers, model.config().layers));

@@ -244,6 +244,8 @@ void Misuses::add_session() {
   add_session_option("context_tokens", [](auto* o) { o->context_tokens = UINT64_MAX; });
   add_session_option("precision", [](auto* o) { o->precision = 2; });
   add_session_option("window_tokens", [](auto* o) { o->window_tokens = UINT32_MAX; });
+  add_session_option("draft_tokens", [](auto* o) { o->draft_tokens = 4; });
+  add_session_option("reserved", [](auto* o) { o->reserved = 1; });
   add_session_option("prefill_chunk", [](auto* o) { o->prefill_chunk = 4097; });
   static const std::string long_instructions(1'000'001, 'x');
   add_session_option("instructions", [](auto* o) { o->instructions = long_instructions.c_str(); });

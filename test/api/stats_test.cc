@@ -70,6 +70,7 @@ TEST_CASE("statistics of a session describe its sequence and its last decode") {
   CHECK(s.last_steps == 0);
   CHECK(s.last_mass_read == -1);
   CHECK(s.private_bytes > 0);
+  CHECK(s.last_drafted == 0);
   CHECK(s.gpu_layers == 0);
   CHECK(s.gpu_flags == 0);
   CHECK(std::string(s.device) == "cpu");

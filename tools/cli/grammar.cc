@@ -218,6 +218,8 @@ void add_strategy(CLI::App* app, SessionFlags* flags) {
          strategy_choices("auto"), [=](const std::string& given) { flags->strategy = given; });
   add_budget(app, flags);
   add_select_tokens(app, flags);
+  count<uint32_t>(app, "--draft", &flags->draft_tokens, 0, 3,
+                  "Tokens that the model's MTP layer drafts for each step of an answer [0]");
 }
 
 void add_passages(CLI::App* app, uint32_t* target) {

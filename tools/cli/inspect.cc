@@ -62,7 +62,9 @@ void inspect_model(Console& console, const std::string& path) {
   row(console, "architecture", info.architecture);
   row(console, "parameters", grouped(info.parameters));
   row(console, "weights", std::string(info.weights) + ", " + byte_count(info.weight_bytes));
-  row(console, "layers", std::to_string(info.layers));
+  row(console, "layers",
+      std::to_string(info.layers) +
+          (info.mtp_layers > 0 ? ", " + std::to_string(info.mtp_layers) + " MTP" : ""));
   row(console, "width", std::to_string(info.width));
   row(console, "heads",
       std::to_string(info.heads) + " query, " + std::to_string(info.kv_heads) + " KV, of " +
@@ -84,6 +86,7 @@ void inspect_model(Console& console, const std::string& path) {
                     {"weights", info.weights},
                     {"weight_bytes", info.weight_bytes},
                     {"layers", info.layers},
+                    {"mtp_layers", info.mtp_layers},
                     {"width", info.width},
                     {"heads", info.heads},
                     {"kv_heads", info.kv_heads},

@@ -64,14 +64,15 @@ class kv_model_info(Structure):
         u32 feed_forward, u32 vocabulary, u64 context_tokens, u64 parameters, u64 weight_bytes,
         u64 kv_bytes_per_token, char[32] architecture, char[64] name, char[96] weights,
         char[32] tokenizer, char[16] chat_format, char[72] fingerprint, char[40] hash,
-        u32 thinks, u32 reserved""")
+        u32 thinks, u32 mtp_layers""")
 
 
 class kv_session_options(Structure):
     _fields_ = _fields("""
         u32 struct_size, u32 threads, u64 context_tokens, u32 window_tokens, u32 prefill_chunk,
         u32 precision, u32 flags, pointer decode, pointer prefill, u64 memory_limit,
-        string spill_directory, string instructions, log log, pointer log_user""")
+        string spill_directory, string instructions, log log, pointer log_user, u32 draft_tokens,
+        u32 reserved""")
 
 
 class kv_generate_options(Structure):
@@ -106,7 +107,7 @@ class kv_session_stats(Structure):
         u64 last_decode_ns, u64 last_tokens_read, u64 last_tokens_present, u64 last_pages_touched,
         f64 last_mass_read, u32 gpu_layers, u32 gpu_flags, u64 gpu_weight_bytes, u64 gpu_bytes,
         u64 gpu_memory_limit, char[32] decode_strategy, char[32] chat_format, char[64] device,
-        u64 prefilled_again, u64 windows_bytes""")
+        u64 prefilled_again, u64 windows_bytes, u64 last_drafted, u64 last_accepted""")
 
 
 class kv_file_info(Structure):

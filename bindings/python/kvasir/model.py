@@ -47,6 +47,7 @@ class ModelInfo:
     chat_format: str  # a name for the option chat_format, or "custom"
     fingerprint: str  # of the weights; cache files belong to it
     hash: str  # of the whole file; empty while unknown (hash_directory, Model.hash)
+    mtp_layers: int  # that predict one token more, for the option draft_tokens
     thinks: bool  # the option thinking of Session.ask can be set
 
 

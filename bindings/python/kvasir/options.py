@@ -95,6 +95,8 @@ class SessionOptions(CacheOptions, total=False):
     prefill: the Strategy of prefill, or its name; left out: "full", exact attention
     instructions: system text before the document, at most 1,000,000 bytes. For a loaded file: left
         out, the file's; another text raises ModelMismatchError
+    draft_tokens: tokens that the model's MTP layer drafts for each step of an answer, 1 to 3; 0
+        (default): none. Answers are the same. UnsupportedError unless ModelInfo.mtp_layers
     log: function of level and line; without one the session is silent
     """
 
@@ -102,6 +104,7 @@ class SessionOptions(CacheOptions, total=False):
     prefill_chunk: int
     prefill: Union[Strategy, str, None]
     instructions: Optional[Text]
+    draft_tokens: int
     log: Optional[Log]
 
 

@@ -143,6 +143,8 @@ pub struct kv_session_options {
     pub instructions: *const ::std::os::raw::c_char,
     pub log: kv_log_fn,
     pub log_user: *mut ::std::os::raw::c_void,
+    pub draft_tokens: u32,
+    pub reserved: u32,
 }
 pub const KV_THINKING_OFF: kv_thinking = 0;
 pub const KV_THINKING_ON: kv_thinking = 1;
@@ -208,7 +210,7 @@ pub struct kv_model_info {
     pub fingerprint: [::std::os::raw::c_char; 72usize],
     pub hash: [::std::os::raw::c_char; 40usize],
     pub thinks: u32,
-    pub reserved: u32,
+    pub mtp_layers: u32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -261,6 +263,8 @@ pub struct kv_session_stats {
     pub device: [::std::os::raw::c_char; 64usize],
     pub prefilled_again: u64,
     pub windows_bytes: u64,
+    pub last_drafted: u64,
+    pub last_accepted: u64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

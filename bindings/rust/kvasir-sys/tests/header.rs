@@ -66,14 +66,15 @@ fn layouts_are_those_of_the_header() {
         kv_model_options { struct_size flags log log_user chat_format device device_memory
             hash_directory }
         kv_session_options { struct_size threads context_tokens window_tokens prefill_chunk
-            precision flags decode prefill memory_limit spill_directory instructions log log_user }
+            precision flags decode prefill memory_limit spill_directory instructions log log_user
+            draft_tokens reserved }
         kv_generate_options { struct_size flags seed max_tokens temperature top_k top_p min_p
             repetition_penalty stop_count thinking stop on_thinking thinking_tokens reserved }
         kv_answer { struct_size stop_reason question_tokens answer_tokens first_token_ns total_ns
             tokens_read tokens_present thinking_tokens }
         kv_model_info { struct_size layers width heads kv_heads head_dim feed_forward vocabulary
             context_tokens parameters weight_bytes kv_bytes_per_token architecture name weights
-            tokenizer chat_format fingerprint hash thinks reserved }
+            tokenizer chat_format fingerprint hash thinks mtp_layers }
         kv_passage { first_token tokens first_byte bytes share reserved }
         kv_session_stats { struct_size threads tokens context_tokens sealed_tokens page_tokens
             sink_tokens window_tokens prefill_chunk kv_bytes_per_token private_bytes mapped_bytes
@@ -81,7 +82,7 @@ fn layouts_are_those_of_the_header() {
             budget_tokens index_tokens index_bytes index_ns last_steps last_decode_ns
             last_tokens_read last_tokens_present last_pages_touched last_mass_read gpu_layers
             gpu_flags gpu_weight_bytes gpu_bytes gpu_memory_limit decode_strategy chat_format
-            device prefilled_again windows_bytes }
+            device prefilled_again windows_bytes last_drafted last_accepted }
         kv_file_info { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers
             kv_heads head_dim precision model_name chat_format recurrent_layers states
             state_bytes checkpoints checkpoint_tokens }

@@ -62,6 +62,9 @@ pub struct ModelInfo {
     pub hash: String,
     /// Whether [`GenerateOptions::thinking`](crate::GenerateOptions::thinking) can be set.
     pub thinks: bool,
+    /// Layers that predict one token more, for
+    /// [`SessionOptions::draft_tokens`](crate::SessionOptions::draft_tokens).
+    pub mtp_layers: u32,
 }
 
 /// How [`Model::tokenize`] treats text.
@@ -325,6 +328,7 @@ impl ModelInfo {
             fingerprint: text(&raw.fingerprint),
             hash: text(&raw.hash),
             thinks: raw.thinks != 0,
+            mtp_layers: raw.mtp_layers,
         }
     }
 }

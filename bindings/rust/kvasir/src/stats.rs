@@ -90,6 +90,10 @@ pub struct SessionStats {
     pub prefilled_again: u64,
     /// Bytes of layers with a sliding window, in memory and in the loaded file; included above.
     pub windows_bytes: u64,
+    /// Tokens that the MTP layer drafted for the last answer.
+    pub last_drafted: u64,
+    /// Those of them that the answer has.
+    pub last_accepted: u64,
 }
 
 impl SessionStats {
@@ -136,6 +140,8 @@ impl SessionStats {
             device: text(&raw.device),
             prefilled_again: raw.prefilled_again,
             windows_bytes: raw.windows_bytes,
+            last_drafted: raw.last_drafted,
+            last_accepted: raw.last_accepted,
         }
     }
 }

@@ -48,6 +48,10 @@ options! {
             /// Pages beyond the limit go to an unnamed file, or stay in the loaded file, and are
             /// read on demand. Answers are the same, bit for bit. Not with [`Precision::F32`].
             memory_limit: u64,
+            /// Tokens that the model's MTP layer drafts for each step of an answer, 1 to 3; 0:
+            /// none. Answers are the same. [`Error::Unsupported`](crate::Error::Unsupported) unless
+            /// [`ModelInfo::mtp_layers`](crate::ModelInfo::mtp_layers).
+            draft_tokens: u32,
         }
         text {
             /// System text before the document. Default: none. For a loaded file the default is the
