@@ -15,7 +15,6 @@ namespace {
 
 constexpr uint32_t channels_together = 256;  // of a convolution's task
 constexpr uint32_t panels_together = 4;      // of a state's task
-constexpr float l2_epsilon = 1e-6f;          // of the norm of keys and queries
 
 float softplus(float x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 float sigmoid(float x) { return 1 / (1 + std::exp(-x)); }

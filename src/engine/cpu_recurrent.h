@@ -24,6 +24,8 @@
 
 namespace kvasir {
 
+constexpr float l2_epsilon = 1e-6f;  // of the norm of keys and queries
+
 class CpuRecurrent {
  public:
   // All arguments must outlive it.

@@ -2,11 +2,10 @@
 // attention; a layer without attention needs no CPU.
 #include <cmath>
 
+#include "engine/cpu_recurrent.h"
 #include "engine/gpu_executor.h"
 
 namespace kvasir {
-
-constexpr float l2_epsilon = 1e-6f;  // of the norm of keys and queries
 
 Status GpuExecutor::plan_states(const StepContext& c) {
   if (states_.layers() == 0 || !c.states) return {};
