@@ -152,6 +152,7 @@ class GpuExecutor final : public LayerExecutor {
   void enqueue_last_feed_forward(uint32_t layer, float* a);
   Status begin_delivery();
   Status deliver_before(uint32_t layer);
+  uint32_t attention_before(uint32_t layer) const;
   Status deliver(uint32_t layer);
   Status finish_decode();
   DeviceActivations output_of(uint32_t layer, float* a) const;
@@ -200,8 +201,10 @@ class GpuExecutor final : public LayerExecutor {
   float* attended(uint32_t layer) const { return attended_.get() + attended_at(layer); }
   std::size_t lse_floats(uint32_t n) const;
   std::size_t prefill_floats(uint32_t n) const;
+  // Layers with attention use two slots in turn.
+  std::size_t slot_of(uint32_t layer) const { return attention_number_[local(layer)] % 2; }
   float* prefill_slot(uint32_t layer) const {
-    return prefill_.get() + layer % 2 * prefill_floats(n_);
+    return prefill_.get() + slot_of(layer) * prefill_floats(n_);
   }
   float* prefill_output(uint32_t layer) const;
 

@@ -67,13 +67,22 @@ Status GpuExecutor::attend_prefill(uint32_t layer) {
   return deliver_before(layer);
 }
 
-// While a layer is computed, the one before it goes to the store.
+// The last layer with attention before this one, or no_layer.
+uint32_t GpuExecutor::attention_before(uint32_t layer) const {
+  while (layer > first_layer())
+    if (has_attention(--layer)) return layer;
+  return no_layer;
+}
+
+// While a layer with attention and those behind it are computed, the one before it goes to the
+// store.
 Status GpuExecutor::deliver_before(uint32_t layer) {
-  if (layer == first_layer()) RETURN_IF_ERROR(begin_delivery());
-  else RETURN_IF_ERROR(deliver(layer - 1));
+  const uint32_t before = attention_before(layer);
+  if (before == no_layer) RETURN_IF_ERROR(begin_delivery());
+  else RETURN_IF_ERROR(deliver(before));
   if (step_->cancel.fired()) return {};
-  if (has_attention(layer)) enqueue_copy(layer);
-  return layer == first_layer() ? host_->reserve_pages(*step_) : Status();
+  enqueue_copy(layer);
+  return before == no_layer ? host_->reserve_pages(*step_) : Status();
 }
 
 Status GpuExecutor::begin_delivery() {
@@ -90,10 +99,10 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   const std::size_t first = n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
   const std::size_t outputs = outputs_ * size_.q;
   const float* from = prefill_slot(layer);
-  float* to = prefill_host_.get() + layer % 2 * first;
+  float* to = prefill_host_.get() + slot_of(layer) * first;
   enqueue(ops_.download(copies_, to, from, first * sizeof(float)));
   if (outputs_ > 0) {
-    float* to_outputs = prefill_outputs_.get() + layer % 2 * outputs;
+    float* to_outputs = prefill_outputs_.get() + slot_of(layer) * outputs;
     enqueue(ops_.download(copies_, to_outputs, from + first, outputs * sizeof(float)));
   }
   enqueue(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
@@ -101,13 +110,12 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
 
 // Waits for a layer's copy, which then goes to the store.
 Status GpuExecutor::deliver(uint32_t layer) {
-  if (!has_attention(layer)) return {};
   RETURN_IF_ERROR(wait("a layer", copies_));
   if (step_->cancel.fired()) return {};
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
-  float* const rows = prefill_host_.get() + layer % 2 * (floats + lse_floats(n_));
+  float* const rows = prefill_host_.get() + slot_of(layer) * (floats + lse_floats(n_));
   const auto [q, k, v] = projected(layer, rows);
-  const float* outputs = prefill_outputs_.get() + layer % 2 * outputs_ * size_.q;
+  const float* outputs = prefill_outputs_.get() + slot_of(layer) * outputs_ * size_.q;
   RETURN_IF_ERROR(host_->take(*step_, layer,
                               {.q = q,
                                .k = k,
@@ -122,7 +130,7 @@ Status GpuExecutor::deliver(uint32_t layer) {
 Status GpuExecutor::end_prefill() {
   const uint32_t last = end_layer() - 1;
   enqueue_last_feed_forward(last, prefill_output(last));
-  RETURN_IF_ERROR(deliver(last));
+  RETURN_IF_ERROR(deliver(attention_before(end_layer())));
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   enqueue(ops_.wait(copies_));
   RETURN_IF_ERROR(wait("a step"));

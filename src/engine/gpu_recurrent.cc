@@ -31,7 +31,7 @@ Status GpuExecutor::mix_without_attention(uint32_t layer) {
     case AttentionMode::gpu_prefill:
       if (layer > first_layer()) check_and_feed_forward(layer - 1, prefill_output(layer - 1));
       enqueue_projection(layer, nullptr);
-      return deliver_before(layer);
+      return {};
   }
   return {};
 }
