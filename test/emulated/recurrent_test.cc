@@ -1,9 +1,12 @@
 // Recurrent layers on devices whose calls fail or whose memory ends, and on several of them.
-#include <algorithm>
+#include <cmath>
+#include <fstream>
 #include <string>
 #include <vector>
 
+#include "../gguf/gguf_builder.h"
 #include "../session/device_helpers.h"
+#include "../text/test_vocabulary.h"
 #include "emulated.h"
 
 using namespace kvasir;
@@ -43,6 +46,71 @@ std::unique_ptr<Session> open_states(const char* name, const char* device) {
   read(session.get(), state_tokens(length));
   return session;
 }
+
+// A model of nemotron_h: layers with attention alone, or with states of `rows` rows where rows > 0.
+class SingleBlocks {
+ public:
+  explicit SingleBlocks(uint32_t rows) : file_(bpe_file(byte_vocabulary())) {
+    file_.key("general.architecture", "nemotron_h").key("general.name", "blocks");
+    key("block_count", layers), key("embedding_length", width), key("context_length", 4096u);
+    key("feed_forward_length", std::vector<int32_t>(layers, 0));
+    key("attention.head_count", 2u), key("attention.layer_norm_rms_epsilon", 1e-5f);
+    key("attention.head_count_kv", std::vector<int32_t>{rows > 0 ? 0 : 2, 2});
+    key("attention.key_length", 32u), key("attention.value_length", 32u);
+    key("ssm.conv_kernel", 4u), key("ssm.state_size", rows > 0 ? rows : 16u);
+    key("ssm.group_count", 1u), key("ssm.inner_size", inner), key("ssm.time_step_rank", 2u);
+    tensor("token_embd.weight", {width, 256}), tensor("output_norm.weight", {width}, 1);
+    for (uint32_t l = 0; l < layers; ++l) {
+      const std::string at = "blk." + std::to_string(l) + ".";
+      tensor(at + "attn_norm.weight", {width}, 1);
+      if (l == 0 && rows > 0) {
+        states(at, rows);
+        continue;
+      }
+      for (const char* name : {"attn_q.weight", "attn_k.weight", "attn_v.weight"})
+        tensor(at + name, {width, 64});
+      tensor(at + "attn_output.weight", {64, width});
+    }
+  }
+  std::string save(const TempFolder& folder) const {
+    std::string path = folder.file("blocks.gguf");
+    const std::vector<std::byte> bytes = file_.build();
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+    return path;
+  }
+
+ private:
+  static constexpr uint32_t layers = 2, width = 64, inner = 32;
+
+  template <class T>
+  void key(const std::string& name, const T& value) {
+    file_.key("nemotron_h." + name, value);
+  }
+  void states(const std::string& at, uint32_t rows) {
+    const uint64_t channels = inner + 2 * rows;
+    tensor(at + "ssm_in.weight", {width, inner + channels + 2});
+    tensor(at + "ssm_conv1d.weight", {4, channels}), tensor(at + "ssm_conv1d.bias", {channels});
+    tensor(at + "ssm_dt.bias", {2}), tensor(at + "ssm_a", {1, 2}, -1);
+    tensor(at + "ssm_d", {1, 2}), tensor(at + "ssm_norm.weight", {inner, 1}, 1);
+    tensor(at + "ssm_out.weight", {inner, width});
+  }
+  void tensor(const std::string& name, std::vector<uint64_t> dims, float mean = 0) {
+    uint64_t count = 1;
+    for (const uint64_t n : dims) count *= n;
+    const float scale = mean != 0 ? 0.2f : 1 / std::sqrt(static_cast<float>(dims[0]));
+    std::vector<std::byte> contents;
+    for (uint64_t i = 0; i < count; ++i) {
+      state_ = state_ * 1664525u + 1013904223u;
+      append(&contents, mean + scale * (static_cast<float>(state_ >> 16) / 32768.0f - 1.0f));
+    }
+    file_.tensor(name, std::move(dims), TensorType::f32, std::move(contents));
+  }
+
+  GgufBuilder file_;
+  uint32_t state_ = 3;
+};
 
 }  // namespace
 
@@ -155,4 +223,30 @@ TEST_CASE("what GPUs do not compute is refused by name") {
     REQUIRE(Model::open(path_of(name), "", &model, {"auto", 0}).ok());
     CHECK(model->device_weights().empty());
   }
+}
+
+TEST_CASE("layers of attention alone, and states of up to 256 rows, are on a GPU") {
+  const TempFolder folder;
+  const auto tokens = state_tokens(length);
+  for (const uint32_t rows : {0u, 1u, 100u, 256u}) {
+    CAPTURE(rows);
+    const std::string path = SingleBlocks(rows).save(folder);
+    std::vector<float> logits[2];
+    for (const bool on_gpu : {false, true}) {
+      std::shared_ptr<const Model> model;
+      const Status s = Model::open(path, "", &model, {on_gpu ? "cuda" : "cpu", 0});
+      REQUIRE_MESSAGE(s.ok(), s.message());
+      CHECK(model->device_weights().empty() != on_gpu);
+      auto session = open_session(model, one_thread());
+      read(session.get(), tokens);
+      logits[on_gpu] = logits_after(session.get(), 9);
+    }
+    CHECK(difference(logits[1], logits[0]) < tolerance);
+  }
+  std::shared_ptr<const Model> model;
+  const std::string path = SingleBlocks(257).save(folder);
+  const Status s = Model::open(path, "", &model, {"cuda", 0});
+  CHECK(s.code() == Code::unsupported);
+  CHECK(std::string(s.message()).find("states of more than 256 rows") != std::string::npos);
+  REQUIRE(Model::open(path, "", &model, {"cpu", 0}).ok());
 }
