@@ -39,7 +39,7 @@ type SessionOptions struct {
 	// DraftTokens are drafted by the model's MTP layer for each step of an answer, 1 to 3; 0: none.
 	// Answers are the same, bit for bit. ErrUnsupported unless ModelInfo.MTPLayers.
 	DraftTokens int
-	Log          LogFunc // nil: silent
+	Log         LogFunc // nil: silent
 }
 
 // options converts the options of a session; nil to NULL. The session holds their log function,
