@@ -1182,13 +1182,62 @@ KV_API kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
  * need their queries. It compares the keys. Weights of another precision pass. Another model, other
  * positions or another channel order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
  * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_UNSUPPORTED (a model with
- * sliding windows, recurrent layers or latent attention), KV_CONTEXT_FULL,
- * KV_CANCELLED, KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped file),
- * KV_NO_MEMORY, KV_BUSY. */
+ * latent attention; sliding windows or recurrent layers: kv_session_from_checkpoint),
+ * KV_CONTEXT_FULL, KV_CANCELLED, KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped
+ * file), KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,
                                        size_t count, const kv_session_options* options,
                                        const kv_control* control, kv_session** out,
                                        kv_error* error);
+
+/* Order of the numbers of a kv_layer_state. Channels and heads have the order of the model file.
+ * Rows are the newest ones: as many as a query at the checkpoint sees besides itself, or more.
+ * Before the first token the inputs of a convolution are zeros. */
+typedef enum kv_state_layout {
+  KV_STATE_KEYS = 0,      /* of a sliding window, after RoPE: [rows][kv_heads][head_dim] */
+  KV_STATE_VALUES = 1,    /* likewise */
+  KV_STATE_INPUTS = 2,    /* of a convolution: [channels][taps - 1], the newest last */
+  KV_STATE_KEY_VALUE = 3, /* matrices of a gated delta net: [heads][key_dim][value_dim] */
+  KV_STATE_VALUE_KEY = 4  /* matrices of Mamba-2: [heads][value_dim][key_dim] */
+} kv_state_layout;
+
+/* One array of a kv_checkpoint. The struct does not grow. */
+typedef struct kv_layer_state {
+  uint32_t layer;      /* of the model, from 0: N of the file's tensors blk.N */
+  uint32_t layout;     /* kv_state_layout */
+  uint32_t type;       /* kv_number_type */
+  uint32_t reserved;   /* 0 */
+  const void* numbers; /* contiguous, of any alignment */
+  uint64_t count;      /* of numbers */
+} kv_layer_state;
+
+/* What layers with a sliding window and recurrent layers keep after a sequence's first `tokens`
+ * tokens. The library reads the arrays during the call only. */
+typedef struct kv_checkpoint {
+  uint32_t struct_size;
+  uint32_t count;               /* of `states`, at most 65536 */
+  uint64_t tokens;              /* 1 or more */
+  const kv_layer_state* states; /* KEYS and VALUES of each layer with a window; INPUTS of each
+                                 * recurrent layer, and its matrices if it has any; in any order */
+} kv_checkpoint;
+
+/* Creates a session as kv_session_from_cache does, of a model with sliding windows or recurrent
+ * layers. The cache has the layers that attend to all tokens, in their order.
+ * from: a checkpoint of an earlier token. The call prefills the tokens from there on again, and
+ * compares keys and values of the newest ones. Some hundred tokens are enough. If a window does not
+ * reach back to the first token, at least 17 pages and window_tokens of them are needed.
+ * end: NULL, or a checkpoint of all tokens. The call compares it with what it computed. Without it
+ * nothing proves the states of layers behind the last one that attends to all tokens.
+ * Other parameters, rules and codes: kv_session_from_cache. KV_BAD_ARGUMENT also: a checkpoint
+ * whose layers, layouts or counts are not the model's, or with NaN, infinity or a magnitude over
+ * 1e30; `from` too near to the end (the message has the last token); a model without such layers.
+ */
+KV_API kv_status kv_session_from_checkpoint(kv_model* model, kv_cache* cache,
+                                            const kv_checkpoint* from, const kv_checkpoint* end,
+                                            const int32_t* tokens, size_t count,
+                                            const kv_session_options* options,
+                                            const kv_control* control, kv_session** out,
+                                            kv_error* error);
 
 /* State of a cache. The counts of attention are sums over all calls so far. */
 typedef struct kv_cache_stats {

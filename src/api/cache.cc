@@ -1,6 +1,7 @@
 // kv_cache_*: a KV cache for an engine that brings its own weights.
 #include "api/handles.h"
 #include "api/strategy.h"
+#include "session/given_checkpoint.h"
 
 using namespace kvasir;
 
@@ -66,6 +67,60 @@ kv_cache_stats to_public(const ExternalStats& s) {
 Status check_type(uint32_t type) {
   if (type <= KV_BF16) return {};
   return Status::error(Code::bad_argument, "type is %u: use KV_F32, KV_F16 or KV_BF16", type);
+}
+
+// A checkpoint of the caller. `parts` lasts as long as *out.
+Status read_checkpoint(const char* name, const kv_checkpoint* in, const Model& model,
+                       std::vector<GivenPart>* parts, GivenCheckpoint* out) {
+  constexpr uint32_t max_states = 65536;
+  kv_checkpoint c;
+  RETURN_IF_ERROR(api::read_options(in, &c));
+  if (c.count > max_states)
+    return Status::error(Code::bad_argument, "%s->count is %u: use up to %u", name, c.count,
+                         max_states);
+  if (!c.states && c.count > 0)
+    return Status::error(Code::bad_argument, "%s->states is NULL", name);
+  parts->reserve(c.count);
+  for (uint32_t i = 0; i < c.count; ++i) {
+    const kv_layer_state& s = c.states[i];
+    const auto refused = [&](const char* what) {
+      return Status::error(Code::bad_argument, "%s->states[%u]: %s", name, i, what);
+    };
+    if (s.layout >= part_layouts) return refused("layout is not a kv_state_layout");
+    if (s.type > KV_BF16) return refused("type is not KV_F32, KV_F16 or KV_BF16");
+    if (s.reserved != 0) return refused("reserved is not 0");
+    if (!s.numbers) return refused("numbers is NULL");
+    parts->push_back({s.layer, static_cast<PartLayout>(s.layout), static_cast<Numbers>(s.type),
+                      s.numbers, s.count});
+  }
+  return GivenCheckpoint::check(model.config(), name, c.tokens, *parts, out);
+}
+
+// A call that makes a session of a cache.
+struct AdoptCall {
+  kv_model* model;
+  const int32_t* tokens;
+  size_t count;
+  const kv_session_options* options;
+  const kv_control* control;
+  kv_session** out;
+};
+
+Status adopt(ExternalStore& cache, const AdoptCall& request, Session::Adopted how) {
+  if (!request.tokens) return Status::error(Code::bad_argument, "tokens is NULL");
+  if (!request.out) return Status::error(Code::bad_argument, "out is NULL");
+  SessionOptions options;
+  api::Control call;
+  RETURN_IF_ERROR(api::session_options(request.options, &options));
+  RETURN_IF_ERROR(
+      api::read_control(request.control, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED, &call));
+  auto handle = std::make_unique<kv_session>();
+  how.document = call.has(KV_TOKENIZE_DOCUMENT), how.compared = !call.has(KV_CACHE_UNCHECKED);
+  RETURN_IF_ERROR(Session::adopt(request.model->model, cache, {request.tokens, request.count},
+                                 options, how, call.cancel, call.report(KV_PHASE_PREFILL),
+                                 &handle->session));
+  *request.out = handle.release();
+  return {};
 }
 
 }  // namespace
@@ -166,19 +221,24 @@ kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t*
                                 const kv_control* control, kv_session** out, kv_error* error) {
   return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
     RETURN_IF_ERROR(api::check_model(model));
-    if (!tokens) return Status::error(Code::bad_argument, "tokens is NULL");
-    if (!out) return Status::error(Code::bad_argument, "out is NULL");
-    SessionOptions o;
-    api::Control call;
-    RETURN_IF_ERROR(api::session_options(options, &o));
-    RETURN_IF_ERROR(api::read_control(control, KV_TOKENIZE_DOCUMENT | KV_CACHE_UNCHECKED, &call));
-    auto handle = std::make_unique<kv_session>();
-    const Session::Adopted how{.document = call.has(KV_TOKENIZE_DOCUMENT),
-                               .compared = !call.has(KV_CACHE_UNCHECKED)};
-    RETURN_IF_ERROR(Session::adopt(model->model, c, {tokens, count}, o, how, call.cancel,
-                                   call.report(KV_PHASE_PREFILL), &handle->session));
-    *out = handle.release();
-    return {};
+    return adopt(c, {model, tokens, count, options, control, out}, {});
+  });
+}
+
+kv_status kv_session_from_checkpoint(kv_model* model, kv_cache* cache, const kv_checkpoint* from,
+                                     const kv_checkpoint* end, const int32_t* tokens, size_t count,
+                                     const kv_session_options* options, const kv_control* control,
+                                     kv_session** out, kv_error* error) {
+  return api::exclusive(cache, error, [&](ExternalStore& c) -> Status {
+    RETURN_IF_ERROR(api::check_model(model));
+    if (!from) return Status::error(Code::bad_argument, "from is NULL");
+    std::vector<GivenPart> parts[2];
+    GivenCheckpoint given[2];
+    RETURN_IF_ERROR(read_checkpoint("from", from, *model->model, &parts[0], &given[0]));
+    if (end) RETURN_IF_ERROR(read_checkpoint("end", end, *model->model, &parts[1], &given[1]));
+    Session::Adopted how;
+    how.from = &given[0], how.end = end ? &given[1] : nullptr;
+    return adopt(c, {model, tokens, count, options, control, out}, how);
   });
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/number_text.h"
 #include "session/external_store.h"
+#include "session/given_checkpoint.h"
 #include "session/session.h"
 
 namespace kvasir {
@@ -18,42 +19,128 @@ constexpr uint64_t again_tokens = 64;
 // 0.57. Keys of other tokens: 0.40 (values 0.72). Keys with another channel order: 1.38.
 constexpr double max_difference = 0.35;
 
-// Relative L2 difference of the newest rows of two stores over all layers: uncentred keys, and
-// values.
-struct Difference {
-  double keys = 0, values = 0;
+// Difference of the newest rows of two stores over all layers: uncentred keys, and values.
+struct RowsDifference {
+  Difference keys, values;
 };
 
-Difference newest_rows_differ(const KvStore& ours, const KvStore& given, uint32_t rows) {
+RowsDifference newest_rows_differ(const KvStore& ours, const KvStore& given, uint32_t rows) {
   const StoreShape& shape = ours.shape();
   const uint32_t dim = shape.page.dim;
-  double off[2] = {}, norm[2] = {};
+  RowsDifference found;
   for (uint32_t l = 0; l < shape.layers; ++l) {
     for (uint32_t h = 0; h < shape.kv_heads; ++h) {
       const std::size_t of = (std::size_t{ours.window_count()} - rows) * dim,
-                        there = (std::size_t{given.window_count()} - rows) * dim;
+                        there = (std::size_t{given.window_count()} - rows) * dim,
+                        centred = (std::size_t{l} * shape.kv_heads + h) * dim;
       const KvStore::Rows a = ours.window(l, h), b = given.window(l, h);
-      const float* centre = ours.centre().empty() ? nullptr
-                                                  : ours.centre().data() +
-                                                        (std::size_t{l} * shape.kv_heads + h) * dim;
+      const auto key = [&](const KvStore& store, const float* row, std::size_t i) {
+        return row[i] + (store.centre().empty() ? 0.0f : store.centre()[centred + i % dim]);
+      };
       for (std::size_t i = 0; i < std::size_t{rows} * dim; ++i) {
-        const double k = static_cast<double>(a.k[of + i]) +
-                         (centre ? static_cast<double>(centre[i % dim]) : 0),
-                     v = static_cast<double>(a.v[of + i]);
-        off[0] += std::pow(static_cast<double>(a.k[of + i] - b.k[there + i]), 2);
-        off[1] += std::pow(static_cast<double>(a.v[of + i] - b.v[there + i]), 2);
-        norm[0] += k * k;
-        norm[1] += v * v;
+        found.keys.add(key(ours, a.k + of, i), key(given, b.k + there, i));
+        found.values.add(a.v[of + i], b.v[there + i]);
       }
     }
   }
-  const auto relative = [&](int i) {
-    return norm[i] > 0 ? std::sqrt(off[i] / norm[i]) : off[i] > 0 ? 1e9 : 0;
-  };
-  return {relative(0), relative(1)};
+  return found;
+}
+
+Status check_layers(const Model& model, const GivenCheckpoint* from) {
+  const ModelConfig& config = model.config();
+  if (model.store_shape().page.latent)
+    return Status::error(Code::unsupported,
+                         "the model's values are parts of its keys: a cache keeps both apart");
+  const bool needed = config.windows.layers > 0 || config.recurrent_layers > 0;
+  if (needed && !from)
+    return Status::error(
+        Code::unsupported,
+        "the model has %s, of which a cache has nothing: use "
+        "kv_session_from_checkpoint",
+        config.recurrent_layers > 0 ? "recurrent layers" : "layers that see a window");
+  if (!needed && from)
+    return Status::error(Code::bad_argument,
+                         "the model has neither windows nor recurrent layers: use "
+                         "kv_session_from_cache");
+  return {};
+}
+
+Status check_shape(const HeadShape& shape, const HeadShape& wanted) {
+  if (shape.layers == wanted.layers && shape.kv_heads == wanted.kv_heads &&
+      shape.head_dim == wanted.head_dim)
+    return {};
+  return Status::error(
+      Code::model_mismatch,
+      "the cache has %u layers, %u KV heads, head_dim %u: the model has %u, %u and %u",
+      shape.layers, shape.kv_heads, shape.head_dim, wanted.layers, wanted.kv_heads,
+      wanted.head_dim);
+}
+
+// Checks that the sequence reaches far enough behind the checkpoint. Its windows begin in an extent
+// whose first tokens are unknown, and end without it.
+Status check_checkpoint(const KvStore* windows, const GivenCheckpoint& from, uint64_t tokens) {
+  if (from.tokens() >= tokens)
+    return Status::error(Code::bad_argument,
+                         "from->tokens is %" PRIu64 ": the cache has %" PRIu64
+                         ", and the tokens from there on are prefilled again",
+                         from.tokens(), tokens);
+  if (!windows || from.first_row() == 0 || windows->window_tokens() == KvStore::keep_all) return {};
+  const StoreShape& shape = windows->shape();
+  const uint64_t extent = shape.page.extent_tokens(),
+                 more = shape.window + windows->window_tokens() + shape.page.page_tokens,
+                 last = tokens < more ? 0 : (tokens - more) / extent * extent;
+  if (from.first_row() <= last) return {};
+  return Status::error(Code::bad_argument,
+                       "from->tokens is %" PRIu64 ", too near to the end of %" PRIu64
+                       " tokens: use %" PRIu64 " or fewer",
+                       from.tokens(), tokens,
+                       std::max(last + from.tokens() - from.first_row(), shape.window - 1));
 }
 
 }  // namespace
+
+// Makes the newest tokens missing, in the stores and the states, so that they are prefilled again.
+Status Session::begin_again(const KvStore& given, const GivenCheckpoint* from,
+                            const Cancel* cancel) {
+  SequenceState& s = sequence_;
+  if (!from) {
+    const uint64_t tokens = s.tokens.size(), again = s.store.pages().pages() > 0
+                                                         ? given.window_count()
+                                                         : std::min(again_tokens, tokens);
+    return cut_stores(tokens - again, cancel);
+  }
+  s.windows = make_windows(*model_, s.store.window_tokens(), options_.memory.checkpoints);
+  s.states = make_states(model_->config(), options_.memory.checkpoints);
+  RETURN_IF_ERROR(check_checkpoint(s.windows_or_null(), *from, s.tokens.size()));
+  if (s.windows) RETURN_IF_ERROR(from->fill(pool_.get(), &*s.windows));
+  if (s.states) RETURN_IF_ERROR(from->fill(pool_.get(), &*s.states));
+  return cut_store(from->tokens());
+}
+
+// Compares what the prefill computed with the caller's.
+Status Session::check_adopted(const KvStore& given, uint64_t again, const Adopted& how) {
+  const auto rows = static_cast<uint32_t>(
+      std::min<uint64_t>({again, given.window_count(), sequence_.store.window_count()}));
+  const RowsDifference difference = newest_rows_differ(sequence_.store, given, rows);
+  const double keys = difference.keys.relative(), values = difference.values.relative();
+  if (!(keys < max_difference && values < max_difference))
+    return Status::error(
+        Code::model_mismatch,
+        "the cache's newest %u tokens have keys and values that differ from the model's by %s and "
+        "%s: other weights, tokens or positions made them, or their channels have another order",
+        rows, fixed_text(keys, 2).c_str(), fixed_text(values, 2).c_str());
+  if (!how.end) return {};
+  double others = 0;
+  RETURN_IF_ERROR(how.end->compare(
+      {sequence_.windows_or_null(), sequence_.states ? &*sequence_.states : nullptr}, pool_.get(),
+      &others));
+  if (others < max_difference) return {};
+  return Status::error(Code::model_mismatch,
+                       "the windows or states at the end differ from the model's by %s: other "
+                       "weights, tokens or positions made them, or their channels have another "
+                       "order",
+                       fixed_text(others, 2).c_str());
+}
 
 Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
                       std::span<const Token> tokens, SessionOptions options, Adopted how,
@@ -63,29 +150,18 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   if (options.instructions && !options.instructions->empty())
     return Status::error(Code::bad_argument,
                          "instructions is set, but the tokens of a cache have none: use NULL");
-  if (model->config().windows.layers > 0)
-    return Status::error(Code::unsupported,
-                         "the model has layers that see a window: a cache keeps all layers alike");
-  if (model->config().recurrent_layers > 0)
-    return Status::error(Code::unsupported,
-                         "the model has recurrent layers: a cache has keys and values only");
-  if (model->store_shape().page.latent)
-    return Status::error(Code::unsupported,
-                         "the model's values are parts of its keys: a cache keeps both apart");
-  const HeadShape &shape = cache.shape(), &wanted = model->config();
-  if (shape.layers != wanted.layers || shape.kv_heads != wanted.kv_heads ||
-      shape.head_dim != wanted.head_dim)
-    return Status::error(
-        Code::model_mismatch,
-        "the cache has %u layers, %u KV heads, head_dim %u: the model has %u, %u and %u",
-        shape.layers, shape.kv_heads, shape.head_dim, wanted.layers, wanted.kv_heads,
-        wanted.head_dim);
+  RETURN_IF_ERROR(check_layers(*model, how.from));
+  RETURN_IF_ERROR(check_shape(cache.shape(), model->config()));
   const KvStore* given = nullptr;
   RETURN_IF_ERROR(cache.finish(&given));
   KvStore store(*given);
   if (tokens.empty() || tokens.size() != store.tokens())
     return Status::error(Code::bad_argument, "count is %zu: the cache holds %" PRIu64 " tokens",
                          tokens.size(), store.tokens());
+  if (how.end && how.end->tokens() != tokens.size())
+    return Status::error(Code::bad_argument,
+                         "end->tokens is %" PRIu64 ": the cache holds %zu tokens",
+                         how.end->tokens(), tokens.size());
   if (tokens.size() > options.context)
     return Status::error(Code::context_full,
                          "%zu tokens do not fit: the session's context is %" PRIu64, tokens.size(),
@@ -99,28 +175,19 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(sequence)));
   RETURN_IF_ERROR(session->check_tokens(tokens));
   RETURN_IF_ERROR(session->start());
-  session->sequence_.tokens.assign(tokens.begin(), tokens.end());
-  session->sequence_.prefilled_tokens = tokens.size();
-  session->sequence_.turn = how.document ? Turn::document : Turn::tokens;
-  const uint32_t pages = session->sequence_.store.pages_after(tokens.size()),
-                 sealed = session->sequence_.store.pages().pages();
-  const uint64_t again =
-      sealed > 0 ? given->window_count() : std::min<uint64_t>(again_tokens, tokens.size());
+  SequenceState& s = session->sequence_;
+  s.tokens.assign(tokens.begin(), tokens.end());
+  s.prefilled_tokens = tokens.size();
+  s.turn = how.document ? Turn::document : Turn::tokens;
+  const uint32_t pages = s.store.pages_after(tokens.size()), sealed = s.store.pages().pages();
   if (pages != sealed)
     return Status::error(Code::internal, "the cache has %u sealed pages where %u are expected",
                          sealed, pages);
-  RETURN_IF_ERROR(session->cut_stores(tokens.size() - again, cancel));
+  RETURN_IF_ERROR(session->begin_again(*given, how.from, cancel));
+  const uint64_t again = s.missing();
   RETURN_IF_ERROR(session->prefill_missing(cancel, std::move(report)));
-  const Difference difference = how.compared ? newest_rows_differ(session->sequence_.store, *given,
-                                                                  static_cast<uint32_t>(again))
-                                             : Difference();
-  if (!(difference.keys < max_difference && difference.values < max_difference))
-    return Status::error(
-        Code::model_mismatch,
-        "the cache's newest %" PRIu64
-        " tokens have keys and values that differ from the model's by %s and %s: other weights, "
-        "tokens or positions made them, or their channels have another order",
-        again, fixed_text(difference.keys, 2).c_str(), fixed_text(difference.values, 2).c_str());
+  if (how.from && s.windows) s.windows->drop_before(how.from->first_row());
+  if (how.compared) RETURN_IF_ERROR(session->check_adopted(*given, again, how));
   *out = std::move(session);
   return {};
 }

@@ -1,15 +1,11 @@
 #include "session/external_store.h"
 
 #include <algorithm>
-#include <atomic>
-#include <bit>
 #include <cinttypes>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 
-#include "backend/parallel_chunks.h"
-#include "base/magnitude.h"
 #include "base/number_text.h"
 #include "os/os.h"
 #include "session/limits.h"
@@ -20,62 +16,15 @@ namespace {
 
 constexpr uint32_t max_layers = 1024, max_heads = 1024;
 constexpr uint64_t max_tokens_of_all = uint64_t{1} << 30;
-// bytes per task when the task computes, not only copies
-constexpr std::size_t small_piece = std::size_t{1} << 17;
-constexpr uint32_t many = 16;       // tokens of a step from which the thread pool pays off
-constexpr float too_large = 1e30f;  // smaller magnitudes keep sums and differences finite
+constexpr uint32_t many = 16;  // tokens of a step from which the thread pool pays off
 constexpr char no_model[] = "(no model)";
 
-// Rounds to nearest, ties to even; overflow is infinity.
-uint16_t to_f16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x), sign = bits >> 16 & 0x8000u,
-                 magnitude = bits & 0x7fffffffu;
-  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);
-  if (magnitude < 0x38800000u)  // subnormal: an addition shifts and rounds
-    return static_cast<uint16_t>(
-        sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u));
-  return static_cast<uint16_t>(sign |
-                               (magnitude - 0x38000000u + 0xfffu + (magnitude >> 13 & 1u)) >> 13);
-}
-
-uint16_t to_bf16(float x) {
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-Status read_numbers(const char* name, Numbers type, const void* from, std::size_t count,
-                    ThreadPool* pool, Array<float>* to) {
-  if (to->size() < count) to->resize(count);
-  const TensorType types[] = {TensorType::f32, TensorType::f16, TensorType::bf16};
-  const std::size_t size = type == Numbers::f32 ? sizeof(float) : sizeof(uint16_t);
-  std::atomic<bool> good{true};
-  parallel_chunks(
-      count * sizeof(float), pool,
-      [&](std::size_t at, std::size_t bytes) {
-        const std::size_t first = at / sizeof(float), n = bytes / sizeof(float);
-        const WeightView view{static_cast<const std::byte*>(from) + first * size,
-                              types[static_cast<std::size_t>(type)], 1, static_cast<uint32_t>(n),
-                              0};
-        cpu_kernels().dequantize_row(view, 0, to->data() + first);
-        if (!all_below({to->data() + first, n}, too_large))
-          good.store(false, std::memory_order_relaxed);
-      },
-      small_piece);
-  if (good.load(std::memory_order_relaxed)) return {};
+Status read_rows(const char* name, Numbers type, const void* from, std::size_t count,
+                 ThreadPool* pool, Array<float>* to) {
+  if (read_numbers({type, from, 0, count}, pool, to)) return {};
   return Status::error(Code::bad_argument,
                        "%s has NaN, infinity or a magnitude over 1e30; the cache is unchanged",
                        name);
-}
-
-void write_numbers(Numbers type, const float* from, std::size_t count, void* to) {
-  if (type == Numbers::f32) {
-    std::memcpy(to, from, count * sizeof *from);
-    return;
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    const uint16_t x = type == Numbers::f16 ? to_f16(from[i]) : to_bf16(from[i]);
-    std::memcpy(static_cast<std::byte*>(to) + i * sizeof x, &x, sizeof x);
-  }
 }
 
 Status out_of_range(const char* name, uint64_t is, uint64_t max) {
@@ -254,11 +203,10 @@ Status ExternalStore::update(uint32_t layer, Numbers type, const void* k, const 
     return Status::error(Code::bad_argument, "q is NULL: %s needs the queries of every update",
                          strategy->name.data());
   const std::size_t count = std::size_t{tokens} * s.kv_width();
-  RETURN_IF_ERROR(read_numbers("k", type, k, count, pool_.get(), &k_));
-  RETURN_IF_ERROR(read_numbers("v", type, v, count, pool_.get(), &v_));
+  RETURN_IF_ERROR(read_rows("k", type, k, count, pool_.get(), &k_));
+  RETURN_IF_ERROR(read_rows("v", type, v, count, pool_.get(), &v_));
   if (q)
-    RETURN_IF_ERROR(
-        read_numbers("q", type, q, std::size_t{tokens} * s.q_width(), pool_.get(), &q_));
+    RETURN_IF_ERROR(read_rows("q", type, q, std::size_t{tokens} * s.q_width(), pool_.get(), &q_));
   if (!open) RETURN_IF_ERROR(begin_step(tokens));
   store_.write(layer, tokens, k_.data(), v_.data(), tokens < many ? nullptr : pool_.get());
   if (q) {
@@ -311,7 +259,7 @@ Status ExternalStore::attention(const BareQuery& query) {
   const Selector* selector = plan_.is_dense(layer) ? nullptr : step_selector_;
   if (selector) RETURN_IF_ERROR(prepare_sketch(plan_, query.cancel));
   const std::size_t count = std::size_t{n} * s.q_width();
-  RETURN_IF_ERROR(read_numbers("q", query.type, query.q, count, pool_.get(), &q_));
+  RETURN_IF_ERROR(read_rows("q", query.type, query.q, count, pool_.get(), &q_));
   // Attention scales by 1 / sqrt(head_dim).
   const float factor =
       query.scale == 0 ? 1.0f : query.scale * std::sqrt(static_cast<float>(s.head_dim));

@@ -22,6 +22,7 @@
 #include "base/progress.h"
 #include "base/status.h"
 #include "select/plan.h"
+#include "session/number_arrays.h"
 #include "session/saved_store.h"
 #include "session/session_stats.h"
 #include "store/kv_store.h"
@@ -38,9 +39,6 @@ struct BareOptions {
   SelectOptions select;
   MemoryBudget memory;  // it limits the size of a step
 };
-
-// Element type of the caller's contiguous arrays.
-enum class Numbers : uint32_t { f32 = 0, f16 = 1, bf16 = 2 };
 
 struct BareQuery {
   uint32_t layer = 0, tokens = 0;

@@ -276,17 +276,22 @@ Status Session::shorten(uint64_t tokens, const Cancel* cancel, Progress::Report 
   return prefill_missing(cancel, std::move(report));
 }
 
-Status Session::cut_stores(uint64_t kept, const Cancel* cancel) {
+// Truncates the store of the layers that keep every token.
+Status Session::cut_store(uint64_t kept) {
   KvStore& store = sequence_.store;
+  const uint32_t page = store.shape().page.page_tokens;
+  if (kept > store.sealed_tokens() || kept % page > 0) return store.rewind(kept, cpu_kernels());
+  store.cut(static_cast<uint32_t>(kept / page));
+  return {};
+}
+
+Status Session::cut_stores(uint64_t kept, const Cancel* cancel) {
   kept = sequence_.resume_point(kept);
   std::optional<KvStore> windows(sequence_.windows);
   std::optional<RecurrentState> states(sequence_.states);
   if (windows) RETURN_IF_ERROR(windows->rewind(kept, cpu_kernels()));
   if (states) RETURN_IF_ERROR(states->rewind(kept, cancel));
-  const uint32_t page = store.shape().page.page_tokens;
-  if (kept > store.sealed_tokens() || kept % page > 0)
-    RETURN_IF_ERROR(store.rewind(kept, cpu_kernels()));
-  else store.cut(static_cast<uint32_t>(kept / page));
+  RETURN_IF_ERROR(cut_store(kept));
   sequence_.windows = std::move(windows);
   sequence_.states = std::move(states);
   return {};

@@ -43,6 +43,7 @@
 namespace kvasir {
 
 class ExternalStore;
+class GivenCheckpoint;
 
 using LogFn = std::function<void(int level, const char* message)>;  // 1 warning, 2 information
 
@@ -118,6 +119,9 @@ class Session {
   struct Adopted {
     bool document = false;  // the tokens are those of encode_document()
     bool compared = true;   // keys of tokens prefilled again must equal those of the cache
+    // Of a model with windows or recurrent layers: what they keep at an earlier token, from which
+    // the rest is prefilled again, and at the end, to be compared (null: it is not).
+    const GivenCheckpoint *from = nullptr, *end = nullptr;
   };
   static Status adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
                       std::span<const Token> tokens, SessionOptions options, Adopted how,
@@ -249,6 +253,7 @@ class Session {
   // Truncates the stores to `kept` tokens, or to the last position before it from which windows and
   // states can go on. The tokens stay, to be prefilled again by prefill_missing().
   Status cut_stores(uint64_t kept, const Cancel* cancel);
+  Status cut_store(uint64_t kept);
   Status prefill_missing(const Cancel* cancel, Progress::Report report);
   class Again;
   Status check_has(uint64_t tokens) const;
@@ -259,6 +264,10 @@ class Session {
   bool is_within_opening() const;
   Status check_instructions() const;
   bool spells_document() const;
+
+  // ---- sequences of other engines (adopt.cc) ---------------------------------------------------
+  Status begin_again(const KvStore& given, const GivenCheckpoint* from, const Cancel* cancel);
+  Status check_adopted(const KvStore& given, uint64_t again, const Adopted& how);
 
   // ---- sketch, representatives, index and single selection of a strategy (prepare.cc) ----------
   Status build_sketch(const Cancel* cancel);

@@ -95,6 +95,12 @@ class KvStore {
   void forget_checkpoints() { checkpoints_.clear(); }
   std::span<const uint64_t> checkpoints() const { return checkpoints_; }  // ascending
   uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back(); }
+  // Makes an empty store begin at a token whose predecessors no query sees: at `token` or the last
+  // one before it that can begin a store. Returns where. Throws std::bad_alloc.
+  uint64_t begin_at(uint64_t token);
+  // Drops tokens before `token` and those that share an extent with them, which no later query
+  // sees, and the checkpoints that see them.
+  void drop_before(uint64_t token);
   // The last position <= `tokens` at which a sequence can go on after rewind(); 0: at none but the
   // beginning. Always `tokens` without a window. Throws std::bad_alloc.
   uint64_t resume_point(uint64_t tokens) const {

@@ -66,6 +66,20 @@ void KvStore::drop_unseen() {
   }
 }
 
+uint64_t KvStore::begin_at(uint64_t token) {
+  if (window_tokens_ == keep_all) return dropped_ = token;
+  const uint64_t extent = shape().page.extent_tokens();
+  pages_.skip(static_cast<uint32_t>(token / extent));
+  return sealed_tokens();
+}
+
+void KvStore::drop_before(uint64_t token) {
+  const uint64_t extent = shape().page.extent_tokens(), full = pages_.pages() / extent_pages;
+  const uint64_t end = window_tokens_ == keep_all ? 0 : std::min(ceil_div(token, extent), full);
+  for (uint32_t e = 0; e < end; ++e) pages_.drop(e);
+  std::erase_if(checkpoints_, [&](uint64_t at) { return resume_point(at) != at; });
+}
+
 uint64_t KvStore::resume_point(const StoreShape& shape, const PageStore::Runs& runs,
                                uint64_t dropped, uint64_t end, uint64_t tokens) {
   if (shape.window == 0) return tokens;

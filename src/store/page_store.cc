@@ -159,6 +159,12 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
 
 void PageStore::drop(uint32_t e) { slabs_[e] = SlabRef(nullptr); }
 
+void PageStore::skip(uint32_t extents) {
+  slabs_.reserve(extents);
+  while (slabs_.size() < extents) slabs_.emplace_back(nullptr);
+  pages_ = extents * extent_pages;
+}
+
 bool PageStore::has(uint32_t e) const { return static_cast<bool>(slabs_[e]); }
 
 PageStore::Runs PageStore::runs() const {

@@ -92,6 +92,8 @@ class PageStore {
 
   // Drops a full extent; its pages may not be used any more. For a store with a window.
   void drop(uint32_t e);
+  // Makes an empty store with a window begin with so many dropped extents. Throws std::bad_alloc.
+  void skip(uint32_t extents);
   bool has(uint32_t e) const;
   // The extents that were not dropped. The last run may be empty. Throws std::bad_alloc.
   Runs runs() const;

@@ -179,6 +179,63 @@ void Misuses::add_caches() {
                                      &out_.session, e);
       },
       KV_MODEL_MISMATCH);
+  const auto from = [this](kv_cache* cache, const kv_checkpoint* first, kv_error* e) {
+    return kv_session_from_checkpoint(tiny_model(), cache, first, nullptr, some_ids, 1, nullptr,
+                                      nullptr, &out_.session, e);
+  };
+  const auto checkpoint = [](uint32_t count, const kv_layer_state* states) {
+    kv_checkpoint c;
+    kv_init(&c, sizeof c);
+    c.tokens = 1, c.count = count, c.states = states;
+    return c;
+  };
+  static constexpr kv_layer_state good = {0, KV_STATE_INPUTS, KV_F32, 0, rows, 4};
+  add("kv_session_from_checkpoint", "cache", [=](kv_error* e) {
+    const kv_checkpoint c = checkpoint(0, nullptr);
+    return from(nullptr, &c, e);
+  });
+  add("kv_session_from_checkpoint", "from", [=](kv_error* e) { return from(made, nullptr, e); });
+  add("kv_session_from_checkpoint", "states", [=](kv_error* e) {
+    const kv_checkpoint c = checkpoint(1, nullptr);
+    return from(made, &c, e);
+  });
+  add("kv_session_from_checkpoint", "count", [=](kv_error* e) {
+    const kv_checkpoint c = checkpoint(65537, &good);
+    return from(made, &c, e);
+  });
+  const auto refuses = [&](const char* what, kv_layer_state state) {
+    add("kv_session_from_checkpoint", what, [=](kv_error* e) {
+      const kv_checkpoint c = checkpoint(1, &state);
+      return from(made, &c, e);
+    });
+  };
+  kv_layer_state state = good;
+  state.layout = 5, refuses("layout", state), state = good;
+  state.type = 3, refuses("type", state), state = good;
+  state.reserved = 1, refuses("reserved", state), state = good;
+  state.numbers = nullptr, refuses("numbers", state);
+  refuses("layer 0, inputs", good);
+  add("kv_session_from_checkpoint", "model", [&, made, checkpoint](kv_error* e) {
+    const kv_checkpoint c = checkpoint(0, nullptr);
+    return kv_session_from_checkpoint(nullptr, made, &c, nullptr, some_ids, 1, nullptr, nullptr,
+                                      &out_.session, e);
+  });
+  add("kv_session_from_checkpoint", "tokens", [&, made, checkpoint](kv_error* e) {
+    const kv_checkpoint c = checkpoint(0, nullptr);
+    return kv_session_from_checkpoint(tiny_model(), made, &c, nullptr, nullptr, 1, nullptr, nullptr,
+                                      &out_.session, e);
+  });
+  add("kv_session_from_checkpoint", "out", [&, made, checkpoint](kv_error* e) {
+    const kv_checkpoint c = checkpoint(0, nullptr);
+    return kv_session_from_checkpoint(tiny_model(), made, &c, nullptr, some_ids, 1, nullptr,
+                                      nullptr, nullptr, e);
+  });
+  add_control("kv_session_from_checkpoint",
+              [&, made, checkpoint](const kv_control* c, kv_error* e) {
+                const kv_checkpoint first = checkpoint(0, nullptr);
+                return kv_session_from_checkpoint(tiny_model(), made, &first, nullptr, some_ids, 1,
+                                                  nullptr, c, &out_.session, e);
+              });
   add("kv_cache_stats_json", "cache",
       [&](kv_error* e) { return kv_cache_stats_json(nullptr, out_.text, 64, &out_.count, e); });
   add("kv_cache_stats_json", "json",

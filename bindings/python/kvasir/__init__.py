@@ -19,8 +19,10 @@ from typing import Any, Dict
 
 from ._core import Cancel, lib
 from .cache import Cache, CacheShape
+from .checkpoint import Checkpoint, LayerState
 from .enums import (
-    GpuUse, LogLevel, NumberType, Phase, Precision, Status, StopReason, Thinking,
+    GpuUse, LogLevel, NumberType, Phase, Precision, StateLayout, Status, StopReason,
+    Thinking,
 )
 from .errors import (
     BadArgumentError, BadStateError, BusyError, Cancelled, ContextFullError, CorruptError,
@@ -57,14 +59,15 @@ def build_info() -> Dict[str, Any]:
 
 __all__ = [
     "Answer", "AsyncStream", "AttentionOptions", "BadArgumentError", "BadStateError", "BusyError",
-    "Cache", "CacheOptions", "CacheShape", "CacheStats", "Cancel", "Cancelled", "ContextFullError",
-    "ControlOptions", "CorruptError", "DeviceError", "Document", "Error", "FileInfo",
-    "GenerateOptions", "GpuUse", "InternalError", "IoError", "Library", "LibraryOptions",
-    "LibraryResult", "LimitError", "LogLevel", "Model", "ModelInfo", "ModelMismatchError",
-    "ModelOptions", "NoMemoryError", "NoSpaceError", "NotACacheError", "NotFoundError",
-    "NumberType", "PackOptions", "PackedInfo", "Passage", "PermissionDeniedError", "Phase",
-    "Precision", "PrefillOptions", "PrefillResult", "SampleOptions", "Session", "SessionOptions",
-    "SessionStats", "Status", "StopReason", "Strategy", "StrategyInfo", "Stream", "Thinking",
-    "Token", "UnsupportedError", "VersionError", "build_info", "inspect", "inspect_model",
-    "inspect_packed", "pack", "status_text", "strategies", "unpack", "verify", "version",
+    "Cache", "CacheOptions", "CacheShape", "CacheStats", "Cancel", "Cancelled", "Checkpoint",
+    "ContextFullError", "ControlOptions", "CorruptError", "DeviceError", "Document", "Error",
+    "FileInfo", "GenerateOptions", "GpuUse", "InternalError", "IoError", "LayerState", "Library",
+    "LibraryOptions", "LibraryResult", "LimitError", "LogLevel", "Model", "ModelInfo",
+    "ModelMismatchError", "ModelOptions", "NoMemoryError", "NoSpaceError", "NotACacheError",
+    "NotFoundError", "NumberType", "PackOptions", "PackedInfo", "Passage", "PermissionDeniedError",
+    "Phase", "Precision", "PrefillOptions", "PrefillResult", "SampleOptions", "Session",
+    "SessionOptions", "SessionStats", "StateLayout", "Status", "StopReason", "Strategy",
+    "StrategyInfo", "Stream", "Thinking", "Token", "UnsupportedError", "VersionError", "build_info",
+    "inspect", "inspect_model", "inspect_packed", "pack", "status_text", "strategies", "unpack",
+    "verify", "version",
 ]

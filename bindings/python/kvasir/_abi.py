@@ -168,6 +168,15 @@ class kv_cache_attention_options(Structure):
     _fields_ = _fields("u32 struct_size, u32 flags, f32 scale, f32 softcap")
 
 
+class kv_layer_state(Structure):
+    _fields_ = _fields("""
+        u32 layer, u32 layout, u32 type, u32 reserved, pointer numbers, u64 count""")
+
+
+class kv_checkpoint(Structure):
+    _fields_ = _fields("u32 struct_size, u32 count, u64 tokens, pointer states")
+
+
 class kv_cache_stats(Structure):
     _fields_ = _fields("""
         u32 struct_size, u32 threads, u64 tokens, u64 max_tokens, u64 sealed_tokens,
@@ -185,6 +194,7 @@ _CONTROL = POINTER(kv_control)
 _SESSION_OPTIONS = POINTER(kv_session_options)
 _SHAPE = POINTER(kv_cache_shape)
 _CACHE_OPTIONS = POINTER(kv_cache_options)
+_CHECKPOINT = POINTER(kv_checkpoint)
 
 # Functions that return a kv_status: the types of all parameters but the last, a kv_error.
 CALLS: Dict[str, List[Any]] = {
@@ -239,6 +249,8 @@ CALLS: Dict[str, List[Any]] = {
     "kv_cache_save": [_P, _S, _CONTROL],
     "kv_cache_load": [_SHAPE, _S, _CACHE_OPTIONS, _CONTROL, _OUT],
     "kv_session_from_cache": [_P, _P, _P, _Z, _SESSION_OPTIONS, _CONTROL, _OUT],
+    "kv_session_from_checkpoint": [_P, _P, _CHECKPOINT, _CHECKPOINT, _P, _Z, _SESSION_OPTIONS,
+                                   _CONTROL, _OUT],
     "kv_cache_get_stats": [_P, POINTER(kv_cache_stats)],
     "kv_cache_stats_json": [_P, _P, _Z, _COUNT],
 }

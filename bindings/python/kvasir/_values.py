@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from . import _abi
 from ._core import Owner, Watch, call, lib
-from .enums import LogLevel, known
+from .enums import LogLevel, NumberType, known
 from .errors import bad_argument, error_of
 
 Struct = TypeVar("Struct", bound=Structure)
@@ -76,6 +76,23 @@ def address(array: npt.NDArray[Any]) -> int:
     """Returns the address of the first element."""
     where: int = array.__array_interface__["data"][0]
     return where
+
+
+_NUMBER_TYPES = {
+    "float32": NumberType.F32, "float16": NumberType.F16, "bfloat16": NumberType.BF16,
+}
+
+
+def number_type_of(
+    name: str, array: npt.NDArray[Any], number_type: Optional[NumberType]
+) -> NumberType:
+    """Returns the element type; number_type says what 16-bit integers are."""
+    own = _NUMBER_TYPES.get(array.dtype.name)
+    if own is None and array.dtype.name in ("uint16", "int16"):
+        own = number_type if number_type in (NumberType.F16, NumberType.BF16) else None
+    if own is None or number_type not in (None, own):
+        raise bad_argument(f"{name} has elements of type {array.dtype.name}")
+    return own
 
 
 # ---- structs ------------------------------------------------------------------------------------

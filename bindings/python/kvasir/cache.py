@@ -11,7 +11,8 @@ import numpy.typing as npt
 from . import _abi
 from ._core import Cancel, Handle, Watch, call, lib
 from ._values import (
-    address, as_string, as_uint, check_names, control, fill, json_of, result_of, sized,
+    address, as_string, as_uint, check_names, control, fill, json_of, number_type_of, result_of,
+    sized,
 )
 from .enums import NumberType
 from .errors import BusyError, bad_argument
@@ -218,11 +219,6 @@ def _shape(shape: CacheShape) -> _abi.kv_cache_shape:
     return struct
 
 
-_NUMBER_TYPES = {
-    "float32": NumberType.F32, "float16": NumberType.F16, "bfloat16": NumberType.BF16,
-}
-
-
 def _rows(
     name: str, array: npt.NDArray[Any], heads: int, dim: int, number_type: Optional[NumberType]
 ) -> Tuple[NumberType, int]:
@@ -236,9 +232,4 @@ def _rows(
         raise bad_argument(f"{name} is {list(array.shape)}, not [tokens, {heads}, {dim}]")
     if not array.flags.c_contiguous or not array.dtype.isnative:
         raise bad_argument(f"{name} is not contiguous rows in the CPU's byte order")
-    own = _NUMBER_TYPES.get(array.dtype.name)
-    if own is None and array.dtype.name in ("uint16", "int16"):
-        own = number_type if number_type in (NumberType.F16, NumberType.BF16) else None
-    if own is None or number_type not in (None, own):
-        raise bad_argument(f"{name} has elements of type {array.dtype.name}")
-    return own, as_uint("tokens", array.shape[0], 32)
+    return number_type_of(name, array, number_type), as_uint("tokens", array.shape[0], 32)

@@ -90,6 +90,16 @@ class NumberType(enum.IntEnum):
     BF16 = 2
 
 
+class StateLayout(enum.IntEnum):
+    """Order of the numbers of a LayerState. Channels and heads: as in the model's file."""
+
+    KEYS = 0  # of a layer with a sliding window, [rows][kv_heads][head_dim] after RoPE
+    VALUES = 1  # likewise
+    INPUTS = 2  # of a convolution, [channels][taps - 1], the newest last
+    KEY_VALUE = 3  # matrices of a gated delta net, [heads][key_dim][value_dim]
+    VALUE_KEY = 4  # matrices of Mamba-2, [heads][value_dim][key_dim]
+
+
 class GpuUse(enum.IntFlag):
     """What a GPU does in a session. With several GPUs a bit is set only if it holds for all."""
 

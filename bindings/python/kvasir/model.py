@@ -15,6 +15,7 @@ from ._values import (
     address, as_bytes, as_string, as_tokens, as_uint, check_names, control, fill, log_of, result_of,
     sized,
 )
+from .checkpoint import Checkpoint, raw
 from .enums import Status
 from .errors import Error
 from .options import ControlOptions, ModelOptions, Path, Progress, SessionOptions, Text, takes
@@ -243,6 +244,40 @@ class Model(Handle):
         how = _control(cancel, progress, watch, _abi.TOKENIZE_DOCUMENT if document else 0)
         watch.run(
             lib.kv_session_from_cache, owner, cache._live(), address(ids), ids.size, byref(filled),
+            byref(how), session._new(owner.keep, log_of(filled)),
+        )
+        return session
+
+    @takes(SessionOptions)
+    def session_from_checkpoint(
+        self,
+        cache: Cache,
+        tokens: npt.ArrayLike,
+        start: Checkpoint,
+        end: Optional[Checkpoint] = None,
+        *,
+        document: bool = False,
+        cancel: Optional[Cancel] = None,
+        progress: Optional[Progress] = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Creates a session as session_from_cache, of a model with windows or recurrent layers.
+
+        The cache has the layers that attend to all tokens. The model prefills the tokens from
+        `start` on again and compares what it computes.
+
+        start: windows and states at an earlier token, a few hundred tokens before the end
+        end: those after all tokens, to be compared; None: they are not
+        Other parameters, and errors: session_from_cache. BadArgumentError also: a checkpoint that
+        is not of the model, has NaN or infinity, or is too near to the end.
+        """
+        owner, session, watch, ids = self._live(), self._session(), Watch(), as_tokens(tokens)
+        filled = fill(_abi.kv_session_options, SessionOptions, options)
+        first, last = raw(start), None if end is None else raw(end)
+        how = _control(cancel, progress, watch, _abi.TOKENIZE_DOCUMENT if document else 0)
+        watch.run(
+            lib.kv_session_from_checkpoint, owner, cache._live(), byref(first),
+            None if last is None else byref(last), address(ids), ids.size, byref(filled),
             byref(how), session._new(owner.keep, log_of(filled)),
         )
         return session

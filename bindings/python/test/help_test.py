@@ -13,6 +13,7 @@ METHODS = {
     kvasir.Model.session: options.SessionOptions,
     kvasir.Model.load: options.SessionOptions,
     kvasir.Model.session_from_cache: options.SessionOptions,
+    kvasir.Model.session_from_checkpoint: options.SessionOptions,
     kvasir.Model.hash: options.ControlOptions,
     kvasir.Session.prefill: options.PrefillOptions,
     kvasir.Session.prefill_tokens: options.ControlOptions,

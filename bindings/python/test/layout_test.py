@@ -33,6 +33,7 @@ ENUMS = {
     enums.StopReason: "KV_STOP_",
     enums.Thinking: "KV_THINKING_",
     enums.NumberType: "KV_",
+    enums.StateLayout: "KV_STATE_",
     enums.Param: "KV_PARAM_",
     experimental.Param: "KV_PARAM_",
     experimental.BudgetSchedule: "KV_BUDGET_",

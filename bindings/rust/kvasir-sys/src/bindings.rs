@@ -404,6 +404,30 @@ pub struct kv_cache_attention_options {
     pub scale: f32,
     pub softcap: f32,
 }
+pub const KV_STATE_KEYS: kv_state_layout = 0;
+pub const KV_STATE_VALUES: kv_state_layout = 1;
+pub const KV_STATE_INPUTS: kv_state_layout = 2;
+pub const KV_STATE_KEY_VALUE: kv_state_layout = 3;
+pub const KV_STATE_VALUE_KEY: kv_state_layout = 4;
+pub type kv_state_layout = ::std::os::raw::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct kv_layer_state {
+    pub layer: u32,
+    pub layout: u32,
+    pub type_: u32,
+    pub reserved: u32,
+    pub numbers: *const ::std::os::raw::c_void,
+    pub count: u64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct kv_checkpoint {
+    pub struct_size: u32,
+    pub count: u32,
+    pub tokens: u64,
+    pub states: *const kv_layer_state,
+}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct kv_cache_stats {
@@ -745,6 +769,18 @@ extern "C" {
     pub fn kv_session_from_cache(
         model: *mut kv_model,
         cache: *mut kv_cache,
+        tokens: *const i32,
+        count: usize,
+        options: *const kv_session_options,
+        control: *const kv_control,
+        out: *mut *mut kv_session,
+        error: *mut kv_error,
+    ) -> kv_status;
+    pub fn kv_session_from_checkpoint(
+        model: *mut kv_model,
+        cache: *mut kv_cache,
+        from: *const kv_checkpoint,
+        end: *const kv_checkpoint,
         tokens: *const i32,
         count: usize,
         options: *const kv_session_options,

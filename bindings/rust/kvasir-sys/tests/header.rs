@@ -44,7 +44,7 @@ macro_rules! layouts {
             let (name, size) = (stringify!($name), size_of::<$name>());
             c += &format!("_Static_assert(sizeof({name}) == {size}, \"{name}\");\n");
             $({
-                let field = stringify!($field);
+                let field = stringify!($field).trim_end_matches('_'); // a word of Rust has one
                 // SAFETY: takes addresses within `it` only.
                 let at = unsafe { std::ptr::addr_of!((*base).$field) as usize } - base as usize;
                 let place = format!("offsetof({name}, {field}) == {at}");
@@ -98,6 +98,8 @@ fn layouts_are_those_of_the_header() {
         kv_cache_options { struct_size threads window_tokens precision decode memory_limit
             spill_directory }
         kv_cache_attention_options { struct_size flags scale softcap }
+        kv_layer_state { layer layout type_ reserved numbers count }
+        kv_checkpoint { struct_size count tokens states }
         kv_cache_stats { struct_size threads tokens max_tokens sealed_tokens page_tokens
             sink_tokens window_tokens step_tokens private_bytes mapped_bytes spilled_bytes
             memory_limit budget_tokens tokens_read tokens_present pages_touched decode_strategy }
