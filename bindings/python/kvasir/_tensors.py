@@ -10,7 +10,7 @@ from .enums import NumberType, Status
 from .errors import UnsupportedError
 
 MAX_STEP = 4096  # tokens of one step of a cache
-_NUMBERS = {
+NUMBERS = {
     torch.float32: NumberType.F32, torch.float16: NumberType.F16, torch.bfloat16: NumberType.BF16,
 }
 
@@ -41,9 +41,9 @@ def tensor_rows(states: Any) -> Any:
 
 def numbers_of(rows: Any) -> Tuple[Any, NumberType]:
     """Returns the same memory as a numpy array; a GPU's is copied."""
-    if rows.dtype not in _NUMBERS:
+    if rows.dtype not in NUMBERS:
         raise UnsupportedError(f"elements of type {rows.dtype}", Status.UNSUPPORTED)
-    number, rows = _NUMBERS[rows.dtype], rows.cpu()
+    number, rows = NUMBERS[rows.dtype], rows.cpu()
     return (rows.view(torch.int16) if number == NumberType.BF16 else rows).numpy(), number
 
 

@@ -16,7 +16,6 @@ the same weights elsewhere.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import pathlib
 from typing import TYPE_CHECKING, Any, List, Optional, Tuple, Union
 
@@ -26,8 +25,8 @@ from transformers.cache_utils import Cache as AnyCache
 from transformers.cache_utils import CacheLayerMixin
 from transformers.masking_utils import causal_mask_function
 
-from ._export import save_cache, save_session
-from ._tensors import MAX_STEP, rows_of, shape_of
+from ._export import prefill, save_cache, save_session
+from ._tensors import rows_of, shape_of
 from .cache import Cache
 from .enums import NumberType, Status
 from .errors import BadStateError, UnsupportedError, bad_argument
@@ -242,19 +241,3 @@ def identity_of(path: Union[str, "pathlib.Path"]) -> bytes:
                     break
                 digest.update(block)
     return digest.digest()
-
-
-def prefill(model: Any, input_ids: Any, cache: Any, *, chunk: int = 512) -> Any:
-    """Prefills tokens [1][count] into any cache of transformers, `chunk` tokens at a time.
-
-    Returns the logits after the last token, [1][1][vocabulary].
-    """
-    if not 0 < chunk <= MAX_STEP:
-        raise bad_argument(f"chunk is {chunk}: use 1 to {MAX_STEP} tokens")
-    new = "cache" in inspect.signature(model.forward).parameters
-    keyword = {"cache" if new else "past_key_values": cache}
-    logits = None
-    with torch.no_grad():
-        for part in torch.split(input_ids, chunk, dim=1):
-            logits = model(input_ids=part, use_cache=True, logits_to_keep=1, **keyword).logits
-    return logits

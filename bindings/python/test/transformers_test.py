@@ -23,7 +23,7 @@ except ImportError as error:
 import kvasir
 import kvasir.transformers as kt
 from kvasir import Precision
-from kvasir._export import interleaved
+from kvasir._hybrid import interleaved
 
 needs_gguf = unittest.skipUnless(importlib.util.find_spec("gguf"), "transformers needs gguf")
 
