@@ -20,6 +20,8 @@ constexpr float scale_divisor = 127.492f;
 
 // Tokens of a latent page that are sealed together: a block.
 constexpr uint32_t latent_part_tokens = 16;
+static_assert(latent_page_tokens % latent_part_tokens == 0 &&
+              latent_part_tokens % quad_tokens == 0);
 constexpr uint32_t part_values = larger(page_values, latent_part_tokens* max_latent_dim);
 
 inline uint16_t bf16_upwards(float x) {  // x >= 0
