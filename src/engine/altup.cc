@@ -52,35 +52,26 @@ void AltUp::resize(uint32_t n) {
   capacity_ = n;
 }
 
-template <class F>
-void AltUp::by_rows(uint32_t n, F&& f) {
-  pool_->run((n + rows_per_task - 1) / rows_per_task, [&](uint32_t task, uint32_t) {
-    if (cancel_->fired()) return;
-    const uint32_t end = std::min(n, (task + 1) * rows_per_task);
-    for (uint32_t t = task * rows_per_task; t < end; ++t) f(std::size_t{t});
-  });
-}
-
 void AltUp::begin(const float* x, uint32_t n, const CancelLatch& cancel) {
   cancel_ = &cancel, n_ = n;
   for (uint32_t i = 1; i < count_; ++i) {
     const Linear in = matrix_of(model_.weights().stream_in, i - 1);
     products_->multiply(x, n, width_, {{&in, stream(i)}});
-    by_rows(n,
-            [&](std::size_t t) { match_length(stream(i) + t * width_, x + t * width_, width_); });
+    for_rows(pool_, *cancel_, 0, n,
+             [&](std::size_t t) { match_length(stream(i) + t * width_, x + t * width_, width_); });
   }
 }
 
 // routed_ = tanh(W norm(x) / width)
 void AltUp::route(uint32_t layer, const float* x, uint32_t n) {
   const AltUpWeights& w = model_.weights().layers[layer].altup;
-  by_rows(n, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n, [&](std::size_t t) {
     kernels_.rms_norm(x + t * width_, w.router_norm.weight.data(), model_.config().norm_epsilon, 1,
                       width_, h_.get() + t * width_);
     for (uint32_t d = 0; d < width_; ++d) h_[t * width_ + d] /= static_cast<float>(width_);
   });
   products_->multiply(h_.get(), n, width_, {{&w.router, routed_.get()}});
-  by_rows(n, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n, [&](std::size_t t) {
     for (uint32_t i = 0; i < count_; ++i)
       routed_[t * count_ + i] = std::tanh(routed_[t * count_ + i]);
   });
@@ -89,7 +80,7 @@ void AltUp::route(uint32_t layer, const float* x, uint32_t n) {
 void AltUp::predict(uint32_t layer, float* x) {
   const Array<float>& weights = model_.weights().layers[layer].altup.predict;
   route(layer, x, n_);
-  by_rows(n_, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     const float* routed = routed_.get() + t * count_;
     std::array<float, max_streams * max_streams> c{};
     std::array<float, max_streams> old;
@@ -112,7 +103,7 @@ const float* AltUp::laurel(uint32_t layer, const float* y) {
   const uint32_t rank = w.laurel_down.w.rows;
   products_->multiply(y, n_, width_, {{&w.laurel_down, low_.get()}});
   products_->multiply(low_.get(), n_, rank, {{&w.laurel_up, laurel_.get()}});
-  by_rows(n_, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     float* out = laurel_.get() + t * width_;
     kernels_.rms_norm(out, w.laurel_norm.weight.data(), model_.config().norm_epsilon, 1, width_,
                       out);
@@ -125,7 +116,7 @@ void AltUp::correct(uint32_t layer, uint32_t first, float* x) {
   const Array<float>& weights = model_.weights().layers[layer].altup.correct;
   const uint32_t n = n_ - first;
   route(layer, x, n);
-  by_rows(n, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n, [&](std::size_t t) {
     const float* routed = routed_.get() + t * count_;
     const float* predicted = predicted_.get() + (first + t) * width_;
     std::array<float, max_streams> c;
@@ -142,7 +133,7 @@ void AltUp::correct(uint32_t layer, uint32_t first, float* x) {
 }
 
 void AltUp::add(uint32_t first, const float* g) {
-  by_rows(n_ - first, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_ - first, [&](std::size_t t) {
     for (uint32_t i = 1; i < count_; ++i)
       kernels_.add(stream(i) + (first + t) * width_, g + t * width_, width_);
   });
@@ -150,7 +141,7 @@ void AltUp::add(uint32_t first, const float* g) {
 
 void AltUp::scale(uint32_t layer, uint32_t first, const float* x, float* y) {
   const Array<float>& factors = model_.weights().layers[layer].altup.scale;
-  by_rows(n_ - first, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_ - first, [&](std::size_t t) {
     for (uint32_t d = 0; d < width_; ++d) y[t * width_ + d] = x[t * width_ + d] * factors[d];
   });
 }
@@ -161,12 +152,12 @@ void AltUp::merge(uint32_t first, float* x) {
     const float* from = stream(i) + std::size_t{first} * width_;
     const Linear out = matrix_of(model_.weights().stream_out, i - 1);
     products_->multiply(from, n, width_, {{&out, h_.get()}});
-    by_rows(n, [&](std::size_t t) {
+    for_rows(pool_, *cancel_, 0, n, [&](std::size_t t) {
       match_length(h_.get() + t * width_, x + t * width_, width_);
       std::copy_n(h_.get() + t * width_, width_, stream(i) + (first + t) * width_);
     });
   }
-  by_rows(n, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n, [&](std::size_t t) {
     for (uint32_t d = 0; d < width_; ++d) {
       float sum = x[t * width_ + d];
       for (uint32_t i = 1; i < count_; ++i) sum += stream(i)[(first + t) * width_ + d];

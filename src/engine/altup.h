@@ -44,8 +44,6 @@ class AltUp {
  private:
   float* stream(uint32_t i) { return streams_.get() + std::size_t{i - 1} * capacity_ * width_; }
   void route(uint32_t layer, const float* x, uint32_t n);
-  template <class F>
-  void by_rows(uint32_t n, F&& f);
 
   const Model& model_;
   const Kernels& kernels_;

@@ -69,7 +69,10 @@ class CpuExecutor final : public LayerExecutor {
   void add_layer_input(float* x, const Norm& post_norm, uint32_t n, uint32_t first);
   Status check_layer(uint32_t layer, uint32_t first);
   template <class F>
-  void by_rows(uint32_t n, F&& f);
+  void by_rows(uint32_t n, F&& f) {
+    for_blocks(pool_, *cancel_, 0, n,
+               [&](std::size_t first, uint32_t count, uint32_t) { f(first, count); });
+  }
 
   const Model& model_;
   const Kernels& kernels_;
@@ -319,16 +322,6 @@ Status CpuExecutor::check_layer(uint32_t layer, uint32_t first) {
     check(step_->x, first + at, count, model_.config().width);
   });
   return good ? Status() : not_a_number("layer " + std::to_string(layer));
-}
-
-// f(first, count) over blocks of the step's rows, in parallel.
-template <class F>
-void CpuExecutor::by_rows(uint32_t n, F&& f) {
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
-    if (cancel_->fired()) return;
-    const uint32_t first = task * rows_per_task;
-    f(std::size_t{first}, std::min(rows_per_task, n - first));
-  });
 }
 
 // The normalised rows of x, in out; x itself where the layer has no such norm.

@@ -73,7 +73,8 @@ bool CpuExperts::run(uint32_t layer, const Input& input, const CancelLatch& canc
   products_.clear();
   for (const Group& g : groups_) products_.push_back({width_, g.down.w.cols, g.input.n});
   by_products([&](const Task& task, uint32_t worker) { down_task(task, worker); });
-  by_rows([&](std::size_t first, uint32_t count, uint32_t) { combine(first, count, out); });
+  for_blocks(pool_, *cancel_, 0, n_,
+             [&](std::size_t first, uint32_t count, uint32_t) { combine(first, count, out); });
   return good_;
 }
 
@@ -89,7 +90,7 @@ void CpuExperts::route(const float* x) {
   by_products([&](const Task& task, uint32_t worker) {
     multiply(router, input, task, logits_.get(), worker);
   });
-  by_rows([&](std::size_t first, uint32_t count, uint32_t worker) {
+  for_blocks(pool_, *cancel_, 0, n_, [&](std::size_t first, uint32_t count, uint32_t worker) {
     choose(first, count, scores_.get() + std::size_t{2} * config_->count * worker);
     if (has_shared_) weigh_shared(first, count, x, worker);
   });
@@ -176,7 +177,7 @@ void CpuExperts::gather(const float* x) {
   const bool floats =
       (layer_->gated && !is_quantized(weights_->gate.first)) || !is_quantized(weights_->up.first);
   const std::size_t blocks = width_ / 32, halves = width_ / 16;
-  by_rows([&](std::size_t first, uint32_t count, uint32_t) {
+  for_blocks(pool_, *cancel_, 0, n_, [&](std::size_t first, uint32_t count, uint32_t) {
     for (std::size_t i = first * config_->used; i < (first + count) * config_->used; ++i) {
       const std::size_t from = i / config_->used, to = slots_[i];
       const float weight = config_->weighs_input ? chosen_[i].weight : 1.0f;
@@ -282,19 +283,8 @@ void CpuExperts::cut(const Product& p, uint32_t number, uint64_t even) {
     }
 }
 
-// f(first, count, worker) over blocks of the step's tokens, in parallel.
-template <class F>
-void CpuExperts::by_rows(F&& f) {
-  pool_->run(
-      static_cast<uint32_t>(ceil_div(n_, rows_per_task)), [&](uint32_t task, uint32_t worker) {
-        if (cancel_->fired()) return;
-        const std::size_t first = std::size_t{task} * rows_per_task;
-        f(first, static_cast<uint32_t>(std::min<std::size_t>(rows_per_task, n_ - first)), worker);
-      });
-}
-
 void CpuExperts::quantize(const float* x) {
-  by_rows([&](std::size_t first, uint32_t count, uint32_t) {
+  for_blocks(pool_, *cancel_, 0, n_, [&](std::size_t first, uint32_t count, uint32_t) {
     const std::size_t at = first * width_;
     kernels_.quantize(x + at, count, width_, &x_quants_.q[at], &x_quants_.scale[at / 32],
                       &x_quants_.sums[at / 16]);

@@ -93,8 +93,6 @@ class CpuExperts {
   template <class F>
   void by_products(F&& f);
   void cut(const Product& product, uint32_t number, uint64_t even);
-  template <class F>
-  void by_rows(F&& f);
 
   const ModelConfig& model_;
   const Weights& all_weights_;

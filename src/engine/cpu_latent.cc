@@ -66,7 +66,7 @@ void CpuLatent::project(const StepContext& step, uint32_t layer, const float* h,
     products_->multiply(h, n, config_.width, {{&w.query, queries_.get()}, {&w.kv, k}});
   } else {
     products_->multiply(h, n, config_.width, {{&w.query_a, low_.get()}, {&w.kv, k}});
-    by_rows(step, n, [&](std::size_t first, uint32_t count) {
+    for_blocks(pool_, step.cancel, 0, n, [&](std::size_t first, uint32_t count, uint32_t) {
       float* low = low_.get() + first * rank;
       kernels_.rms_norm(low, w.query_norm.data(), config_.norm_epsilon, count, rank, low);
     });
@@ -85,18 +85,16 @@ void CpuLatent::make_keys(const StepContext& step, uint32_t layer, float* querie
   const RopeConfig& rope = config_.ropes[c.rope];
   const uint32_t half = rope.dim / 2, n = step.tokens();
   const std::size_t angles = std::size_t{n} * config_.angles_before(c.rope);
-  by_rows(step, n, [&](std::size_t first, uint32_t count) {
-    for (std::size_t t = first; t < first + count; ++t) {
-      float *q = queries + t * c.q_width(), *k = keys + t * c.head_dim;
-      const float* query = queries_.get() + t * c.heads * latent.query();
-      for (uint32_t i = 0; i < c.heads; ++i)
-        std::copy_n(query + std::size_t{i} * latent.query() + latent.plain, latent.rotated,
-                    q + std::size_t{i} * c.head_dim + latent.rank);
-      kernels_.rms_norm(k, w.norm.data(), config_.norm_epsilon, 1, latent.rank, k);
-      const float *cos = step.cos + angles + t * half, *sin = step.sin + angles + t * half;
-      kernels_.rope(q + latent.rank, c.heads, c.head_dim, rope.dim, cos, sin, rope.neox);
-      kernels_.rope(k + latent.rank, 1, c.head_dim, rope.dim, cos, sin, rope.neox);
-    }
+  for_rows(pool_, step.cancel, 0, n, [&](std::size_t t) {
+    float *q = queries + t * c.q_width(), *k = keys + t * c.head_dim;
+    const float* query = queries_.get() + t * c.heads * latent.query();
+    for (uint32_t i = 0; i < c.heads; ++i)
+      std::copy_n(query + std::size_t{i} * latent.query() + latent.plain, latent.rotated,
+                  q + std::size_t{i} * c.head_dim + latent.rank);
+    kernels_.rms_norm(k, w.norm.data(), config_.norm_epsilon, 1, latent.rank, k);
+    const float *cos = step.cos + angles + t * half, *sin = step.sin + angles + t * half;
+    kernels_.rope(q + latent.rank, c.heads, c.head_dim, rope.dim, cos, sin, rope.neox);
+    kernels_.rope(k + latent.rank, 1, c.head_dim, rope.dim, cos, sin, rope.neox);
   });
 }
 
@@ -113,8 +111,11 @@ void CpuLatent::absorb(const LayerConfig& c, const ExpertMatrices& keys, const T
   const WeightView matrix = keys.of(task.head);
   if (!latent.joint) return multiply(matrix, task, to, c.q_width(), w);
 
-  for (uint32_t r = 0; r < latent.plain; ++r)
-    kernels_.dequantize_row(matrix, r, w->weights.get() + std::size_t{r} * latent.rank);
+  if (w->unpacked != matrix.data) {
+    for (uint32_t r = 0; r < latent.plain; ++r)
+      kernels_.dequantize_row(matrix, r, w->weights.get() + std::size_t{r} * latent.rank);
+    w->unpacked = matrix.data;
+  }
   const auto rows = static_cast<uint32_t>(round_up(task.count, row_multiple));
   std::fill_n(w->rows.get() + std::size_t{task.count} * latent.plain,
               std::size_t{rows - task.count} * latent.plain, 0.0f);
@@ -153,24 +154,15 @@ void CpuLatent::multiply(const WeightView& weights, const Task& task, float* y, 
   kernels_.matmul(weights, x, y, stride, 0, weights.rows, w->product.get());
 }
 
-// f(task, worker) for all heads and blocks of tokens, in parallel.
+// f(task, worker) for all heads and blocks of tokens, in parallel. Blocks of a head are neighbours,
+// so that few threads unpack its matrix.
 template <class F>
 void CpuLatent::by_heads(const StepContext& step, uint32_t heads, uint32_t n, F&& f) {
   const uint32_t blocks = std::max(1u, n / task_tokens);  // the last one takes what is left
   pool_->run(heads * blocks, [&](uint32_t i, uint32_t worker) {
     if (step.cancel.fired()) return;
-    const uint32_t block = i / heads, first = block * task_tokens;
-    f(Task{i % heads, first, block + 1 == blocks ? n - first : task_tokens, n}, &workers_[worker]);
-  });
-}
-
-// f(first, count) over blocks of the step's tokens, in parallel.
-template <class F>
-void CpuLatent::by_rows(const StepContext& step, uint32_t n, F&& f) {
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
-    if (step.cancel.fired()) return;
-    const uint32_t first = task * rows_per_task;
-    f(std::size_t{first}, std::min(rows_per_task, n - first));
+    const uint32_t block = i % blocks, first = block * task_tokens;
+    f(Task{i / blocks, first, block + 1 == blocks ? n - first : task_tokens, n}, &workers_[worker]);
   });
 }
 

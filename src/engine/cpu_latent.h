@@ -43,8 +43,9 @@ class CpuLatent {
     Buffer<int8_t> quants;  // the same, quantised
     Buffer<float> scales;
     Buffer<int16_t> sums;
-    Buffer<float> absorbed;  // [tokens][rank]
-    Buffer<float> weights;   // [plain][rank] of a head
+    Buffer<float> absorbed;          // [tokens][rank]
+    Buffer<float> weights;           // [plain][rank] of a head
+    const void* unpacked = nullptr;  // the matrix in `weights`
     Buffer<std::byte> product;
   };
   // Tokens [first, first + count) of n, and a head.
@@ -59,8 +60,6 @@ class CpuLatent {
                 Worker* w) const;
   template <class F>
   void by_heads(const StepContext& step, uint32_t heads, uint32_t n, F&& f);
-  template <class F>
-  void by_rows(const StepContext& step, uint32_t n, F&& f);
 
   const Model& model_;
   const ModelConfig& config_;

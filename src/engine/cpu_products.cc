@@ -24,11 +24,10 @@ void CpuProducts::resize(uint32_t n, std::size_t widest) {
 }
 
 void CpuProducts::quantize(const float* x, uint32_t n, uint32_t cols) {
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
-    if (cancel_->fired()) return;
-    const std::size_t first = std::size_t{task} * rows_per_task, at = first * cols;
-    kernels_.quantize(x + at, std::min(rows_per_task, n - task * rows_per_task), cols,
-                      quants_.get() + at, scales_.get() + at / 32, sums_.get() + at / 16);
+  for_blocks(pool_, *cancel_, 0, n, [&](std::size_t first, uint32_t count, uint32_t) {
+    const std::size_t at = first * cols;
+    kernels_.quantize(x + at, count, cols, quants_.get() + at, scales_.get() + at / 32,
+                      sums_.get() + at / 16);
   });
 }
 

@@ -50,17 +50,6 @@ void CpuRecurrent::begin(uint32_t n, RecurrentState* states, const CancelLatch& 
   n_ = n, states_ = states, cancel_ = &cancel;
 }
 
-// f(token) for tokens [first, n), in parallel.
-template <class F>
-void CpuRecurrent::by_rows(uint32_t first, F&& f) {
-  const uint32_t n = n_ - first;
-  pool_->run(static_cast<uint32_t>(ceil_div(n, rows_per_task)), [&](uint32_t task, uint32_t) {
-    if (cancel_->fired()) return;
-    const uint32_t begin = first + task * rows_per_task, end = std::min(n_, begin + rows_per_task);
-    for (std::size_t t = begin; t < end; ++t) f(t);
-  });
-}
-
 bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* out) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   const std::size_t inner = config_.inner();
@@ -72,7 +61,7 @@ bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* ou
     case RecurrentKind::convolution:
       short_convolution(layer, y);
       good = is_good(mixed_.get(), inner, first);
-      by_rows(first, [&](std::size_t t) {
+      for_rows(pool_, *cancel_, first, n_, [&](std::size_t t) {
         for (std::size_t i = t * inner; i < (t + 1) * inner; ++i) gate_[i] *= mixed_[i];
       });
       break;
@@ -95,7 +84,7 @@ bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* ou
 // one of them is NaN or infinity.
 bool CpuRecurrent::is_good(const float* rows, std::size_t cols, uint32_t first) {
   std::atomic<bool> good{true};
-  by_rows(first, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, first, n_, [&](std::size_t t) {
     if (!all_below({rows + t * cols, cols}, LayerExecutor::too_large))
       good.store(false, std::memory_order_relaxed);
   });
@@ -143,7 +132,7 @@ void CpuRecurrent::short_convolution(uint32_t layer, const float* y) {
   products_->multiply(y, n_, model_.config().width,
                       {{&w.in, in_.get()}, {&w.gate, gate_.get()}, {&w.beta, beta_.get()}});
   const std::size_t cols = config_.channels;
-  by_rows(0, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     for (std::size_t i = t * cols; i < (t + 1) * cols; ++i) in_[i] *= beta_[i];
   });
   convolve(layer, false);
@@ -159,7 +148,7 @@ void CpuRecurrent::mamba(uint32_t layer, const float* y) {
                     queries = keys + std::size_t{config_.key_heads} * config_.key_dim;
   advance(layer, 0, keys, queries);
   const std::size_t dim = config_.value_dim;
-  by_rows(0, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     const float* x = mixed_.get() + t * config_.channels;
     float* o = o_.get() + t * config_.inner();
     for (std::size_t h = 0; h < config_.heads; ++h)
@@ -187,7 +176,7 @@ void CpuRecurrent::delta_net(uint32_t layer, const float* y) {
 }
 
 void CpuRecurrent::mamba_rates(const RecurrentWeights& w) {
-  by_rows(0, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     for (std::size_t h = 0, i = t * config_.heads; h < config_.heads; ++h, ++i) {
       rate_[i] = softplus(alpha_[i] + w.decay_bias[h]);
       decay_[i] = std::exp(rate_[i] * w.decay[h]);
@@ -198,7 +187,7 @@ void CpuRecurrent::mamba_rates(const RecurrentWeights& w) {
 void CpuRecurrent::delta_rates(const RecurrentWeights& w) {
   const std::size_t heads = config_.heads, group = heads / config_.key_heads;
   const bool both = !w.alpha.w.data;  // a key head's betas, then its alphas
-  by_rows(0, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     for (std::size_t h = 0; h < heads; ++h) {
       const std::size_t i = t * heads + h, at = 2 * (t * heads + h / group * group) + h % group;
       const float beta = beta_[both ? at : i], alpha = both ? beta_[at + group] : alpha_[i];
@@ -211,7 +200,7 @@ void CpuRecurrent::delta_rates(const RecurrentWeights& w) {
 void CpuRecurrent::normalise_keys() {
   const uint32_t dim = config_.key_dim, heads = config_.key_heads;
   const float epsilon = l2_epsilon / static_cast<float>(dim);
-  by_rows(0, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     float *q = mixed_.get() + t * config_.channels, *k = q + std::size_t{heads} * dim;
     kernels_.rms_norm(q, query_factor_.data(), epsilon, heads, dim, q);
     kernels_.rms_norm(k, key_factor_.data(), epsilon, heads, dim, k);
@@ -253,7 +242,7 @@ void CpuRecurrent::advance(uint32_t layer, std::size_t values, std::size_t keys,
 // gate_ = norm(silu(gate_) * o_), by groups
 void CpuRecurrent::gate_mamba(const RecurrentWeights& w, uint32_t first) {
   const std::size_t inner = config_.inner(), group = inner / config_.key_heads;
-  by_rows(first, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, first, n_, [&](std::size_t t) {
     float* z = gate_.get() + t * inner;
     kernels_.activate(Activation::silu, z, o_.get() + t * inner, inner);
     if (w.norm.empty()) return;
@@ -266,7 +255,7 @@ void CpuRecurrent::gate_mamba(const RecurrentWeights& w, uint32_t first) {
 // gate_ = silu(gate_) * norm(o_), by heads
 void CpuRecurrent::gate_delta(const RecurrentWeights& w, uint32_t first) {
   const std::size_t inner = config_.inner();
-  by_rows(first, [&](std::size_t t) {
+  for_rows(pool_, *cancel_, first, n_, [&](std::size_t t) {
     float* o = o_.get() + t * inner;
     kernels_.rms_norm(o, w.norm.data(), model_.config().norm_epsilon, config_.heads,
                       config_.value_dim, o);

@@ -53,8 +53,6 @@ class CpuRecurrent {
   void gate_delta(const RecurrentWeights& w, uint32_t first);
   bool is_good(const float* rows, std::size_t cols, uint32_t first);
   template <class F>
-  void by_rows(uint32_t first, F&& f);
-  template <class F>
   void for_parts(F&& f) const;
 
   const Model& model_;

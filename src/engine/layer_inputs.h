@@ -31,6 +31,7 @@ class LayerInputs {
   CpuProducts products_;
   uint32_t capacity_ = 0;  // tokens
   Buffer<float> inputs_;
+  Buffer<float> embeddings_;  // [threads][layers][layer_input] rows of the table
 };
 
 }  // namespace kvasir
