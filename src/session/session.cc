@@ -81,14 +81,33 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
                               model.store_shape().page.block_tokens);
 }
 
+namespace {
+uint64_t checkpoint_bytes(const Model& model, uint32_t window_tokens) {
+  return model.config().state_size() * sizeof(float) +
+         KvStore::checkpoint_bytes(model.windows_shape(), window_tokens);
+}
+}  // namespace
+
 // They may take half a gigabyte, or an eighth of the sequence's memory.
 uint32_t choose_checkpoints(const Model& model, uint32_t window_tokens, uint64_t budget) {
   constexpr uint64_t room = 512 << 20, most = 32;
-  const uint64_t bytes = model.config().state_size() * sizeof(float) +
-                         KvStore::checkpoint_bytes(model.windows_shape(), window_tokens);
+  const uint64_t bytes = checkpoint_bytes(model, window_tokens);
   if (bytes == 0) return 0;
   const uint64_t count = (budget > 0 ? std::min(room, budget / 8) : room) / bytes;
   return static_cast<uint32_t>(std::clamp<uint64_t>(count, 1, most));
+}
+
+// They take up to 15% of the pages of the layers that keep all tokens, or 192 MiB if that is more:
+// a file of a long document is not much larger for them.
+uint32_t checkpoints_of(const Model& model, uint32_t window_tokens, uint64_t tokens,
+                        uint32_t most) {
+  constexpr uint64_t least_room = 192 << 20;
+  const uint64_t bytes = checkpoint_bytes(model, window_tokens);
+  if (bytes == 0) return 0;
+  const StoreShape& shape = model.store_shape();
+  const uint64_t pages = tokens / shape.page.extent_tokens() * shape.slab_bytes();
+  const uint64_t count = std::max(least_room, pages / 20 * 3) / bytes;
+  return static_cast<uint32_t>(std::clamp<uint64_t>(count, 1, std::max(1u, most)));
 }
 
 // A rewind prefills up to an interval again. Of intervals below a window, checkpoints would keep

@@ -236,6 +236,7 @@ class Session {
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
   Status keep_checkpoint(const AppendRequest& request);
   Status keep_document();
+  void limit_checkpoints();
   Status append_token(Token token, const Cancel* cancel);
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);

@@ -105,9 +105,17 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   return {};
 }
 
+void Session::limit_checkpoints() {
+  const uint32_t most = checkpoints_of(*model_, options_.window, sequence_.tokens.size(),
+                                       options_.memory.checkpoints);
+  if (sequence_.states) sequence_.states->set_max_checkpoints(most);
+  if (sequence_.windows) sequence_.windows->set_max_checkpoints(most);
+}
+
 // A checkpoint at the end of the document, which a question or an answer follows.
 Status Session::keep_document() {
   SequenceState& s = sequence_;
+  limit_checkpoints();
   if (s.windows && s.windows->last_checkpoint() < s.prefilled_tokens) s.windows->keep();
   if (!s.states || s.prefilled_tokens != s.tokens.size()) return {};
   RETURN_IF_ERROR(s.states->keep());
@@ -125,6 +133,7 @@ Status Session::keep_checkpoint(const AppendRequest& request) {
   if (request.kind != TextKind::document || (!states && !windows)) return {};
   const uint64_t last = states ? states->last_checkpoint() : windows->last_checkpoint();
   if (sequence_.tokens.size() - last < options_.checkpoint_interval) return {};
+  limit_checkpoints();
   if (states) RETURN_IF_ERROR(states->keep());
   if (windows) windows->keep();
   return {};

@@ -87,6 +87,11 @@ void RecurrentState::thin_out(uint64_t end) {
   }
 }
 
+void RecurrentState::set_max_checkpoints(uint32_t count) {
+  max_checkpoints_ = count;
+  thin_out(end_.tokens);
+}
+
 uint64_t RecurrentState::resume_point(uint64_t tokens) const {
   if (tokens >= end_.tokens) return end_.tokens;
   uint64_t found = 0;

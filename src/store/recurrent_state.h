@@ -92,6 +92,8 @@ class RecurrentState {
   uint64_t checkpoint_at(std::size_t i) const { return checkpoints_[i].tokens; }  // ascending
   uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back().tokens; }
 
+  // Those beyond are dropped, now and after each keep().
+  void set_max_checkpoints(uint32_t count);
   // The last position <= `tokens` at which the sequence can go on after rewind(); 0: at none but
   // the beginning.
   uint64_t resume_point(uint64_t tokens) const;

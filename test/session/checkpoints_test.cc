@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -217,6 +218,16 @@ TEST_CASE("intervals are four windows, and checkpoints take half a gigabyte at m
   CHECK(choose_checkpoints(*model(), 64, 1 << 20) == 1);
   CHECK(choose_checkpoints(*fixture("llama-f32"), 64, 0) == 0);
   CHECK(choose_checkpoints(*fixture("qwen35"), 64, 0) == 32);
+  // 15% of the pages, or 192 MiB.
+  const uint64_t state = fixture("qwen35")->config().state_size() * sizeof(float);
+  const uint32_t least = static_cast<uint32_t>((192 << 20) / state);
+  CHECK(checkpoints_of(*fixture("qwen35"), 64, 1000, 1 << 20) == least);
+  const StoreShape& shape = fixture("qwen35")->store_shape();
+  const uint64_t tokens = (uint64_t{1} << 33) / shape.slab_bytes() * shape.page.extent_tokens();
+  CHECK(std::abs(static_cast<double>(checkpoints_of(*fixture("qwen35"), 64, tokens, 1 << 30)) *
+                     static_cast<double>(state) / static_cast<double>(uint64_t{1} << 33) -
+                 0.15) < 0.001);
+  CHECK(checkpoints_of(*fixture("qwen35"), 64, 1000, 2) == 2);
   const StoreShape gemma = {29, 4, PageShape::of(256), 1024};  // Gemma 3 4B
   CHECK(KvStore::checkpoint_bytes(gemma, 64) < 100 << 20);
 }
