@@ -14,8 +14,8 @@ using namespace kvasir::test;
 
 namespace {
 
-constexpr std::size_t length = 200;
-constexpr double tolerance = 1e-3;
+constexpr std::size_t state_length = 200;
+constexpr double state_tolerance = 1e-3;
 
 std::vector<Token> state_tokens(std::size_t n) {
   std::vector<Token> out(n);
@@ -43,7 +43,7 @@ std::unique_ptr<Session> open_states(const char* name, const char* device) {
   const Status s = Model::open(path_of(name), "", &model, {device, 0});
   REQUIRE_MESSAGE(s.ok(), s.message());
   auto session = open_session(model, one_thread());
-  read(session.get(), state_tokens(length));
+  read(session.get(), state_tokens(state_length));
   return session;
 }
 
@@ -115,7 +115,7 @@ class SingleBlocks {
 }  // namespace
 
 TEST_CASE("a step that fails or is cancelled on a device leaves the states as they were") {
-  const auto tokens = state_tokens(length + 90);
+  const auto tokens = state_tokens(state_length + 90);
   for (const char* name : {"qwen35", "lfm2", "falcon-h1"}) {
     CAPTURE(std::string(name));
     const auto gpu = open_states(name, "cuda");
@@ -136,16 +136,17 @@ TEST_CASE("a step that fails or is cancelled on a device leaves the states as th
           emulated::Changed at(machine.fails_at, machine.calls + call);
           uint64_t done = 0;
           const bool fails =
-              !fork->prefill_tokens({tokens.data() + length, n}, nullptr, &cancel, {}, &done).ok();
+              !fork->prefill_tokens({tokens.data() + state_length, n}, nullptr, &cancel, {}, &done)
+                   .ok();
           reached = machine.calls >= machine.fails_at;
           machine.fails_at = 0;
           failures += fails;
           if (!fails) continue;
           // From where it stopped, as if nothing had failed.
-          REQUIRE(fork->tokens().size() == length + done);
+          REQUIRE(fork->tokens().size() == state_length + done);
           std::unique_ptr<Session> undisturbed;
           REQUIRE(gpu->fork(&undisturbed).ok());
-          if (done > 0) read(undisturbed.get(), {tokens.data() + length, done});
+          if (done > 0) read(undisturbed.get(), {tokens.data() + state_length, done});
           CHECK(logits_after(fork.get(), 9) == logits_after(undisturbed.get(), 9));
         }
       }
@@ -155,7 +156,7 @@ TEST_CASE("a step that fails or is cancelled on a device leaves the states as th
 }
 
 TEST_CASE("recurrent layers are on several devices, or on one and the CPU") {
-  const auto tokens = state_tokens(length);
+  const auto tokens = state_tokens(state_length);
   for (const char* name : {"qwen35", "granitehybrid", "falcon-h1", "nemotron_h_moe"}) {
     CAPTURE(std::string(name));
     const auto cpu = open_states(name, "cpu");
@@ -188,12 +189,12 @@ TEST_CASE("recurrent layers are on several devices, or on one and the CPU") {
         REQUIRE_MESSAGE(s.ok(), s.message());
         std::unique_ptr<Session> fork;
         REQUIRE(session->fork(&fork).ok());
-        CHECK(difference(logits_after(session.get(), 9), expected) < tolerance);
+        CHECK(difference(logits_after(session.get(), 9), expected) < state_tolerance);
         CHECK(logits_after(fork.get(), 9).size() == expected.size());
-        REQUIRE(session->rewind(length).ok());
+        REQUIRE(session->rewind(state_length).ok());
         REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
         const auto loaded = load(model, folder.file("a.kv"), one_thread());
-        CHECK(difference(logits_after(loaded.get(), 9), expected) < tolerance);
+        CHECK(difference(logits_after(loaded.get(), 9), expected) < state_tolerance);
         ++splits;
       }
     }
@@ -227,7 +228,7 @@ TEST_CASE("what GPUs do not compute is refused by name") {
 
 TEST_CASE("layers of attention alone, and states of up to 256 rows, are on a GPU") {
   const TempFolder folder;
-  const auto tokens = state_tokens(length);
+  const auto tokens = state_tokens(state_length);
   for (const uint32_t rows : {0u, 1u, 100u, 256u}) {
     CAPTURE(rows);
     const std::string path = SingleBlocks(rows).save(folder);
@@ -241,7 +242,7 @@ TEST_CASE("layers of attention alone, and states of up to 256 rows, are on a GPU
       read(session.get(), tokens);
       logits[on_gpu] = logits_after(session.get(), 9);
     }
-    CHECK(difference(logits[1], logits[0]) < tolerance);
+    CHECK(difference(logits[1], logits[0]) < state_tolerance);
   }
   std::shared_ptr<const Model> model;
   const std::string path = SingleBlocks(257).save(folder);

@@ -83,14 +83,14 @@ void check_convolution(uint32_t taps, uint32_t channels, bool alone, Random& ran
   }
 }
 
-struct Shape {
+struct HeadsShape {
   uint32_t heads, key_heads, keys, values;
   bool delta, cyclic;
 };
 
 // Weights of the heads, and a step's inputs.
 struct Heads {
-  Heads(const Shape& s, uint32_t most, Random& random)
+  Heads(const HeadsShape& s, uint32_t most, Random& random)
       : shape(s), channels(s.heads * s.values + 2 * s.key_heads * s.keys + 3),
         factors(normals(s.heads, random)), biases(normals(s.heads, random)),
         skip(normals(s.heads, random)), dfactors(s.heads), dbiases(biases.data(), s.heads),
@@ -128,7 +128,7 @@ struct Heads {
     return h;
   }
 
-  const Shape shape;
+  const HeadsShape shape;
   const uint32_t channels;
   std::vector<float> factors, biases, skip;
   Memory<float> dfactors, dbiases, dskip, decay, rate, out;
@@ -201,7 +201,7 @@ void check_rates(const DeviceHeadStates& h, const std::vector<float>& alpha,
 }
 
 // Steps one after another, each from the state that the one before left.
-void check_steps(const Shape& shape, Random& random) {
+void check_steps(const HeadsShape& shape, Random& random) {
   constexpr uint32_t most = 70;
   Heads heads(shape, most, random);
   const std::size_t matrix = std::size_t{state_panels(shape.values)} * shape.keys * state_panel;
@@ -235,7 +235,7 @@ void check_steps(const Shape& shape, Random& random) {
 }
 
 // One step, or the same tokens in several.
-void check_division(const Shape& shape, Random& random) {
+void check_division(const HeadsShape& shape, Random& random) {
   constexpr uint32_t n = 50;
   Heads heads(shape, n, random);
   const std::size_t matrix = std::size_t{state_panels(shape.values)} * shape.keys * state_panel;
@@ -323,11 +323,11 @@ TEST_CASE("a GPU's convolutions of recurrent layers match the reference and keep
 TEST_CASE("a GPU's states of recurrent layers match the reference, step after step") {
   if (!gpu()) return;
   Random random(42);
-  for (const Shape& shape :
-       {Shape{4, 2, 128, 128, true, false}, Shape{4, 2, 128, 128, true, true},
-        Shape{6, 3, 16, 20, true, true}, Shape{2, 1, 7, 33, true, false},
-        Shape{3, 1, 256, 64, false, false}, Shape{4, 1, 128, 64, false, false},
-        Shape{4, 2, 64, 16, false, false}, Shape{2, 2, 200, 8, false, false}}) {
+  for (const HeadsShape& shape :
+       {HeadsShape{4, 2, 128, 128, true, false}, HeadsShape{4, 2, 128, 128, true, true},
+        HeadsShape{6, 3, 16, 20, true, true}, HeadsShape{2, 1, 7, 33, true, false},
+        HeadsShape{3, 1, 256, 64, false, false}, HeadsShape{4, 1, 128, 64, false, false},
+        HeadsShape{4, 2, 64, 16, false, false}, HeadsShape{2, 2, 200, 8, false, false}}) {
     CAPTURE(shape.keys);
     CAPTURE(shape.values);
     CAPTURE(shape.delta);
