@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """Makes a GGUF file of the weights of train.py: needs the packages gguf and torch.
 
-    write_gguf.py {gemma3|qwen35} WEIGHTS-FOLDER TOKENIZER.gguf OUT.gguf [q8_0 | f16 | f32]
+    write_gguf.py {gemma3|qwen35} WEIGHTS-FOLDER TOKENIZER.gguf OUT.gguf [TYPE]
+
+TYPE is q4_0, q5_0, q8_0 (the default), f16 or f32.
 """
 
 import pathlib
@@ -12,6 +14,8 @@ import numpy as np
 from reader import SHAPES
 
 KINDS = {
+    "q4_0": (gguf.GGMLQuantizationType.Q4_0, gguf.LlamaFileType.MOSTLY_Q4_0),
+    "q5_0": (gguf.GGMLQuantizationType.Q5_0, gguf.LlamaFileType.MOSTLY_Q5_0),
     "q8_0": (gguf.GGMLQuantizationType.Q8_0, gguf.LlamaFileType.MOSTLY_Q8_0),
     "f16": (gguf.GGMLQuantizationType.F16, gguf.LlamaFileType.MOSTLY_F16),
     "f32": (gguf.GGMLQuantizationType.F32, gguf.LlamaFileType.ALL_F32),
