@@ -199,6 +199,11 @@ void Misuses::add_caches() {
     const kv_checkpoint c = checkpoint(1, nullptr);
     return from(made, &c, e);
   });
+  add("kv_session_from_checkpoint", "struct_size of kv_checkpoint", [=](kv_error* e) {
+    kv_checkpoint c = checkpoint(0, nullptr);
+    c.struct_size = 3;
+    return from(made, &c, e);
+  });
   add("kv_session_from_checkpoint", "count", [=](kv_error* e) {
     const kv_checkpoint c = checkpoint(65537, &good);
     return from(made, &c, e);
