@@ -25,7 +25,10 @@ enum class Turn : uint32_t { empty = 0, tokens = 1, document = 2, answer = 3 };
 // Checkpoints of a sequence at most, as many as its memory has room for. Windows and states have
 // them at the same positions. budget: bytes of the sequence; 0: no limit.
 uint32_t choose_checkpoints(const Model& model, uint32_t window_tokens, uint64_t budget);
-// How many of `most` a sequence of so many tokens has.
+// Bytes that checkpoints may take, where the pages of layers that keep all tokens take page_bytes:
+// 15% of them, or 192 MiB if that is more. So a file of a long document is not much larger.
+uint64_t checkpoint_room(uint64_t page_bytes);
+// How many of `most` checkpoints a sequence of so many tokens has: as many as have room.
 uint32_t checkpoints_of(const Model& model, uint32_t window_tokens, uint64_t tokens, uint32_t most);
 // Tokens of prefill between two of them.
 uint64_t choose_checkpoint_interval(const Model& model);

@@ -97,16 +97,17 @@ uint32_t choose_checkpoints(const Model& model, uint32_t window_tokens, uint64_t
   return static_cast<uint32_t>(std::clamp<uint64_t>(count, 1, most));
 }
 
-// They take up to 15% of the pages of the layers that keep all tokens, or 192 MiB if that is more:
-// a file of a long document is not much larger for them.
+uint64_t checkpoint_room(uint64_t page_bytes) {
+  return std::max<uint64_t>(192 << 20, page_bytes / 20 * 3);
+}
+
 uint32_t checkpoints_of(const Model& model, uint32_t window_tokens, uint64_t tokens,
                         uint32_t most) {
-  constexpr uint64_t least_room = 192 << 20;
   const uint64_t bytes = checkpoint_bytes(model, window_tokens);
   if (bytes == 0) return 0;
   const StoreShape& shape = model.store_shape();
   const uint64_t pages = tokens / shape.page.extent_tokens() * shape.slab_bytes();
-  const uint64_t count = std::max(least_room, pages / 20 * 3) / bytes;
+  const uint64_t count = checkpoint_room(pages) / bytes;
   return static_cast<uint32_t>(std::clamp<uint64_t>(count, 1, std::max(1u, most)));
 }
 

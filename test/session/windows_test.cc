@@ -248,16 +248,16 @@ TEST_CASE("windows of any length take bounded memory") {
   }
 }
 
-TEST_CASE("Gemma 3 4B at 128K takes at most a quarter of what all layers would take") {
+TEST_CASE("Gemma 3 4B at 128K takes at most a fifth of what all layers would take") {
   constexpr uint32_t tokens = 131072;
   const PageShape page = PageShape::of(256);
   const StoreShape full = {5, 4, page}, windows = {29, 4, page, 1024}, all = {34, 4, page};
   const uint64_t extents = tokens / page.extent_tokens();
-  const auto checkpoints =
-      static_cast<uint32_t>((512 << 20) / KvStore::checkpoint_bytes(windows, 64));
+  const auto checkpoints = static_cast<uint32_t>(checkpoint_room(extents * full.slab_bytes()) /
+                                                 KvStore::checkpoint_bytes(windows, 64));
   const auto most = static_cast<double>(extents * full.slab_bytes() +
                                         KvStore::max_bytes(windows, 64, tokens, 512, checkpoints));
-  CHECK(most / static_cast<double>(extents * all.slab_bytes()) < 0.25);
+  CHECK(most / static_cast<double>(extents * all.slab_bytes()) < 0.2);
 }
 
 TEST_CASE("a memory limit counts the windows") {
