@@ -42,6 +42,12 @@ void read_yarn(Schema* schema, const ModelConfig& c, RopeConfig* rope) {
     // The file has a tenth of it. It scales the scores, and the cosines and sines by nothing.
     const double scale = 1 + 0.1 * 10 * log_multiplier * std::log(rope->factor);
     rope->score_scale = scale * scale;
+    if (!(scale > 0 && rope->score_scale < 1e6))
+      schema->fail(Status::error(
+          Code::corrupt,
+          "the model scales its scores by a number that is not positive, or over 1e6: check '%s%s' "
+          "and 'rope.scaling.factor'",
+          schema->prefix().c_str(), key));
     return;
   }
   rope->magnitude *= yarn_magnitude(*rope, log_multiplier);

@@ -87,6 +87,15 @@ TEST_CASE("latent attention: keys that are missing or contradict others are refu
   check_fails(read_config(file({2, 32, 2, 24, 8})), Code::unsupported, "kv_lora_rank");
   check_fails(read_config(file({2, 32, 2, 1024, 64})), Code::unsupported, "1088 dimensions");
   check_fails(read_config(file({2, 32, 2, 256, 31})), Code::corrupt, "odd number");
+  const auto yarn = [&](float factor, float multiplier) {
+    return file({2, 32, 2, 256, 32})
+        .key("deepseek2.rope.scaling.type", "yarn")
+        .key("deepseek2.rope.scaling.factor", factor)
+        .key("deepseek2.rope.scaling.yarn_log_multiplier", multiplier);
+  };
+  CHECK(read_config(yarn(40, 0.1f)).ok());
+  check_fails(read_config(yarn(1e-9f, 0.1f)), Code::corrupt, "scales its scores");
+  check_fails(read_config(yarn(40, 1e3f)), Code::corrupt, "yarn_log_multiplier");
 }
 
 TEST_CASE("latent attention: matrices of another shape are refused by name") {
