@@ -42,6 +42,7 @@ void CpuRecurrent::resize(uint32_t n) {
   grow(o_, convolves ? 0 : config_.inner());
   grow(alpha_, config_.heads);
   grow(beta_, convolves ? config_.channels : 2 * config_.heads);
+  if (config_.joint) grow(joint_, config_.channels + config_.inner());
   grow(decay_, config_.heads);
   grow(rate_, config_.heads);
 }
@@ -159,20 +160,38 @@ void CpuRecurrent::mamba(uint32_t layer, const float* y) {
 void CpuRecurrent::delta_net(uint32_t layer, const float* y) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   const uint32_t width = model_.config().width;
-  if (w.alpha.w.data)
-    products_->multiply(y, n_, width,
-                        {{&w.in, in_.get()},
-                         {&w.gate, gate_.get()},
-                         {&w.beta, beta_.get()},
-                         {&w.alpha, alpha_.get()}});
-  else
-    products_->multiply(y, n_, width,
-                        {{&w.in, in_.get()}, {&w.gate, gate_.get()}, {&w.beta, beta_.get()}});
+  const bool joint = config_.joint, apart = w.alpha.w.data;
+  const CpuProducts::Product in{&w.in, joint ? joint_.get() : in_.get()},
+      gate{&w.gate, gate_.get()}, beta{&w.beta, beta_.get()}, alpha{&w.alpha, alpha_.get()};
+  if (joint) {
+    apart ? products_->multiply(y, n_, width, {in, beta, alpha})
+          : products_->multiply(y, n_, width, {in, beta});
+    split_joint();
+  } else {
+    apart ? products_->multiply(y, n_, width, {in, gate, beta, alpha})
+          : products_->multiply(y, n_, width, {in, gate, beta});
+  }
   convolve(layer, true);
   delta_rates(w);
   normalise_keys();
   const std::size_t keys = std::size_t{config_.key_heads} * config_.key_dim;
   advance(layer, 2 * keys, keys, 0);
+}
+
+// Of each key head: its query, its key, the values of its heads and their gates.
+void CpuRecurrent::split_joint() {
+  const std::size_t key = config_.key_dim, keys = config_.key_heads * key,
+                    value = config_.inner() / config_.key_heads, head = 2 * (key + value);
+  for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
+    const float* from = joint_.get() + t * config_.key_heads * head;
+    float *in = in_.get() + t * config_.channels, *gate = gate_.get() + t * config_.inner();
+    for (std::size_t h = 0; h < config_.key_heads; ++h, from += head) {
+      std::copy_n(from, key, in + h * key);
+      std::copy_n(from + key, key, in + keys + h * key);
+      std::copy_n(from + 2 * key, value, in + 2 * keys + h * value);
+      std::copy_n(from + 2 * key + value, value, gate + h * value);
+    }
+  });
 }
 
 void CpuRecurrent::mamba_rates(const RecurrentWeights& w) {

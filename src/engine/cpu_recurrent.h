@@ -45,6 +45,7 @@ class CpuRecurrent {
   void short_convolution(uint32_t layer, const float* y);
   void mamba(uint32_t layer, const float* y);
   void delta_net(uint32_t layer, const float* y);
+  void split_joint();
   void mamba_rates(const RecurrentWeights& w);
   void delta_rates(const RecurrentWeights& w);
   void normalise_keys();
@@ -66,6 +67,7 @@ class CpuRecurrent {
   Array<float> key_factor_, query_factor_;  // [key_dim] norms of keys and queries
   Buffer<float> in_, mixed_;                // [n][channels] before and after the convolution
   Buffer<float> gate_, o_;                  // [n][inner]
+  Buffer<float> joint_;                     // [n][channels + inner], where RecurrentConfig::joint
   Buffer<float> alpha_, beta_;              // [n][rows of their matrices]
   Buffer<float> decay_, rate_;              // [n][heads]
 };

@@ -80,11 +80,15 @@ struct Architecture {
   bool softcaps = false;                           // the file may say
   uint32_t wide_scale_layers = 0;  // with so many layers, scores are q . k / sqrt(width / heads)
   Scales scales = Scales::none;
-  bool unit_scale = false;  // scores are q . k
-  bool norms_values = false;
-  bool altup = false;     // several streams; a part of the gates may be 0 (Gemma 3n)
-  float temperature = 0;  // of queries in layers without RoPE (Llama 4)
-  bool latent = false;    // attention is MixerKind::latent
+  bool unit_scale = false;         // scores are q . k
+  bool norms_values = false;       // LayerConfig::v_norm
+  bool shares_kv = false;          // the file may have attention.shared_kv_layers
+  bool keys_are_values = false;    // LayerConfig::v_is_k, of layers without attn_v
+  bool dense_and_experts = false;  // ExpertConfig::parallel_dense
+  bool scales_layers = false;      // the file may have layer_output_scale
+  bool altup = false;              // several streams; a part of the gates may be 0 (Gemma 3n)
+  float temperature = 0;           // of queries in layers without RoPE (Llama 4)
+  bool latent = false;             // attention is MixerKind::latent
 
   // Layers that the file gives no KV heads are recurrent, or all but every n-th.
   RecurrentKind recurrent = RecurrentKind::none;

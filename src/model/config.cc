@@ -56,7 +56,7 @@ ExpertConfig read_experts(Schema* schema, const ModelConfig& c) {
   ExpertConfig e;
   e.count = static_cast<uint32_t>(schema->optional("expert_count", 0, 0, gguf_limits::experts));
   if (e.count == 0) return e;
-  e.parallel_dense = row.norms_values;  // Gemma 4
+  e.parallel_dense = row.dense_and_experts;
   e.used = static_cast<uint32_t>(schema->required("expert_used_count", 1, e.count));
   uint64_t dense = 0;
   for (const LayerConfig& layer : c.layer_configs)
@@ -184,7 +184,7 @@ void read_layers(const Gguf& gguf, Schema* schema, uint32_t layers, ModelConfig*
       layer.qk_norm = QkNorm::none;
     layer.qk_norm_after_rope = row.qk_norm_after_rope;
     layer.v_norm = row.norms_values;
-    layer.v_is_k = row.norms_values && !has_tensor(gguf, l, "attn_v.weight") &&
+    layer.v_is_k = row.keys_are_values && !has_tensor(gguf, l, "attn_v.weight") &&
                    !has_tensor(gguf, l, "attn_qkv.weight");
     layer.biases = row.biases;
     layer.sinks = row.sinks;
@@ -280,7 +280,7 @@ void share_layers(Schema* schema, ModelConfig* c) {
   const bool counts = c->architecture->altup && c->depth() > usual_own;
   const uint64_t shared = schema->optional("attention.shared_kv_layers",
                                            counts ? c->depth() - usual_own : 0, 0, c->depth() - 1);
-  if (shared > 0 && !c->architecture->norms_values)
+  if (shared > 0 && !c->architecture->shares_kv)
     return schema->refuse("shares keys and values among layers", "attention.shared_kv_layers");
   const uint64_t own = c->depth() - shared;
   for (uint64_t l = own; l < c->depth(); ++l) c->layer_configs[l].writes_kv = false;
@@ -440,8 +440,12 @@ Status ModelConfig::read(const Gguf& gguf, ModelConfig* out) {
   RETURN_IF_ERROR(schema.take());
   read_layers(gguf, &schema, blocks - c.skipped_layers, &c);
   c.recurrent = read_recurrent(&schema, c);
-  for (LayerConfig& layer : c.layer_configs)
-    if (layer.is_recurrent()) layer.state = c.recurrent_layers++;
+  for (uint32_t l = 0; l < c.depth(); ++l) {
+    if (!c.layer(l).is_recurrent()) continue;
+    c.layer_configs[l].state = c.recurrent_layers++;
+    c.recurrent.joint |=
+        c.recurrent.kind == RecurrentKind::delta_net && has_tensor(gguf, l, "ssm_in.weight");
+  }
   if (c.state_size() > gguf_limits::state_numbers)
     schema.fail(
         Status::error(Code::limit, "the model's states are %zu numbers: at most %llu can be read",

@@ -306,6 +306,7 @@ static Status check_features(const ModelConfig& config) {
     if (c.norm_after() && config.norm != NormKind::rms) feature = "layer norms of outputs";
   }
   if (config.streams > 1) feature = "several streams of a token";
+  if (config.recurrent.joint) feature = "a joint matrix of recurrent inputs";
   if (config.recurrent_layers > 0 && config.recurrent.key_dim > max_device_keys)
     feature = "states of more than 256 rows";
   if (!feature) return {};

@@ -38,6 +38,7 @@ struct RecurrentConfig {
   uint32_t channels = 0;              // of the convolution
   uint32_t heads = 0, key_heads = 0;  // of values; of keys and queries
   uint32_t key_dim = 0, value_dim = 0;
+  bool joint = false;  // one matrix makes the convolution's inputs and the gates (old Qwen3-Next)
   bool cyclic_keys = false;  // head h has key head h % key_heads instead of h / (heads / key_heads)
 
   uint32_t inner() const {  // numbers of a token that leave the state

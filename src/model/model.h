@@ -88,7 +88,9 @@ struct AltUpWeights {
 
 // Of a recurrent mixer. `in` makes the convolution's inputs, `gate` multiplies the output.
 struct RecurrentWeights {
-  Linear in, gate;  // [channels][width], [inner][width]
+  // [channels][width], [inner][width]. Old files of Qwen3-Next have both in `in`: of each key head
+  // the query, the key, the values of its heads and their gates.
+  Linear in, gate;
   // [heads][width]: how fast a state decays, and how much of a token it takes. Of a short
   // convolution, beta gates its inputs: [channels][width]. Qwen3-Next has both in beta:
   // [2 * heads][width], those of a key head together.

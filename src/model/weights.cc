@@ -254,7 +254,7 @@ class LayerBinder {
     norm(layer_.norm_after(), names_.ffn_post_norm, &w_.ffn_post_norm);
     if (model_.layer_input > 0) layer_input(width, model_.layer_input);
     if (model_.streams > 1) altup(width, model_.streams);
-    if (model_.architecture->norms_values)
+    if (model_.architecture->scales_layers)
       bind_.vector(name("layer_output_scale.weight"), 1, false, &w_.output_scale);
   }
 
@@ -350,8 +350,12 @@ class LayerBinder {
 
   void delta_net(uint32_t width, const RecurrentConfig& r) {
     RecurrentWeights& w = w_.recurrent;
-    linear(names_.qkv, r.channels, width, &w.in);
-    linear("attn_gate", r.inner(), width, &w.gate);
+    if (r.joint) {
+      linear("ssm_in", r.channels + r.inner(), width, &w.in);
+    } else {
+      linear(names_.qkv, r.channels, width, &w.in);
+      linear("attn_gate", r.inner(), width, &w.gate);
+    }
     if (bind_.has(name("ssm_ba.weight"))) return linear("ssm_ba", 2 * r.heads, width, &w.beta);
     linear("ssm_beta", r.heads, width, &w.beta);
     linear("ssm_alpha", r.heads, width, &w.alpha);
