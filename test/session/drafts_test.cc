@@ -15,37 +15,14 @@
 #include <vector>
 
 #include "failing_allocations.h"
-#include "helpers.h"
+#include "sequence_helpers.h"
 #include "session/drafter.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
+using namespace kvasir::test;
 
 namespace {
-
-std::shared_ptr<const Model> model_of(const std::string& name) {
-  static std::map<std::string, std::shared_ptr<const Model>> models;
-  auto& model = models[name];
-  if (!model) model = test::open_model(FIXTURES "/models/" + name + ".gguf");
-  return model;
-}
-
-std::vector<Token> some_tokens(std::size_t n) {
-  std::vector<Token> tokens(n);
-  uint32_t state = 7;
-  for (Token& t : tokens) {
-    state = state * 1664525 + 1013904223;
-    t = static_cast<Token>(3 + state % 250);
-  }
-  return tokens;
-}
-
-std::unique_ptr<Session> fresh(const std::string& name, std::size_t tokens,
-                               const SessionOptions& options = {}) {
-  auto session = test::open_session(model_of(name), options);
-  if (tokens > 0) test::read(session.get(), some_tokens(tokens));
-  return session;
-}
 
 struct Outcome {
   std::string text;
@@ -178,7 +155,7 @@ TEST_CASE("a draft is accepted as often as the sampler draws it") {
 
 TEST_CASE("the MTP layer's logits are the reference's, token by token and in chunks") {
   // Reference: the PyTorch model of tools/scripts/train with the fixture's weights, in float64.
-  const auto model = model_of("qwen35-mtp");
+  const auto model = fixture("qwen35-mtp");
   const std::size_t vocabulary = model->config().vocabulary;
   std::ifstream in(FIXTURES "/models/fixtures.json");
   std::vector<Token> tokens;
@@ -250,7 +227,7 @@ TEST_CASE("a session that does not draft pays nothing; one that cannot says so")
   options.draft_tokens = 2;
   std::unique_ptr<Session> session;
   const auto refused = [&](const std::string& name, const char* why, Code code) {
-    const Status s = Session::open(model_of(name), options, &session);
+    const Status s = Session::open(fixture(name), options, &session);
     CHECK(s.code() == code);
     CHECK_MESSAGE(std::string(s.message()).find(why) != std::string::npos, s.message());
   };
@@ -292,7 +269,7 @@ TEST_CASE("the MTP layer's rows follow rewinds, forks, other answers and loads")
     const auto saved = fresh(name, 150, drafting);
     REQUIRE(saved->save(folder.file("a.kv"), nullptr, {}).ok());
     std::unique_ptr<Session> loaded;
-    REQUIRE(Session::load(model_of(name), folder.file("a.kv"), drafting, true, nullptr, {}, &loaded)
+    REQUIRE(Session::load(fixture(name), folder.file("a.kv"), drafting, true, nullptr, {}, &loaded)
                 .ok());
     CHECK(loaded->stats().drafts_first == 150);
     const Outcome after = answer_of(loaded.get(), options);

@@ -14,14 +14,15 @@
 #include "cachefile/cache_file.h"
 #include "cachefile/pack.h"
 #include "failing_allocations.h"
-#include "helpers.h"
 #include "kvasir.h"
+#include "sequence_helpers.h"
 #include "session/external_store.h"
 #include "session/saved_checkpoints.h"
 #include "session/saved_states.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
+using namespace kvasir::test;
 using format::SectionKind;
 
 namespace {
@@ -30,73 +31,10 @@ namespace {
 constexpr const char* names[] = {"qwen3next",     "qwen35",    "lfm2moe",
                                  "granitehybrid", "falcon-h1", "nemotron_h"};
 
-std::shared_ptr<const Model> model_of(const std::string& name) {
-  static std::map<std::string, std::shared_ptr<const Model>> models;
-  auto& model = models[name];
-  if (!model) model = test::open_model(FIXTURES "/models/" + name + ".gguf");
-  return model;
-}
-
-std::vector<Token> some_tokens(std::size_t n) {
-  std::vector<Token> tokens(n);
-  uint32_t state = 7;
-  for (Token& t : tokens) {
-    state = state * 1664525 + 1013904223;
-    t = static_cast<Token>(3 + state % 250);
-  }
-  return tokens;
-}
-
-std::unique_ptr<Session> fresh(const std::string& name, std::size_t tokens,
-                               const SessionOptions& options = {}) {
-  auto session = test::open_session(model_of(name), options);
-  if (tokens > 0) test::read(session.get(), some_tokens(tokens));
-  return session;
-}
-
-std::unique_ptr<Session> fork_of(const Session& session) {
-  std::unique_ptr<Session> fork;
-  REQUIRE(session.fork(&fork).ok());
-  return fork;
-}
-
 SessionOptions in_full_precision() {
   SessionOptions options;
   options.full_precision = true;
   return options;
-}
-
-std::unique_ptr<Session> loaded(const std::string& name, const std::string& path,
-                                uint64_t tokens = 0, const SessionOptions& options = {}) {
-  std::unique_ptr<Session> session;
-  const Status s =
-      Session::load(model_of(name), path, options, true, nullptr, {}, &session, tokens);
-  REQUIRE_MESSAGE(s.ok(), s.message());
-  return session;
-}
-
-void save(Session* session, const std::string& path) {
-  const Status s = session->save(path, nullptr, {});
-  REQUIRE_MESSAGE(s.ok(), s.message());
-}
-
-uint64_t again(const Session& session) { return session.stats().prefilled_again; }
-
-double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double off = 0, norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    off += std::pow(static_cast<double>(a[i] - b[i]), 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(off / norm);
-}
-
-// The same continuation and the same bits, from forks of both.
-void check_same(const Session& a, const Session& b) {
-  CHECK(std::equal(a.tokens().begin(), a.tokens().end(), b.tokens().begin(), b.tokens().end()));
-  const auto first = fork_of(a), second = fork_of(b);
-  CHECK(test::logits_after(first.get(), 100) == test::logits_after(second.get(), 100));
-  CHECK(test::continue_with(first.get(), 8) == test::continue_with(second.get(), 8));
 }
 
 // A model's file with bytes of one tensor replaced.
@@ -122,19 +60,19 @@ void with_tensor(const std::string& name, const std::string& tensor, float value
 TEST_CASE("every model with recurrent layers gives the reference's logits token by token") {
   std::ifstream in(FIXTURES "/models/fixtures.json");
   std::size_t models = 0;
-  for (const auto& fixture : nlohmann::json::parse(in)) {
-    const std::string file = fixture["model"], name = file.substr(0, file.rfind('.'));
+  for (const auto& entry : nlohmann::json::parse(in)) {
+    const std::string file = entry["model"], name = file.substr(0, file.rfind('.'));
     const std::set<std::string> architectures = {"qwen3next", "qwen35",     "qwen35moe",
                                                  "lfm2",      "lfm2moe",    "granitehybrid",
                                                  "falcon-h1", "nemotron_h", "nemotron_h_moe"};
-    if (!architectures.count(fixture["arch"])) continue;
+    if (!architectures.count(entry["arch"])) continue;
     CAPTURE(name);
     ++models;
-    const std::vector<Token> tokens = fixture["tokens"];
-    const std::vector<std::size_t> positions = fixture["positions"];
-    const std::size_t vocabulary = model_of(name)->config().vocabulary;
+    const std::vector<Token> tokens = entry["tokens"];
+    const std::vector<std::size_t> positions = entry["positions"];
+    const std::size_t vocabulary = fixture(name)->config().vocabulary;
     std::vector<float> expected(positions.size() * vocabulary), logits;
-    std::ifstream(FIXTURES "/models/" + fixture["logits"].get<std::string>(), std::ios::binary)
+    std::ifstream(FIXTURES "/models/" + entry["logits"].get<std::string>(), std::ios::binary)
         .read(reinterpret_cast<char*>(expected.data()),
               static_cast<std::streamsize>(expected.size() * sizeof(float)));
     auto session = fresh(name, 0, in_full_precision());
@@ -350,7 +288,7 @@ TEST_CASE("a file says which states it has, and which prefixes they serve") {
   info.struct_size = sizeof info;
   save(fresh("qwen35", 2600, options).get(), path);
   REQUIRE(kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK);
-  const ModelConfig& config = model_of("qwen35")->config();
+  const ModelConfig& config = fixture("qwen35")->config();
   CHECK(info.recurrent_layers == 3);
   CHECK(info.states == 3);  // after 1024 and 2048 tokens, and at the end
   CHECK(info.state_bytes == 3 * config.state_size() * sizeof(float));
@@ -438,7 +376,7 @@ TEST_CASE("checkpoints are bounded and denser near the end; a fork's are its own
 }
 
 TEST_CASE("a memory limit counts the states") {
-  const auto model = model_of("qwen35");
+  const auto model = fixture("qwen35");
   KvStore store(model->store_shape(), 64);
   MemoryBudget budget;
   budget.step_tokens = 128;
@@ -496,7 +434,7 @@ TEST_CASE("damage in the section of states is found") {
     bytes[section->offset + at] ^= 1;
     std::ofstream(damaged, std::ios::binary | std::ios::trunc) << bytes;
     std::unique_ptr<Session> other;
-    Status s = Session::load(model_of("qwen35"), damaged, options, false, nullptr, {}, &other);
+    Status s = Session::load(fixture("qwen35"), damaged, options, false, nullptr, {}, &other);
     if (s.ok()) s = other->rewind(1024);  // reads the checkpoint
     return s;
   };
@@ -524,14 +462,13 @@ TEST_CASE("a file with states packs and unpacks to the same bytes") {
 
 TEST_CASE("a cache of another engine has no states and is refused") {
   BareOptions options;
-  options.shape = model_of("qwen35")->config();
+  options.shape = fixture("qwen35")->config();
   options.max_tokens = 100;
   std::unique_ptr<ExternalStore> cache;
   REQUIRE(ExternalStore::open(options, &cache).ok());
   const std::vector<Token> tokens = some_tokens(10);
   std::unique_ptr<Session> session;
-  const Status s =
-      Session::adopt(model_of("qwen35"), *cache, tokens, {}, {}, nullptr, {}, &session);
+  const Status s = Session::adopt(fixture("qwen35"), *cache, tokens, {}, {}, nullptr, {}, &session);
   CHECK(s.code() == Code::unsupported);
   CHECK(std::string(s.message()).find("recurrent") != std::string::npos);
 }
