@@ -75,9 +75,8 @@ void Reuse::prefix() {
 void Reuse::edit() {
   const Session session = load();
   const uint64_t count = std::min(tokens_, edit_tokens);
-  std::vector<int32_t> others = tokens_of(session.get());
-  others.erase(others.begin(), others.end() - static_cast<ptrdiff_t>(count));
-  std::reverse(others.begin(), others.end());
+  const std::vector<int32_t> all = tokens_of(session.get());
+  const std::vector<int32_t> others(all.rbegin(), all.rbegin() + static_cast<ptrdiff_t>(count));
   kv_error error{};
   const kv_control control = control_of(console_);
   const Stopwatch watch;
