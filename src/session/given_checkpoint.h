@@ -42,7 +42,10 @@ struct Difference {
     const double x = double{ours}, y = double{given};
     off += (x - y) * (x - y), norm += x * x;
   }
-  double relative() const { return norm > 0 ? std::sqrt(off / norm) : off > 0 ? 1e9 : 0; }
+  double relative() const {  // large where a number was NaN or infinite
+    if (!std::isfinite(off) || !std::isfinite(norm)) return 1e9;
+    return norm > 0 ? std::sqrt(off / norm) : off > 0 ? 1e9 : 0;
+  }
 };
 
 class GivenCheckpoint {

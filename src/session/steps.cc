@@ -21,11 +21,12 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
+  RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
+  if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
   // rows behind a checkpoint stay in full precision: the only one is the document's end
   if (KvStore* windows = sequence_.windows_or_null();
       windows && options_.full_precision && request.kind == TextKind::document)
     windows->forget_checkpoints();
-  RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   try {
     if (request.kind != TextKind::document) RETURN_IF_ERROR(keep_document());
     return append_chunks(request, done);

@@ -197,6 +197,14 @@ void check_refused(const Given& given, Code code, const std::string& part) {
 
 }  // namespace
 
+TEST_CASE("NaN and infinity are a large difference") {
+  for (const float x : {INFINITY, NAN}) {
+    Difference difference;
+    difference.add(1, 1), difference.add(x, x);
+    CHECK(difference.relative() > 1);
+  }
+}
+
 TEST_CASE("windows and states of another engine continue as those of the model's own prefill") {
   TempFolder folder;
   for (const std::string name : engine_models)
