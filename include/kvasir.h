@@ -554,7 +554,8 @@ KV_API kv_status kv_session_tokens(const kv_session* session, int32_t* tokens, s
 /* Truncates the sequence to its first `tokens` tokens. Tokens that had left the window return with
  * the precision of their pages. The next step recomputes the last token. Its rounding differs from
  * that of a prefill chunk, so the order of nearly equal logits may change. Not cancellable: about
- * 10 ms for an 8B model with the default window, and proportional to window_tokens.
+ * 10 ms for an 8B model with the default window, and proportional to window_tokens. States of
+ * recurrent layers may be read from the file besides.
  * A model with sliding windows has dropped keys and values that no later token sees, and a state of
  * a recurrent layer cannot go back. Such a model goes on from the nearest checkpoint
  * (docs/memory-and-files.md). One is the end of the document; windows also serve a rewind of about
@@ -1182,7 +1183,7 @@ KV_API kv_status kv_cache_load(const kv_cache_shape* shape, const char* path,
  * need their queries. It compares the keys. Weights of another precision pass. Another model, other
  * positions or another channel order are KV_MODEL_MISMATCH. Progress: KV_PHASE_PREFILL.
  * KV_BAD_ARGUMENT (count), KV_BAD_STATE (the step is incomplete), KV_UNSUPPORTED (a model with
- * latent attention; sliding windows or recurrent layers: kv_session_from_checkpoint),
+ * latent attention, or one for kv_session_from_checkpoint),
  * KV_CONTEXT_FULL, KV_CANCELLED, KV_LIMIT (memory_limit), KV_CORRUPT (a damaged page of a mapped
  * file), KV_NO_MEMORY, KV_BUSY. */
 KV_API kv_status kv_session_from_cache(kv_model* model, kv_cache* cache, const int32_t* tokens,
@@ -1224,13 +1225,15 @@ typedef struct kv_checkpoint {
 /* Creates a session as kv_session_from_cache does, of a model with sliding windows or recurrent
  * layers. The cache has the layers that attend to all tokens, in their order.
  * from: a checkpoint of an earlier token. The call prefills the tokens from there on again, and
- * compares keys and values of the newest ones. Some hundred tokens are enough. If a window does not
- * reach back to the first token, at least 17 pages and window_tokens of them are needed.
- * end: NULL, or a checkpoint of all tokens. The call compares it with what it computed. Without it
- * nothing proves the states of layers behind the last one that attends to all tokens.
+ * compares keys and values of the newest ones. Some hundred tokens are enough where the rows of
+ * windows begin at the first token; elsewhere 17 pages and window_tokens are.
+ * end: NULL, or a checkpoint of all tokens, with which the call compares what it computed. With
+ * KV_CACHE_UNCHECKED it does not read it. Without it nothing proves the states of layers behind the
+ * last one that attends to all tokens.
  * Other parameters, rules and codes: kv_session_from_cache. KV_BAD_ARGUMENT also: a checkpoint
  * whose layers, layouts or counts are not the model's, or with NaN, infinity or a magnitude over
- * 1e30; `from` too near to the end (the message has the last token); a model without such layers.
+ * 1e30; `from` too near to the end (the message has the largest from->tokens); a model without such
+ * layers.
  */
 KV_API kv_status kv_session_from_checkpoint(kv_model* model, kv_cache* cache,
                                             const kv_checkpoint* from, const kv_checkpoint* end,
