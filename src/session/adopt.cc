@@ -112,13 +112,14 @@ Status Session::begin_again(const KvStore& given, const GivenCheckpoint* from,
   s.windows = make_windows(*model_, s.store.window_tokens(), options_.memory.checkpoints);
   s.states = make_states(model_->config(), options_.memory.checkpoints);
   RETURN_IF_ERROR(check_checkpoint(s.windows_or_null(), *from, s.tokens.size()));
-  if (s.windows) RETURN_IF_ERROR(from->fill(pool_.get(), &*s.windows));
-  if (s.states) RETURN_IF_ERROR(from->fill(pool_.get(), &*s.states));
+  if (s.windows) RETURN_IF_ERROR(from->fill(pool_.get(), cancel, &*s.windows));
+  if (s.states) RETURN_IF_ERROR(from->fill(pool_.get(), cancel, &*s.states));
   return cut_store(from->tokens());
 }
 
 // Compares what the prefill computed with the caller's.
-Status Session::check_adopted(const KvStore& given, uint64_t again, const Adopted& how) {
+Status Session::check_adopted(const KvStore& given, uint64_t again, const Adopted& how,
+                              const Cancel* cancel) {
   const auto rows = static_cast<uint32_t>(
       std::min<uint64_t>({again, given.window_count(), sequence_.store.window_count()}));
   const RowsDifference difference = newest_rows_differ(sequence_.store, given, rows);
@@ -133,7 +134,7 @@ Status Session::check_adopted(const KvStore& given, uint64_t again, const Adopte
   double others = 0;
   RETURN_IF_ERROR(how.end->compare(
       {sequence_.windows_or_null(), sequence_.states ? &*sequence_.states : nullptr}, pool_.get(),
-      &others));
+      cancel, &others));
   if (others < max_difference) return {};
   return Status::error(Code::model_mismatch,
                        "the windows or states at the end differ from the model's by %s: other "
@@ -187,7 +188,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   const uint64_t again = s.missing();
   RETURN_IF_ERROR(session->prefill_missing(cancel, std::move(report)));
   if (how.from && s.windows) s.windows->drop_before(how.from->first_row());
-  if (how.compared) RETURN_IF_ERROR(session->check_adopted(*given, again, how));
+  if (how.compared) RETURN_IF_ERROR(session->check_adopted(*given, again, how, cancel));
   *out = std::move(session);
   return {};
 }

@@ -25,6 +25,10 @@ bool has_state(const LayerConfig& layer) {
   return layer.mixer == MixerKind::recurrent || layer.mixer == MixerKind::both;
 }
 
+Status check_cancel(const Cancel* cancel) {
+  return is_cancelled(cancel) ? Status::error(Code::cancelled, "cancelled") : Status();
+}
+
 // Whether the layer keeps a part of this layout.
 bool keeps_part(const ModelConfig& config, uint32_t layer, PartLayout layout) {
   const LayerConfig& l = config.layer(layer);
@@ -105,7 +109,7 @@ Status GivenCheckpoint::read(const GivenPart& part, std::size_t first, std::size
                        part.layer, layout_name(part.layout));
 }
 
-Status GivenCheckpoint::fill(ThreadPool* pool, KvStore* windows) const {
+Status GivenCheckpoint::fill(ThreadPool* pool, const Cancel* cancel, KvStore* windows) const {
   const uint64_t begin = windows->begin_at(first_row());
   const std::size_t width = config_->windows.kv_width();
   Array<float> k, v;
@@ -117,6 +121,7 @@ Status GivenCheckpoint::fill(ThreadPool* pool, KvStore* windows) const {
     RETURN_IF_ERROR(windows->prepare(n, KvStore::Overlap::nothing, pool));
     for (uint32_t l = 0; l < config_->depth(); ++l) {
       if (!has_window(config_->layer(l))) continue;
+      RETURN_IF_ERROR(check_cancel(cancel));
       const std::size_t row = filler ? 0 : static_cast<std::size_t>(at - first_row());
       const std::size_t count = filler ? width : n * width;
       RETURN_IF_ERROR(read(part(l, PartLayout::keys), row * width, count, pool, &k));
@@ -161,13 +166,15 @@ Status GivenCheckpoint::read_state(uint32_t layer, ThreadPool* pool, Array<float
   return {};
 }
 
-Status GivenCheckpoint::fill(ThreadPool* pool, RecurrentState* states) const {
+Status GivenCheckpoint::fill(ThreadPool* pool, const Cancel* cancel, RecurrentState* states) const {
   std::shared_ptr<float[]> floats(Allocator<float>().allocate(states->size()), Deallocate());
   Array<float> room;
-  for (uint32_t l = 0; l < config_->depth(); ++l)
-    if (has_state(config_->layer(l)))
-      RETURN_IF_ERROR(read_state(l, pool, &room,
-                                 floats.get() + config_->layer(l).state * states->layer_size()));
+  for (uint32_t l = 0; l < config_->depth(); ++l) {
+    if (!has_state(config_->layer(l))) continue;
+    RETURN_IF_ERROR(check_cancel(cancel));
+    RETURN_IF_ERROR(
+        read_state(l, pool, &room, floats.get() + config_->layer(l).state * states->layer_size()));
+  }
   states->restore({tokens_}, tokens_, std::move(floats), nullptr);
   return {};
 }
@@ -206,15 +213,16 @@ Status GivenCheckpoint::compare_window(uint32_t layer, PartLayout layout, const 
   return {};
 }
 
-Status GivenCheckpoint::compare(const Computed& computed, ThreadPool* pool,
+Status GivenCheckpoint::compare(const Computed& computed, ThreadPool* pool, const Cancel* cancel,
                                 double* difference) const {
   *difference = 0;
   Array<float> room;
   const float* ours = nullptr;
   if (const RecurrentState* states = computed.states)
-    RETURN_IF_ERROR(states->read(states->saved() - 1, nullptr, &room, &ours));
+    RETURN_IF_ERROR(states->read(states->saved() - 1, cancel, &room, &ours));
   for (uint32_t l = 0; l < config_->depth(); ++l) {
     Difference state, keys, values;
+    RETURN_IF_ERROR(check_cancel(cancel));
     if (computed.states && has_state(config_->layer(l)))
       RETURN_IF_ERROR(compare_state(l, {ours, computed.states->size()}, pool, &state));
     if (computed.windows && has_window(config_->layer(l))) {

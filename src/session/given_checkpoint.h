@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backend/thread_pool.h"
+#include "base/cancel.h"
 #include "base/status.h"
 #include "model/config.h"
 #include "session/number_arrays.h"
@@ -61,10 +62,11 @@ class GivenCheckpoint {
 
   // Writes the rows to an empty store with windows. Copies of the first row fill its extent before
   // first_row(); no query may see them (KvStore::drop_before()).
-  // Code::bad_argument (NaN, infinity or a magnitude over 1e30).
-  Status fill(ThreadPool* pool, KvStore* windows) const;
+  // Code::bad_argument (NaN, infinity or a magnitude over 1e30). Code::cancelled, here and below:
+  // tested between layers, and between rows that are sealed together.
+  Status fill(ThreadPool* pool, const Cancel* cancel, KvStore* windows) const;
   // Replaces the states by those of the checkpoint. Codes likewise.
-  Status fill(ThreadPool* pool, RecurrentState* states) const;
+  Status fill(ThreadPool* pool, const Cancel* cancel, RecurrentState* states) const;
 
   // The largest relative L2 difference of a layer's newest rows, or of its state, to these; null:
   // the model has none. Code::bad_argument as fill().
@@ -72,7 +74,8 @@ class GivenCheckpoint {
     const KvStore* windows = nullptr;
     const RecurrentState* states = nullptr;
   };
-  Status compare(const Computed& computed, ThreadPool* pool, double* difference) const;
+  Status compare(const Computed& computed, ThreadPool* pool, const Cancel* cancel,
+                 double* difference) const;
 
  private:
   const GivenPart& part(uint32_t layer, PartLayout layout) const {

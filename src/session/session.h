@@ -268,7 +268,8 @@ class Session {
 
   // ---- sequences of other engines (adopt.cc) ---------------------------------------------------
   Status begin_again(const KvStore& given, const GivenCheckpoint* from, const Cancel* cancel);
-  Status check_adopted(const KvStore& given, uint64_t again, const Adopted& how);
+  Status check_adopted(const KvStore& given, uint64_t again, const Adopted& how,
+                       const Cancel* cancel);
 
   // ---- sketch, representatives, index and single selection of a strategy (prepare.cc) ----------
   Status build_sketch(const Cancel* cancel);

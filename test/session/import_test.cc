@@ -2,12 +2,14 @@
 // other engine is a forward pass over stores in full precision.
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "base/memory.h"
 #include "engine/forward.h"
 #include "pool.h"
 #include "sequence_helpers.h"
@@ -361,6 +363,47 @@ TEST_CASE("a sequence needs a checkpoint where its model has windows or states, 
   const Status s =
       Session::adopt(model, *given.cache, given.tokens, {}, how, nullptr, {}, &session);
   CHECK(s.code() == Code::bad_argument);
+}
+
+TEST_CASE("an import is cancelled between layers, and between rows of windows") {
+  const auto model = fixture("gemma3-linear");
+  Engine engine("gemma3-linear");
+  engine.run(some_tokens(16));
+  Arrays arrays = engine.checkpoint();
+  for (Arrays::Array& a : arrays.arrays) a.numbers.resize(a.numbers.size() / 15 * 3000, 0.5f);
+  const std::vector<GivenPart> parts = arrays.parts();
+  GivenCheckpoint given;
+  REQUIRE(GivenCheckpoint::check(model->config(), "from", 3000, parts, &given).ok());
+  static Cancel cancel;
+  static std::atomic<int> left;
+  for (const int first : {0, 2, 4}) {
+    CAPTURE(first);
+    cancel.reset(), left = first;
+    std::optional<KvStore> windows = make_windows(*model, 64, 1);
+    allocation_fault = [](std::size_t) {
+      if (left-- == 0) cancel.fire();
+      return false;
+    };
+    const Status s = given.fill(&pool(), &cancel, &*windows);
+    allocation_fault = nullptr;
+    CHECK(s.code() == Code::cancelled);
+    CHECK(windows->tokens() < 1500);
+  }
+  double difference = 0;
+  std::optional<KvStore> windows = make_windows(*model, 64, 1);
+  cancel.reset();
+  REQUIRE(given.fill(&pool(), &cancel, &*windows).ok());
+  CHECK(windows->tokens() == 3000);
+  cancel.fire();
+  CHECK(given.compare({&*windows, nullptr}, &pool(), &cancel, &difference).code() ==
+        Code::cancelled);
+  const Given states("qwen35", 60, 100);
+  const std::vector<GivenPart> state_parts = states.from.parts();
+  REQUIRE(
+      GivenCheckpoint::check(fixture("qwen35")->config(), "from", 60, state_parts, &given).ok());
+  std::optional<RecurrentState> empty = make_states(fixture("qwen35")->config(), 1);
+  CHECK(given.fill(&pool(), &cancel, &*empty).code() == Code::cancelled);
+  CHECK(empty->tokens() == 0);
 }
 
 TEST_CASE("a cancelled import leaves the cache as it was") {
