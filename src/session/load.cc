@@ -217,6 +217,39 @@ static Status check_length(const std::string& path, uint64_t saved, uint64_t wan
   return {};
 }
 
+namespace {
+
+// What a file says of its layers.
+struct SavedLayers {
+  SavedSequence state;
+  SavedWindows windows;
+  SavedStates states;
+};
+
+Status check_layers(const CachePeek& peek, const Model& model, SavedLayers* out) {
+  RETURN_IF_ERROR(check_saved(peek, model.store_shape(), model.config().group(), out->state));
+  RETURN_IF_ERROR(check_windows(peek, model.windows_shape(), out->state, &out->windows));
+  return check_states(peek, model.config(), out->state, &out->states);
+}
+
+// The layers of a checked file that do not keep every token.
+struct OtherLayers {
+  std::optional<KvStore> windows;
+  std::optional<RecurrentState> states;
+};
+Status load_other_layers(const std::shared_ptr<const CacheFile>& file, const SavedLayers& saved,
+                         const WantedCheckpoints& wanted, ThreadPool* pool, const Cancel* cancel,
+                         OtherLayers* out) {
+  if (out->windows)
+    RETURN_IF_ERROR(
+        load_windows(file, saved.state, saved.windows, wanted, pool, cancel, &*out->windows));
+  if (out->states)
+    RETURN_IF_ERROR(load_states(file, saved.states, wanted, pool, cancel, &*out->states));
+  return {};
+}
+
+}  // namespace
+
 Status Session::load(const std::shared_ptr<const Model>& model, const std::string& path,
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report report, std::unique_ptr<Session>* out, uint64_t tokens_wanted,
@@ -227,16 +260,13 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   RETURN_IF_ERROR(CachePeek::open(path, &peek));
   RETURN_IF_ERROR(check_model(peek.identity(), path, *model));
   const ModelConfig& config = model->config();
-  SavedSequence state;
-  RETURN_IF_ERROR(read_saved(peek, &state));
+  SavedLayers saved;
+  const SavedSequence& state = saved.state;
+  RETURN_IF_ERROR(read_saved(peek, &saved.state));
   ChatRecord chat;
   RETURN_IF_ERROR(read_chat(peek, &chat));
-  RETURN_IF_ERROR(check_saved(peek, model->store_shape(), config.group(), state));
+  RETURN_IF_ERROR(check_layers(peek, *model, &saved));
   RETURN_IF_ERROR(check_rope(path, state, *model, options.context));
-  SavedWindows saved_windows;
-  RETURN_IF_ERROR(check_windows(peek, model->windows_shape(), state, &saved_windows));
-  SavedStates saved_states;
-  RETURN_IF_ERROR(check_states(peek, config, state, &saved_states));
   RETURN_IF_ERROR(check_length(path, state.tokens, tokens_wanted, config.context, options.context));
   if (verify) {
     Progress progress(std::move(report));
@@ -254,19 +284,17 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   RETURN_IF_ERROR(
       load_store(file, state, config.group(), options.memory, kept, pool.get(), cancel, &store));
   const uint32_t checkpoints = options.memory.checkpoints;
-  std::optional<KvStore> windows = make_windows(*model, store.window_tokens(), checkpoints);
-  if (windows)
-    RETURN_IF_ERROR(
-        load_windows(file, state, saved_windows, checkpoints, pool.get(), cancel, &*windows));
-  std::optional<RecurrentState> states = make_states(config, checkpoints);
-  if (states)
-    RETURN_IF_ERROR(
-        load_states(file, saved_states, state.kept_of(kept), pool.get(), cancel, &*states));
+  OtherLayers others = {make_windows(*model, store.window_tokens(), checkpoints),
+                        make_states(config, checkpoints)};
+  uint64_t prefilled = state.tokens;
+  RETURN_IF_ERROR(load_count(*file, SectionKind::read, state.facts(config.vocabulary), &prefilled));
+  const WantedCheckpoints wanted = {{checkpoints, prefilled}, state.kept_of(kept)};
+  RETURN_IF_ERROR(load_other_layers(file, saved, wanted, pool.get(), cancel, &others));
   const std::byte* tokens = nullptr;
   RETURN_IF_ERROR(take(*file, SectionKind::tokens, state.tokens * sizeof(Token),
                        state.facts(config.vocabulary), pool.get(), cancel, &tokens));
-  SequenceState sequence(config, model->chat(), std::move(store), std::move(windows),
-                         std::move(states));
+  SequenceState sequence(config, model->chat(), std::move(store), std::move(others.windows),
+                         std::move(others.states));
   std::unique_ptr<Session> session(new Session(model, options, std::move(sequence)));
   session->pool_ = std::move(pool);
   session->sequence_.tokens.resize(state.tokens);

@@ -298,7 +298,8 @@ Status Session::cut_stores(uint64_t kept, const Cancel* cancel) {
 }
 
 // The facts of a sequence whose newest tokens are prefilled again. The destructor restores the
-// tokens that were not, and what only the tokens determine.
+// tokens that were not, and what only the tokens determine. Where the document ends does not
+// change, though tokens of answers behind it are prefilled with it.
 class Session::Again {
  public:
   Again(Session* session, uint64_t kept)
@@ -306,7 +307,7 @@ class Session::Again {
         turn_(sequence_.turn), chat_(sequence_.chat), kept_(kept),
         prefilled_(sequence_.prefilled_tokens) {}
   ~Again() {
-    if (prefilled_ >= kept_) sequence_.prefilled_tokens = tokens_.size();
+    sequence_.prefilled_tokens = prefilled_;
     sequence_.tokens = std::move(tokens_);
     sequence_.spelling = std::move(spelling_);
     sequence_.turn = turn_, sequence_.chat = chat_;

@@ -50,18 +50,34 @@ static Status read_tokens(const CachePeek& file, SectionKind kind, uint64_t byte
   return {};
 }
 
+// Appends the mark of a section `windows` of version 1.
+static Status read_mark(const CachePeek& file, std::vector<uint64_t>* out) {
+  Array<std::byte> bytes;
+  RETURN_IF_ERROR(file.read(SectionKind::windows, windows_1_bytes, &bytes));
+  if (bytes.size() < windows_1_bytes)
+    return Status::error(Code::corrupt, "%s: section 'windows': no head", file.path().c_str());
+  out->push_back(load64(reinterpret_cast<const uint8_t*>(bytes.data()) + windows_1_at("mark")));
+  return {};
+}
+
 Status list_checkpoints(const CachePeek& file, std::vector<uint64_t>* out) {
   out->clear();
-  const CachePeek::Section* windows = file.find(SectionKind::windows);
   if (file.find(SectionKind::recurrent))
     RETURN_IF_ERROR(read_tokens(file, SectionKind::recurrent, recurrent_head_bytes,
                                 recurrent_at("states"), recurrent_at("tokens of the first state"),
                                 out));
-  else if (windows && windows->version == windows_section_version)
-    RETURN_IF_ERROR(read_tokens(file, SectionKind::windows, windows_bytes,
-                                windows_at("checkpoints"),
-                                windows_at("tokens of the first checkpoint"), out));
-  std::erase_if(*out, [&](uint64_t tokens) { return tokens >= file.identity().tokens; });
+  if (const CachePeek::Section* windows = file.find(SectionKind::windows)) {
+    if (windows->version == windows_section_version)
+      RETURN_IF_ERROR(read_tokens(file, SectionKind::windows, windows_bytes,
+                                  windows_at("checkpoints"),
+                                  windows_at("tokens of the first checkpoint"), out));
+    else if (windows->version == 1) RETURN_IF_ERROR(read_mark(file, out));
+  }
+  std::erase_if(*out,
+                [&](uint64_t tokens) { return tokens == 0 || tokens >= file.identity().tokens; });
+  std::sort(out->begin(), out->end());
+  out->erase(std::unique(out->begin(), out->end()), out->end());
+  if (out->size() > max_saved_checkpoints) out->resize(max_saved_checkpoints);
   return {};
 }
 

@@ -17,8 +17,9 @@ namespace kvasir {
 Status prefix_serves(const CachePeek& file, const StoreShape& windows, const ModelConfig& config,
                      uint64_t tokens, bool* out);
 
-// The checkpoints that a file of any model names, ascending: tokens before each. The end is none.
-// Not checked. Code::corrupt, Code::io. Throws std::bad_alloc.
+// The checkpoints that a file of any model names, of its windows and of its states, ascending:
+// tokens before each. The end is none. At most format::max_saved_checkpoints. Not checked.
+// Code::corrupt, Code::io. Throws std::bad_alloc.
 Status list_checkpoints(const CachePeek& file, std::vector<uint64_t>* out);
 
 }  // namespace kvasir

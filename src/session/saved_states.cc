@@ -144,12 +144,14 @@ Status summarise_states(const CachePeek& file, StatesSummary* out) {
 }
 
 Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStates& saved,
-                   uint64_t wanted, ThreadPool* pool, const Cancel* cancel, RecurrentState* out) {
+                   const WantedCheckpoints& wanted, ThreadPool* pool, const Cancel* cancel,
+                   RecurrentState* out) {
   if (saved.empty()) return {};
   const auto source = std::make_shared<FileStates>(file);
   std::shared_ptr<float[]> end(Allocator<float>().allocate(out->size()), Deallocate());
   RETURN_IF_ERROR(source->read(saved.size() - 1, out->size(), pool, cancel, end.get()));
-  out->restore(saved, wanted, std::move(end), source);
+  out->limit_checkpoints(wanted.limits);
+  out->restore(saved, wanted.tokens, std::move(end), source);
   return {};
 }
 

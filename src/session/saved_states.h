@@ -40,9 +40,9 @@ struct StatesSummary {
 };
 // Code::corrupt, Code::io. Throws std::bad_alloc.
 Status summarise_states(const CachePeek& file, StatesSummary* out);
-// Reads the last state of a checked file; checkpoints are read when they are needed. wanted: as
-// RecurrentState::restore().
+// Reads the last state of a checked file; checkpoints are read when they are needed.
 Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStates& saved,
-                   uint64_t wanted, ThreadPool* pool, const Cancel* cancel, RecurrentState* out);
+                   const WantedCheckpoints& wanted, ThreadPool* pool, const Cancel* cancel,
+                   RecurrentState* out);
 
 }  // namespace kvasir

@@ -48,6 +48,12 @@ struct SavedSequence {
 Status read_saved(const CachePeek& file, SavedSequence* out);
 Status read_chat(const CachePeek& file, ChatRecord* out);  // an older library's file has none
 
+// Which checkpoints of a file a sequence gets: those before its end or a rewind that follows.
+struct WantedCheckpoints {
+  CheckpointLimits limits;
+  uint64_t tokens = 0;  // to which a rewind at most follows; the end: none does
+};
+
 // The stores of a sequence: of all tokens, of the layers that see a window, or null, and of the
 // recurrent layers, or null.
 struct SavedStores {

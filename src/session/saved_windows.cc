@@ -173,7 +173,7 @@ Status check_windows(const CachePeek& file, const StoreShape& shape, const Saved
 }
 
 Status load_windows(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
-                    const SavedWindows& saved, uint32_t checkpoints, ThreadPool* pool,
+                    const SavedWindows& saved, const WantedCheckpoints& wanted, ThreadPool* pool,
                     const Cancel* cancel, KvStore* out) {
   const StoreShape shape = out->shape();
   const CacheFile::Section &centre = *file->find(SectionKind::windows_centre),
@@ -185,11 +185,15 @@ Status load_windows(const std::shared_ptr<const CacheFile>& file, const SavedSeq
   facts.has_centre = centre.bytes > 0;
   facts.dropped = state.full_precision ? state.tokens - saved.rows : 0;
   facts.checkpoints = saved.checkpoints;
+  std::erase_if(facts.checkpoints, [&](uint64_t at) { return at > wanted.tokens; });
+  thin_out(
+      wanted.limits, std::min(wanted.tokens, state.tokens), [](uint64_t at) { return at; },
+      &facts.checkpoints);
   Representatives none(shape, out->window_tokens());
   none.drop();
   KvStore store = KvStore::restore(std::move(pages), KeySketch(shape), std::move(none),
                                    out->window_tokens(), facts, {});
-  store.set_max_checkpoints(checkpoints);
+  store.limit_checkpoints(wanted.limits);
   const KvStore::Restored to = store.restored();
   const uint64_t planes = uint64_t{shape.heads_total()} * 2;
   RETURN_IF_ERROR(copy_floats(*file, centre, 0, facts.has_centre,

@@ -37,10 +37,10 @@ struct SavedWindows {
 // comes from the file. Code::corrupt, Code::version, Code::io.
 Status check_windows(const CachePeek& file, const StoreShape& shape, const SavedSequence& state,
                      SavedWindows* out);
-// Maps the store of a checked file, with up to `checkpoints` checkpoints. `out` has its shape and
-// its window.
+// Maps the store of a checked file, with the checkpoints of `wanted`. `out` has its shape and its
+// window.
 Status load_windows(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
-                    const SavedWindows& saved, uint32_t checkpoints, ThreadPool* pool,
+                    const SavedWindows& saved, const WantedCheckpoints& wanted, ThreadPool* pool,
                     const Cancel* cancel, KvStore* out);
 
 }  // namespace kvasir

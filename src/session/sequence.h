@@ -52,6 +52,10 @@ struct SequenceState {
   StepStores stores() {
     return {store, windows ? &*windows : nullptr, states ? &*states : nullptr};
   }
+  // Where the document ends, for the checkpoints.
+  uint64_t document_end() const {
+    return prefilled_tokens > 0 ? prefilled_tokens : CheckpointLimits::none;
+  }
   // The last position <= `tokens` at which windows and states can go on after a rewind.
   uint64_t resume_point(uint64_t tokens) const;
   // Tokens that the stores lack, because windows or states could not follow a rewind: they are

@@ -121,7 +121,7 @@ std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens,
                                     uint32_t checkpoints) {
   if (model.config().windows.layers == 0) return {};
   KvStore windows(model.windows_shape(), window_tokens);
-  windows.set_max_checkpoints(checkpoints);
+  windows.limit_checkpoints({checkpoints});
   return windows;
 }
 

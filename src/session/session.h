@@ -234,7 +234,7 @@ class Session {
   Status run_step(const AppendRequest& request, ForwardStep* step);
   Status run_open_step(const AppendRequest& request, ForwardStep* step);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
-  Status keep_checkpoint(const AppendRequest& request);
+  void keep_checkpoint(const AppendRequest& request);
   Status keep_document();
   void limit_checkpoints();
   Status append_token(Token token, const Cancel* cancel);

@@ -52,12 +52,12 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
       return {};
     }
     *done += step.size();
-    RETURN_IF_ERROR(keep_checkpoint(request));
     if (!errors.empty()) LayerProbe::note(errors, &sequence_);
     const bool last = *done == all;
     if (last && request.all_logits)
       std::copy_n(request.all_logits + (all - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) sequence_.logits.swap(next_logits_), sequence_.logits_at = sequence_.tokens.size();
+    keep_checkpoint(request);
     if (last && request.kind == TextKind::document && sketch_is_due())
       RETURN_IF_ERROR(finish_sketch(request.cancel));
     if (request.progress && !request.progress->update(*done, all) && !last)
@@ -109,15 +109,19 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
 void Session::limit_checkpoints() {
   const uint32_t most = checkpoints_of(*model_, options_.window, sequence_.tokens.size(),
                                        options_.memory.checkpoints);
-  if (sequence_.states) sequence_.states->set_max_checkpoints(most);
-  if (sequence_.windows) sequence_.windows->set_max_checkpoints(most);
+  const CheckpointLimits limits = {most, sequence_.document_end()};
+  if (sequence_.states) sequence_.states->limit_checkpoints(limits);
+  if (sequence_.windows) sequence_.windows->limit_checkpoints(limits);
 }
 
-// A checkpoint at the end of the document, which a question or an answer follows.
+// A checkpoint at the end of the document, which a question or an answer follows. A step may have
+// computed the document's last token again as one of an answer.
 Status Session::keep_document() {
   SequenceState& s = sequence_;
   limit_checkpoints();
-  if (s.windows && s.windows->last_checkpoint() < s.prefilled_tokens) s.windows->keep();
+  if (s.windows && s.windows->last_checkpoint() < s.prefilled_tokens &&
+      s.tokens.size() <= s.prefilled_tokens + 1)
+    s.windows->keep();
   if (!s.states || s.prefilled_tokens != s.tokens.size()) return {};
   RETURN_IF_ERROR(s.states->keep());
   if (!s.has_logits() || s.document_logits_at == s.tokens.size()) return {};
@@ -127,17 +131,27 @@ Status Session::keep_document() {
   return {};
 }
 
-// A checkpoint every so many tokens of a document.
-Status Session::keep_checkpoint(const AppendRequest& request) {
+// A checkpoint every so many tokens of a document. The prefill goes on without one that cannot be
+// kept; the next chunk tries again.
+void Session::keep_checkpoint(const AppendRequest& request) {
   std::optional<RecurrentState>& states = sequence_.states;
   KvStore* windows = options_.full_precision ? nullptr : sequence_.windows_or_null();
-  if (request.kind != TextKind::document || (!states && !windows)) return {};
+  if (request.kind != TextKind::document || (!states && !windows)) return;
   const uint64_t last = states ? states->last_checkpoint() : windows->last_checkpoint();
-  if (sequence_.tokens.size() - last < options_.checkpoint_interval) return {};
+  if (sequence_.tokens.size() - last < options_.checkpoint_interval) return;
   limit_checkpoints();
-  if (states) RETURN_IF_ERROR(states->keep());
-  if (windows) windows->keep();
-  return {};
+  Status s;
+  try {
+    if (states) s = states->keep();
+    if (windows && s.ok()) windows->keep();
+  } catch (const std::bad_alloc&) {
+    s = Status::error(Code::no_memory, "out of memory");
+  }
+  if (s.ok()) return;
+  char line[480];
+  std::snprintf(line, sizeof line, "no checkpoint was kept after %zu tokens: %s",
+                sequence_.tokens.size(), s.message());
+  log(1, line);
 }
 
 void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) {

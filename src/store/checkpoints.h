@@ -5,22 +5,48 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace kvasir {
 
+// How many checkpoints there may be, and which one is dropped last: the first at `stays` or behind
+// it. There the document ends, to which a sequence goes back after each answer.
+struct CheckpointLimits {
+  static constexpr uint64_t none = UINT64_MAX;
+  uint32_t most = 1;
+  uint64_t stays = none;
+};
+
 // Index of the checkpoint to drop of `count` at ascending positions at(i). It is the one whose
 // neighbours are nearest in proportion to their distance from `end`, so those near the end are
-// closer together. The last one stays, but where it is alone.
+// closer together. The last one and that of `stays` go after all others, in this order.
 template <class At>
-std::size_t least_useful_checkpoint(std::size_t count, uint64_t end, At&& at) {
-  std::size_t worst = 0;
+std::size_t least_useful_checkpoint(std::size_t count, uint64_t end, uint64_t stays, At&& at) {
+  std::size_t worst = count - 1;
   double least = 2;
+  bool has_stayed = false;
   for (std::size_t i = 0; i + 1 < count; ++i) {
     const uint64_t before = i == 0 ? 0 : at(i - 1);
+    if (!has_stayed && at(i) >= stays) {
+      has_stayed = true;
+      continue;
+    }
     const double gap = static_cast<double>(at(i + 1) - before) / static_cast<double>(end - before);
     if (gap < least) least = gap, worst = i;
   }
   return worst;
+}
+
+// Drops checkpoints beyond the limit. end: of the sequence, or where it will be.
+template <class Checkpoint, class At>
+void thin_out(const CheckpointLimits& limits, uint64_t end, At&& at,
+              std::vector<Checkpoint>* checkpoints) {
+  while (checkpoints->size() > limits.most) {
+    const std::size_t worst =
+        least_useful_checkpoint(checkpoints->size(), end, limits.stays,
+                                [&](std::size_t i) { return at((*checkpoints)[i]); });
+    checkpoints->erase(checkpoints->begin() + static_cast<std::ptrdiff_t>(worst));
+  }
 }
 
 }  // namespace kvasir

@@ -34,6 +34,7 @@
 #include "backend/thread_pool.h"
 #include "base/memory.h"
 #include "base/status.h"
+#include "store/checkpoints.h"
 #include "store/key_sketch.h"
 #include "store/page_store.h"
 #include "store/representatives.h"
@@ -91,7 +92,7 @@ class KvStore {
   // before it or until there are too many (checkpoints.h). Throws std::bad_alloc and leaves all
   // unchanged.
   void keep();
-  void set_max_checkpoints(uint32_t count);
+  void limit_checkpoints(const CheckpointLimits& limits);
   void forget_checkpoints() { checkpoints_.clear(); }
   std::span<const uint64_t> checkpoints() const { return checkpoints_; }  // ascending
   uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back(); }
@@ -248,7 +249,7 @@ class KvStore {
     uint32_t window_count = 0;
     bool has_centre = false, has_sinks = false;
     uint64_t dropped = 0;               // with a window, in full precision: tokens before its rows
-    std::vector<uint64_t> checkpoints;  // with a window
+    std::vector<uint64_t> checkpoints;  // with a window; limit_checkpoints() is called after it
   };
   static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives,
                          uint32_t window_tokens, const SavedRows& saved,
@@ -297,7 +298,7 @@ class KvStore {
   uint32_t first_row_ = 0;             // first row of the window; those before it were sealed
   uint64_t dropped_ = 0;               // rows dropped before the window, in full precision
   std::vector<uint64_t> checkpoints_;  // ascending, of a store with a window
-  uint32_t max_checkpoints_ = 1;
+  CheckpointLimits checkpoint_limits_;
   uint64_t window_stamp_ = 0, sinks_stamp_ = 0;
   std::size_t window_floats() const;  // of window_
   // [layers][kv_heads][2][capacity][dim], shared with copies. A row that any copy has committed is

@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/stamp.h"
 #include "cachefile/section_rules.h"
-#include "store/checkpoints.h"
 #include "store/kv_store.h"
 #include "store/window_rows.h"
 
@@ -21,22 +20,20 @@ uint64_t KvStore::kept_tokens(const StoreShape& shape, uint32_t window_tokens) {
 }
 
 void KvStore::keep() {
-  if (tokens() == 0 || max_checkpoints_ == 0 || last_checkpoint() == tokens()) return;
+  if (tokens() == 0 || checkpoint_limits_.most == 0 || last_checkpoint() == tokens()) return;
   checkpoints_.push_back(tokens());
   thin_checkpoints();
 }
 
-void KvStore::set_max_checkpoints(uint32_t count) {
-  max_checkpoints_ = window_tokens_ == keep_all ? std::min(count, 1u) : count;
+void KvStore::limit_checkpoints(const CheckpointLimits& limits) {
+  checkpoint_limits_ = limits;
+  if (window_tokens_ == keep_all) checkpoint_limits_.most = std::min(limits.most, 1u);
   thin_checkpoints();
 }
 
 void KvStore::thin_checkpoints() {
-  while (checkpoints_.size() > max_checkpoints_) {
-    const std::size_t worst = least_useful_checkpoint(
-        checkpoints_.size(), tokens(), [&](std::size_t i) { return checkpoints_[i]; });
-    checkpoints_.erase(checkpoints_.begin() + static_cast<std::ptrdiff_t>(worst));
-  }
+  thin_out(
+      checkpoint_limits_, tokens(), [](uint64_t at) { return at; }, &checkpoints_);
 }
 
 void KvStore::forget_checkpoints_behind(uint64_t tokens) {

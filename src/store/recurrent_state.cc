@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "store/checkpoints.h"
-
 namespace kvasir {
 
 std::shared_ptr<float[]> RecurrentState::make() const {
@@ -20,7 +18,7 @@ uint64_t RecurrentState::bytes() const {
 // The state of the end, that of the step, that of a copy to which the sequence goes back after an
 // answer, and the checkpoints.
 uint64_t RecurrentState::max_bytes() const {
-  return (3 + uint64_t{max_checkpoints_}) * size() * sizeof(float);
+  return (3 + uint64_t{limits_.most}) * size() * sizeof(float);
 }
 
 void RecurrentState::prepare(uint32_t each) {
@@ -70,7 +68,7 @@ Status RecurrentState::fetch() {
 }
 
 Status RecurrentState::keep() {
-  if (end_.tokens == 0 || max_checkpoints_ == 0 || last_checkpoint() == end_.tokens) return {};
+  if (end_.tokens == 0 || limits_.most == 0 || last_checkpoint() == end_.tokens) return {};
   RETURN_IF_ERROR(fetch());
   Snapshot kept = end_;
   kept.parts.clear();  // device memory is of the end alone
@@ -80,15 +78,12 @@ Status RecurrentState::keep() {
 }
 
 void RecurrentState::thin_out(uint64_t end) {
-  while (checkpoints_.size() > max_checkpoints_) {
-    const std::size_t worst = least_useful_checkpoint(
-        checkpoints_.size(), end, [&](std::size_t i) { return checkpoints_[i].tokens; });
-    checkpoints_.erase(checkpoints_.begin() + static_cast<std::ptrdiff_t>(worst));
-  }
+  kvasir::thin_out(
+      limits_, end, [](const Snapshot& s) { return s.tokens; }, &checkpoints_);
 }
 
-void RecurrentState::set_max_checkpoints(uint32_t count) {
-  max_checkpoints_ = count;
+void RecurrentState::limit_checkpoints(const CheckpointLimits& limits) {
+  limits_ = limits;
   thin_out(end_.tokens);
 }
 

@@ -24,6 +24,7 @@
 #include "base/cancel.h"
 #include "base/memory.h"
 #include "base/status.h"
+#include "store/checkpoints.h"
 
 namespace kvasir {
 
@@ -52,12 +53,11 @@ class RecurrentState {
 
   // layer_size: floats of a layer's state.
   RecurrentState(uint32_t layers, std::size_t layer_size, uint32_t max_checkpoints)
-      : layers_(layers), layer_size_(layer_size), max_checkpoints_(max_checkpoints) {}
+      : layers_(layers), layer_size_(layer_size), limits_{max_checkpoints} {}
   // A fork.
   RecurrentState(const RecurrentState& other)
-      : layers_(other.layers_), layer_size_(other.layer_size_),
-        max_checkpoints_(other.max_checkpoints_), end_(other.end_),
-        checkpoints_(other.checkpoints_) {}
+      : layers_(other.layers_), layer_size_(other.layer_size_), limits_(other.limits_),
+        end_(other.end_), checkpoints_(other.checkpoints_) {}
   RecurrentState(RecurrentState&&) noexcept = default;
   RecurrentState& operator=(RecurrentState&&) noexcept = default;
 
@@ -93,7 +93,7 @@ class RecurrentState {
   uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back().tokens; }
 
   // Those beyond are dropped, now and after each keep().
-  void set_max_checkpoints(uint32_t count);
+  void limit_checkpoints(const CheckpointLimits& limits);
   // The last position <= `tokens` at which the sequence can go on after rewind(); 0: at none but
   // the beginning.
   uint64_t resume_point(uint64_t tokens) const;
@@ -110,8 +110,8 @@ class RecurrentState {
   Status read(std::size_t i, const Cancel* cancel, Array<float>* room, const float** out) const;
   // Puts the states at these positions (ascending; the last is the end) in place of all. `end` has
   // the floats of the last; the others are read when they are needed. wanted: a rewind to at most
-  // so many tokens follows. Of more than max_checkpoints some are left out; the last one that
-  // serves `wanted` stays.
+  // so many tokens follows. Of more than the limit some are left out; the last one that serves
+  // `wanted` stays, or that of the limits.
   void restore(const std::vector<uint64_t>& tokens, uint64_t wanted,
                std::shared_ptr<const float[]> end, std::shared_ptr<const StateSource> source);
 
@@ -131,7 +131,7 @@ class RecurrentState {
 
   uint32_t layers_;
   std::size_t layer_size_;
-  uint32_t max_checkpoints_;
+  CheckpointLimits limits_;
   Snapshot end_;
   std::vector<Snapshot> checkpoints_;           // ascending; none is of 0 tokens
   std::vector<std::shared_ptr<float[]>> next_;  // of no other object; empty or as prepared

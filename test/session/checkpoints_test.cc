@@ -73,7 +73,7 @@ std::unique_ptr<Session> load(const std::string& path, uint64_t tokens = 0,
                               const SessionOptions& options = options_of()) {
   std::unique_ptr<Session> session;
   const Status s = Session::load(model(), path, options, true, nullptr, {}, &session, tokens);
-  REQUIRE_MESSAGE(s.ok(), s.message());
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
   return session;
 }
 
@@ -129,6 +129,128 @@ TEST_CASE("a prefix costs at most an interval and a window, and later tokens do 
     check_same(*one, *two);
     CHECK(difference(logits_after(one.get(), 100),
                      logits_after(document(text(tokens)).get(), 100)) < 0.03);
+  }
+}
+
+TEST_CASE("a prefix under a low limit keeps the checkpoint at which it began") {
+  TempFolder folder;
+  save(document(text(6000)).get(), folder.file("a.kv"));
+  SessionOptions options = options_of();
+  options.memory.spill_folder = folder.path();
+  options.memory.bytes = 8 << 20;
+  REQUIRE(choose_checkpoints(*model(), 64, options.memory.bytes) <= 2);
+  for (const uint64_t tokens : {3333u, 1500u}) {
+    CAPTURE(tokens);
+    const auto session = load(folder.file("a.kv"), tokens, options);
+    CHECK(again(*session) <= interval + 64 + 16);
+    const uint64_t before = again(*session);
+    REQUIRE(session->rewind(tokens - 200).ok());
+    (void)logits_after(session.get(), 100);
+    CHECK(again(*session) - before <= interval);
+  }
+}
+
+TEST_CASE("a rewind to the document's end costs nothing, however far into an answer one went") {
+  TempFolder folder;
+  SessionOptions options = options_of();
+  options.prefill_chunk = 16, options.checkpoint_interval = 16;
+  for (const bool windows : {true, false}) {
+    CAPTURE(windows);
+    const auto at_end = [&](Session* s) {
+      const uint64_t before = again(*s);
+      REQUIRE(s->rewind(1000).ok());
+      (void)continue_with(s, 1);
+      return again(*s) - before;
+    };
+    const auto session = open_session(windows ? model() : fixture("qwen35"), options);
+    read(session.get(), text(1000));
+    (void)continue_with(session.get(), 1000);
+    REQUIRE(session->rewind(1800).ok());
+    (void)continue_with(session.get(), 1);
+    CHECK(again(*session) > 500);
+    save(session.get(), folder.file("a.kv"));
+    const auto other = windows ? load(folder.file("a.kv"), 0, options)
+                               : loaded("qwen35", folder.file("a.kv"), 0, options);
+    REQUIRE(other->rewind(1000).ok());
+    CHECK(other->store().tokens() == 1000);
+    CHECK(at_end(session.get()) == 0);
+  }
+}
+
+TEST_CASE("no position of an answer becomes a checkpoint, though the document's end is none") {
+  TempFolder folder;
+  const auto session = document(text(400));
+  (void)continue_with(session.get(), 5);
+  save(session.get(), folder.file("a.kv"));
+  rewrite_section(folder.file("a.kv"), folder.file("b.kv"), SectionKind::windows,
+                  [](std::vector<std::byte>* bytes, uint32_t*) {
+                    auto* at = reinterpret_cast<uint8_t*>(bytes->data());
+                    store32(at + format::windows_at("checkpoints"), 0);
+                    store64(at + format::windows_at("tokens of the first checkpoint"), 0);
+                  });
+  const auto other = load(folder.file("b.kv"));
+  REQUIRE(other->stats().checkpoints == 0);
+  (void)continue_with(other.get(), 2);
+  CHECK(other->stats().checkpoints == 0);
+}
+
+TEST_CASE("the checkpoint where the document ends is dropped last") {
+  const auto left = [](uint32_t most, uint64_t stays) {
+    std::vector<uint64_t> at;
+    for (uint64_t i = 1; i <= 40; ++i) {
+      at.push_back(100 * i);
+      thin_out(
+          {most, stays}, 100 * i, [](uint64_t x) { return x; }, &at);
+      CHECK(at.size() <= most);
+    }
+    return at;
+  };
+  const auto has = [](const std::vector<uint64_t>& at, uint64_t x) {
+    return std::find(at.begin(), at.end(), x) != at.end();
+  };
+  for (const uint32_t most : {1u, 2u, 3u, 8u}) {
+    CAPTURE(most);
+    CHECK(has(left(most, 1000), 1000));
+    CHECK(has(left(most, 901), 1000));  // the first one behind it
+    CHECK(!has(left(most, CheckpointLimits::none), 1000));
+    CHECK(has(left(most, 5000), 4000));
+    if (most > 1) CHECK(has(left(most, 1000), 4000));
+  }
+  CHECK(left(0, 1000).empty());
+}
+
+TEST_CASE("a prefill is complete though its checkpoint has no room") {
+  for (const bool windows : {true, false}) {
+    CAPTURE(windows);
+    int warnings = 0;
+    SessionOptions options = options_of();
+    options.log = [&](int level, const char* message) {
+      warnings += level == 1 && std::string(message).find("no checkpoint was kept after 512") == 0;
+    };
+    const auto session = open_session(windows ? model() : fixture("qwen35"), options);
+    read(session.get(), text(256));
+    const std::vector<Token> more = some_tokens(256, 5);
+    bool reached = true;
+    int without = 0;
+    for (long first = 0; reached; ++first) {
+      const auto fork = fork_of(*session);
+      uint64_t done = 0;
+      Status s;
+      {
+        const FailingAllocations failing(first, true);
+        try {
+          s = fork->prefill_tokens(more, nullptr, nullptr, {}, &done);
+        } catch (const std::bad_alloc&) {
+          done = 0;
+        }
+        reached = failing.reached();
+      }
+      if (done < more.size()) continue;
+      CHECK_MESSAGE(s.ok(), s.message());
+      without += fork->stats().checkpoints == 0;
+    }
+    CHECK(without > 0);
+    CHECK(warnings == without);
   }
 }
 
@@ -261,8 +383,35 @@ TEST_CASE("files of version 1 of the windows are read") {
     CHECK(two->stats().checkpoints == (answered ? 1 : 0));
     for (Session* s : {one.get(), two.get()}) REQUIRE(s->rewind(880).ok());
     check_same(*one, *two);
-    CHECK(checkpoints_of(old).empty());
+    CHECK(checkpoints_of(old) == std::vector<uint64_t>(answered ? 1 : 0, 900));
   }
+}
+
+TEST_CASE("a file's checkpoints are those of its windows and of its states") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  save(fresh("qwen35", 3000, SessionOptions{.prefill_chunk = 256}).get(), path);
+  CHECK(checkpoints_of(path) == std::vector<uint64_t>{1024, 2048});
+  std::vector<std::byte> windows(format::windows_bytes);
+  auto* at = reinterpret_cast<uint8_t*>(windows.data());
+  store32(at + format::windows_at("checkpoints"), 3);
+  uint64_t place = format::windows_at("tokens of the first checkpoint");
+  for (const uint64_t tokens : {1000u, 2048u, 3000u}) store64(at + place, tokens), place += 8;
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  std::unique_ptr<CacheWriter> writer;
+  REQUIRE(CacheWriter::create(folder.file("b.kv"), file->identity(), &writer).ok());
+  for (const CacheFile::Section& section : file->sections())
+    REQUIRE(writer->add_section(section.kind, section.version, section.bytes).ok());
+  REQUIRE(writer->add_section(SectionKind::windows, 2, windows.size()).ok());
+  REQUIRE(writer->begin().ok());
+  for (const CacheFile::Section& section : file->sections()) {
+    const auto bytes = file->bytes(section.kind);
+    REQUIRE(writer->write(bytes.data(), bytes.size()).ok());
+  }
+  REQUIRE(writer->write(windows.data(), windows.size()).ok());
+  REQUIRE(writer->finish().ok());
+  CHECK(checkpoints_of(folder.file("b.kv")) == std::vector<uint64_t>{1000, 1024, 2048});
 }
 
 TEST_CASE("checkpoints of a file that lie are refused by name") {
