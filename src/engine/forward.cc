@@ -8,10 +8,6 @@
 
 namespace kvasir {
 
-static Status cancelled() {
-  return Status::error(Code::cancelled, "cancelled; the sequence is as it was before the chunk");
-}
-
 Status Forward::create(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool,
                        std::unique_ptr<Forward>* out) {
   std::unique_ptr<Forward> forward(new Forward(std::move(model), context, pool));
@@ -41,20 +37,8 @@ Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPoo
     : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool), host_(*model_, pool),
       layer_inputs_(*model_, pool) {}
 
-// Abandons the executor's part of a step unless it is complete.
-class Forward::Part {
- public:
-  explicit Part(LayerExecutor* executor) : executor_(executor) {}
-  ~Part() {
-    if (executor_) executor_->abandon();
-  }
-  void complete() { executor_ = nullptr; }
-
- private:
-  LayerExecutor* executor_;
-};
-
 Status Forward::run(const ForwardStep& step, const StepStores& stores) {
+  if (step.chunk > 0) return run_span(step, stores);
   const CancelLatch cancel(step.cancel);
   resize(step.size());
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
@@ -63,31 +47,31 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   if (c.states) c.states->prepare(step.open ? step.size() : 0);
   RETURN_IF_ERROR(make_plan(c));
 
-  embed(c);
+  embed(c, c.store.tokens(), cos_.get(), sin_.get());
   layer_inputs_.make(c);
   for (const auto& executor : executors_) {
-    Part part(executor.get());
+    StepPart part(executor.get());
     RETURN_IF_ERROR(executor->begin(c));
     for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l) {
       RETURN_IF_ERROR(executor->mixer(l));         // x += mixer(norm(x))
       RETURN_IF_ERROR(executor->feed_forward(l));  // x += ffn(norm(x))
-      if (cancel.fired()) return cancelled();
+      if (cancel.fired()) return step_cancelled();
     }
     RETURN_IF_ERROR(executor->end());
-    if (cancel.fired()) return cancelled();
+    if (cancel.fired()) return step_cancelled();
     RETURN_IF_ERROR(host_.reserve_pages(c));  // a GPU may have done it while it was at work
     part.complete();
   }
-  RETURN_IF_ERROR(write_logits(c));
-  if (cancel.fired()) return cancelled();
+  RETURN_IF_ERROR(write_logits(c, executors_.back().get()));
+  if (cancel.fired()) return step_cancelled();
   uint32_t kept = step.size();
   if (step.accept) RETURN_IF_ERROR(step.accept(&kept));
   commit(c, kept);
   return {};
 }
 
-// x = E[tokens], or the step's inputs, and the angles of their positions.
-void Forward::embed(const StepContext& c) {
+// x = E[tokens], or the step's inputs, and the angles of their positions, `position` the first.
+void Forward::embed(const StepContext& c, uint64_t position, float* cos, float* sin) {
   constexpr uint32_t rows = 32;  // of a task
   const ModelConfig& config = model_->config();
   const uint32_t n = c.tokens(), width = config.width;
@@ -97,10 +81,10 @@ void Forward::embed(const StepContext& c) {
       const Rope& rope = ropes_[i];
       const std::size_t at =
           std::size_t{n} * config.angles_before(i) + std::size_t{first} * (rope.dim() / 2);
-      rope.angles(c.store.tokens() + first, end - first, cos_.get() + at, sin_.get() + at);
+      rope.angles(position + first, end - first, cos + at, sin + at);
     }
     for (uint32_t i = first; i < end; ++i) {
-      float* x = x_.get() + std::size_t{i} * width;
+      float* x = c.x + std::size_t{i} * width;
       if (c.step.inputs) {
         std::copy_n(c.step.inputs + std::size_t{i} * width, width, x);
         continue;
@@ -114,10 +98,10 @@ void Forward::embed(const StepContext& c) {
 }
 
 // logits = W_out norm(x), of the tokens that the step names.
-Status Forward::write_logits(const StepContext& c) {
+Status Forward::write_logits(const StepContext& c, LayerExecutor* executor) {
   const uint32_t wanted = c.step.logits_wanted(), first = c.tokens() - wanted;
   if (wanted == 0) return {};
-  RETURN_IF_ERROR(executors_.back()->logits(first, c.step.logits));
+  RETURN_IF_ERROR(executor->logits(first, c.step.logits));
   const std::size_t vocabulary = model_->config().vocabulary;
   std::atomic<bool> finite{true};
   pool_->run(wanted, [&](uint32_t row, uint32_t) {

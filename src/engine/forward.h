@@ -30,6 +30,12 @@ class Forward {
   // Code::device; Code::no_memory (of the device). Throws std::bad_alloc.
   Status run(const ForwardStep& step, const StepStores& stores);
 
+  // How many tokens that follow the stores may be one span (ForwardStep::chunk) of chunks of this
+  // size. 0: each chunk is to be a step of its own. step: what is asked for besides.
+  uint64_t span_tokens(const ForwardStep& step, const StepStores& stores, uint32_t chunk) const;
+  // Tokens of a span, in place of a choice; 0: chosen. Only tests and measurements have a use.
+  void force_spans(uint64_t tokens) { forced_span_ = tokens; }
+
   // Makes now what GPUs need to attend by the step's plan, which run() does some at a time.
   // Code::cancelled, also by the progress callback, and errors as run().
   Status prepare(const ForwardStep& step, KvStore* store, Progress* progress);
@@ -39,15 +45,23 @@ class Forward {
   const ExecutionPlan& plan() const { return plan_; }
 
  private:
-  class Part;
+  struct Span;
   Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPool* pool);
   void resize(uint32_t n);
   LayerExecutor::Request request_of(const StepContext& c) const;
   Status make_plan(const StepContext& c);
-  void embed(const StepContext& c);
-  Status write_logits(const StepContext& c);
+  void embed(const StepContext& c, uint64_t position, float* cos, float* sin);
+  Status write_logits(const StepContext& c, LayerExecutor* executor);
   void scale_logits(float* row) const;
   void commit(const StepContext& c, uint32_t kept);
+
+  Status run_span(const ForwardStep& step, const StepStores& stores);
+  Status begin_span(Span* span);
+  Status run_layer(Span* span, LayerExecutor* executor, uint32_t layer);
+  Status run_chunk(Span* span, LayerExecutor* executor, uint32_t layer, std::size_t chunk);
+  void commit_span(Span* span, const StepStores& stores);
+  bool prefers_spans() const;
+  std::size_t run_of(uint32_t layer) const;  // its place in plan_.runs
 
   std::shared_ptr<const Model> model_;
   const std::vector<Rope>& ropes_;  // of the model
@@ -60,6 +74,7 @@ class Forward {
   Buffer<float> x_;          // [n][width] residual stream, between executors
   Buffer<float> cos_, sin_;  // [RoPE sets][n][rope dim / 2]
   LayerInputs layer_inputs_;
+  uint64_t forced_span_ = 0;
 };
 
 }  // namespace kvasir

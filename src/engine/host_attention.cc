@@ -15,13 +15,16 @@ HostAttention::HostAttention(const Model& model, ThreadPool* pool)
   windows_->set_softcap(config_.attention_softcap);
 }
 
+void HostAttention::make_lse_room(uint32_t tokens) {
+  const std::size_t floats = std::size_t{tokens} * config_.heads;
+  if (floats <= lse_room_) return;
+  lse_room_ = 0, lse_ = {};  // never old and new together
+  lse_ = make_buffer<float>(floats);
+  lse_room_ = floats;
+}
+
 Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
-  const std::size_t floats = std::size_t{c.tokens()} * config_.heads;
-  if (floats > lse_room_) {
-    lse_room_ = 0, lse_ = {};  // never old and new together
-    lse_ = make_buffer<float>(floats);
-    lse_room_ = floats;
-  }
+  make_lse_room(c.tokens());
   attention_.set_trace(c.step.trace);
   if (c.step.trace) c.step.trace->begin_step();
   const bool by_heads = gpu == GpuWork::prefill || (c.tokens() > 1 && c.store.budget().bytes == 0);
@@ -36,6 +39,17 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
   if (gpu != GpuWork::prefill) RETURN_IF_ERROR(reserve_pages(c));
   if (c.step.queries) c.step.queries->prepare(c.tokens());
   return {};
+}
+
+void HostAttention::begin_chunk(const StepContext& c, uint32_t layer) {
+  make_lse_room(c.tokens());
+  attention_.set_trace(nullptr);
+  has_pages_ = true;
+  const LayerConfig& config = config_.layer(layer);
+  const bool attends = config.has_attention(), windowed = attends && config.is_windowed();
+  c.store.prepare_chunk(attends && !windowed ? config.kv : KvStore::no_layer, c.tokens(), pool_);
+  if (c.windows)
+    c.windows->prepare_chunk(windowed ? config.kv : KvStore::no_layer, c.tokens(), pool_);
 }
 
 Status HostAttention::reserve_pages(const StepContext& c) {

@@ -23,6 +23,8 @@ class HostAttention {
   enum class GpuWork { none, decode, prefill };  // what a GPU may attend in the step
   Status begin(const StepContext& step, GpuWork gpu);
   Status reserve_pages(const StepContext& step);
+  // In place of begin() and reserve_pages(), of a layer's chunk in a span.
+  void begin_chunk(const StepContext& step, uint32_t layer);
 
   // Layers whose attention the CPU computes. q, k, v: [tokens][heads or kv_heads][head_dim] after
   // RoPE; a layer that attends the keys and values of another one has no k and v. write() comes
@@ -50,6 +52,7 @@ class HostAttention {
   Status probe(const StepContext& step, uint32_t layer, const float* q, const float* exact);
   Status attend_window(const StepContext& step, uint32_t layer, const float* q, float* out);
   const float* sink_logits(uint32_t layer) const;
+  void make_lse_room(uint32_t tokens);
 
   const Model& model_;
   const ModelConfig& config_;

@@ -8,6 +8,9 @@
 //   logits                         on the last executor only
 //   committed                      after the store has committed the step's keys and values
 //
+// In a span (ForwardStep::chunk) each layer's chunk is a step of that layer alone: begin_layer(l),
+// and of each chunk plan, begin, mixer(l), feed_forward(l), end, committed.
+//
 // An executor belongs to one session. Any function but abandon() may throw std::bad_alloc. After an
 // error, a cancel or an exception the caller calls abandon() instead of the other steps.
 #pragma once
@@ -50,6 +53,9 @@ class LayerExecutor {
   virtual Status logits(uint32_t first, float* out) = 0;
   virtual void committed(const StepContext&) {}
 
+  // The following steps are of chunks of this layer alone. The span context's cancel is tested.
+  virtual Status begin_layer(uint32_t, const CancelLatch&) { return {}; }
+
   // Magnitudes below this keep sums and differences finite. A larger one is Code::corrupt: it would
   // persist in a saved sequence, or be lost where a product rounds its inputs.
   static constexpr float too_large = 1e30f;
@@ -58,6 +64,22 @@ class LayerExecutor {
   const uint32_t first_layer_, end_layer_;
 };
 
+// Abandons an executor's part of a step unless it is complete.
+class StepPart {
+ public:
+  explicit StepPart(LayerExecutor* executor) : executor_(executor) {}
+  ~StepPart() {
+    if (executor_) executor_->abandon();
+  }
+  StepPart(const StepPart&) = delete;
+  StepPart& operator=(const StepPart&) = delete;
+  void complete() { executor_ = nullptr; }
+
+ private:
+  LayerExecutor* executor_;
+};
+
+Status step_cancelled();
 // Returns Code::corrupt: NaN, infinity or a magnitude above too_large at `where`.
 Status not_a_number(const std::string& where);
 

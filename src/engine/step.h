@@ -37,8 +37,16 @@ struct ForwardStep {
   bool open = false;  // not all tokens may stay
   const Cancel* cancel = nullptr;
 
+  // A span: its tokens go through a layer in chunks of so many, all of them before they go through
+  // the next layer. 0: no span. Only where Forward::span_tokens() allows it.
+  uint32_t chunk = 0;
+  uint32_t probed_chunk = 0;  // tokens of the first one, where it is probed
+  // Of a span: is called after each chunk of a layer; false: the span is cancelled.
+  std::function<bool(uint64_t done, uint64_t all)> progress;
+
   // Where set, probe_tokens of an exact step's tokens also go through this selector.
   // errors[layer] receives the relative L2 error of its attention. The step's result is the same.
+  // Of a span: the first chunk's.
   const Selector* probe = nullptr;
   uint32_t probe_tokens = 0;
   float* errors = nullptr;  // [layers]

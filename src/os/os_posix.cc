@@ -343,6 +343,25 @@ uint64_t physical_memory() {
                                : UINT64_MAX;
 }
 
+uint64_t available_memory() {
+#ifdef __linux__
+  if (std::FILE* file = std::fopen("/proc/meminfo", "re")) {
+    constexpr char name[] = "MemAvailable:";
+    char line[128];
+    uint64_t kib = 0;
+    bool found = false;
+    while (!found && std::fgets(line, sizeof line, file)) {
+      found = std::strncmp(line, name, sizeof name - 1) == 0;
+      for (const char* c = line + sizeof name - 1; found && *c; ++c)
+        if (*c >= '0' && *c <= '9') kib = kib * 10 + static_cast<uint64_t>(*c - '0');
+    }
+    (void)std::fclose(file);
+    if (found) return kib * 1024;
+  }
+#endif
+  return physical_memory();
+}
+
 uint64_t hash_seed() {
   static const uint64_t seed = [] {
     uint64_t random;

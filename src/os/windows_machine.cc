@@ -38,6 +38,12 @@ uint64_t physical_memory() {
   return GlobalMemoryStatusEx(&memory) ? memory.ullTotalPhys : UINT64_MAX;
 }
 
+uint64_t available_memory() {
+  MEMORYSTATUSEX memory;
+  memory.dwLength = sizeof memory;
+  return GlobalMemoryStatusEx(&memory) ? memory.ullAvailPhys : UINT64_MAX;
+}
+
 uint64_t hash_seed() {
   static const uint64_t seed = [] {
     uint64_t random;

@@ -56,6 +56,11 @@ class RecentQueries {
       std::copy_n(lse + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
     });
   }
+  // Before write() of a later chunk of n tokens of the same step: keeps those written before.
+  void make_way(uint32_t layer, uint32_t n) {
+    for (uint32_t i = capacity; i-- > n;)
+      std::copy_n(pending_row(layer, i - n), width(), pending_row(layer, i));
+  }
   // Before commit(first, kept): of the n tokens of the step only the first `kept` stay, n being
   // less than the capacity.
   void keep_first(uint32_t kept, uint32_t n) {

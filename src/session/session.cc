@@ -167,6 +167,7 @@ Status Session::start() {
     pool_ = std::move(pool);
   }
   RETURN_IF_ERROR(Forward::create(model_, options_.context, pool_.get(), &forward_));
+  forward_->force_spans(options_.span_tokens);
   if (options_.draft_tokens == 0) return {};
   RETURN_IF_ERROR(Drafter::create(model_, options_.context, pool_.get(), &drafter_));
   if (!sequence_.drafts)

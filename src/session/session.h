@@ -53,6 +53,7 @@ struct SessionOptions {
   bool full_precision = false;       // nothing is sealed
   uint32_t window = 64;              // tokens
   uint32_t prefill_chunk = 0;        // tokens; 0: chosen
+  uint64_t span_tokens = 0;          // of Forward::force_spans(); 0: chosen
   uint64_t checkpoint_interval = 0;  // tokens of prefill between two checkpoints; 0: chosen
   SelectOptions select;
   CompareLevel compare = CompareLevel::none;
@@ -231,6 +232,7 @@ class Session {
   Status append_chunks(const AppendRequest& request, uint64_t* done);
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                     Array<float>* errors);
+  void plan_span(const AppendRequest& request, uint64_t done, ForwardStep* step);
   Status run_step(const AppendRequest& request, ForwardStep* step);
   Status run_open_step(const AppendRequest& request, ForwardStep* step);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
@@ -368,6 +370,7 @@ class Session {
   DraftCounts drafts_;  // of the last generate()
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t prefilled_again_ = 0;
+  uint64_t spans_ = 0, span_tokens_ = 0;
   uint64_t load_ns_ = 0;
   uint64_t index_ns_ = 0;  // time of the last index build
   NearestBy nearest_by_;   // devices that found its nearest keys, and why

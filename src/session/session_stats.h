@@ -30,7 +30,8 @@ struct SessionStats {
   uint64_t kv_bytes_per_token = 0;
   uint64_t private_bytes = 0, mapped_bytes = 0, spilled_bytes = 0, memory_limit = 0;
   uint64_t prefill_tokens = 0, prefill_ns = 0, sparse_tokens = 0, load_ns = 0;
-  uint64_t budget_tokens = 0;  // mean per layer and head
+  uint64_t spans = 0, span_tokens = 0;  // of prefill, and their tokens
+  uint64_t budget_tokens = 0;           // mean per layer and head
   uint64_t index_tokens = 0, index_bytes = 0, index_ns = 0;
   // windows: layers that see a window, and their bytes in memory
   uint64_t prefilled_again = 0, windows_bytes = 0;

@@ -278,6 +278,7 @@ SessionStats Session::stats() const {
     s.private_bytes += drafts->store.private_bytes() + drafts->hidden.size() * sizeof(float);
   }
   s.drafts = drafts_;
+  s.spans = spans_, s.span_tokens = span_tokens_;
   s.prefilled_again = prefilled_again_;
   s.spilled_bytes = sequence_.store.pages().spilled_bytes();
   s.memory_limit = sequence_.store.budget().bytes;
@@ -337,6 +338,8 @@ std::string Session::stats_json() const {
   json.flag("share_heads", plan.share_heads);
   add_last(last_.read, stats, !model_->device_weights().empty(), &json);
   json.count("prefill_tokens", stats.prefill_tokens);
+  json.count("prefill_spans", stats.spans);
+  json.count("prefill_span_tokens", stats.span_tokens);
   json.count("prefilled_again", stats.prefilled_again);
   if (stats.windows_layers > 0) {
     json.count("windows_layers", stats.windows_layers);

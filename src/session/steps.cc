@@ -47,6 +47,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
     RETURN_IF_ERROR(run_step(request, &step));
     note_chunk(request, step);
+    if (step.chunk > 0) ++spans_, span_tokens_ += step.size();
     if (request.goes_on) {
       *done = step.size();
       return {};
@@ -98,12 +99,30 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   }
   if (probes) probe_.plan(options_.select, &sequence_, step, errors);
   if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
-  step->want = request.all_logits ? ForwardStep::Logits::all
-               : last             ? ForwardStep::Logits::last
-                                  : ForwardStep::Logits::none;
+  const bool spans = document && !drafter_ && options_.read.strategy == "full" && !last;
+  if (spans) plan_span(request, done, step);
+  step->want = request.all_logits           ? ForwardStep::Logits::all
+               : done + step->size() == all ? ForwardStep::Logits::last
+                                            : ForwardStep::Logits::none;
   step->logits = request.all_logits ? request.all_logits + done * model_->config().vocabulary
                                     : next_logits_.data();
   return {};
+}
+
+// Makes the step of a chunk one of a span, where the next chunks can go through a layer with it.
+void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep* step) {
+  const uint64_t left = request.tokens.size() - done, chunk = options_.prefill_chunk,
+                 most = forward_->span_tokens(*step, sequence_.stores(), options_.prefill_chunk),
+                 n = std::min({most, left, uint64_t{UINT32_MAX}});
+  if (n <= step->size()) return;
+  step->probed_chunk = step->size();
+  step->chunk = static_cast<uint32_t>(chunk);
+  step->tokens = request.tokens.subspan(done, n);
+  if (!request.progress) return;
+  step->progress = [&request, done, n](uint64_t part, uint64_t all) {
+    const uint64_t tokens = n * part / all;  // the end of the span reports its last ones
+    return tokens >= n || request.progress->update(done + tokens, request.tokens.size());
+  };
 }
 
 void Session::limit_checkpoints() {

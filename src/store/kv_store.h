@@ -189,6 +189,26 @@ class KvStore {
   // Before commit(kept), in a step of n written tokens: keeps only the first `kept`.
   void keep_first(uint32_t kept, uint32_t n) { representatives_.keep_first(kept, n); }
 
+  // A span: a step whose tokens go through a layer chunk by chunk, all of them before they go
+  // through the next layer.
+  //
+  //   begin_span(n, largest chunk)
+  //     begin_layer();  prepare_chunk(layer, n), write(layer, n, ...), end_chunk(layer, n) of each
+  //   commit_span()
+  //
+  // In between the store is what the layer under way sees, after the chunks that it has seen, and
+  // of no use for other layers. So a span is run on a fork, which replaces the sequence's store
+  // afterwards. layer: no_layer: of another store. Every layer has the same chunks.
+  static constexpr uint32_t no_layer = UINT32_MAX;
+  // Whether spans can follow: a centre is known, no budget and no representatives are kept.
+  bool can_span() const;
+  // Errors as for prepare_rows() and prepare_pages().
+  Status begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const Cancel* cancel);
+  void begin_layer();
+  void prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool);
+  void end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
+  void commit_span(const Kernels& kernels, ThreadPool* pool);
+
   // Truncates the sequence to its first `tokens` tokens (<= tokens(), and a resume_point()).
   // Restores tokens from pages until the window holds window_tokens again. Throws std::bad_alloc.
   // Code::corrupt (a damaged page of a mapped file, or a page with NaN or infinity): the store is
@@ -313,6 +333,9 @@ class KvStore {
   };
   Appends appends_;
   std::vector<bool> sealed_ahead_;  // [layers] sealed by seal() in this step
+  struct Span {
+    uint32_t pages = 0, window_count = 0, first_row = 0;  // before it
+  } span_;
   // [layers][kv_heads][2][page_tokens][dim]; null when nothing is sealed; never changed.
   std::shared_ptr<float[]> sinks_;
   Array<float> centre_;  // [layers][kv_heads][dim]

@@ -174,6 +174,8 @@ class PageStore {
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k,
             const float* v);
   void commit(uint32_t pages);
+  // Shows so many of the pages that were sealed: the others stay, and commit() shows them again.
+  void show(uint32_t pages) { pages_ = pages; }
   void truncate(uint32_t pages);  // drops pages at the end
 
   // Memory of the slabs, the caches and the summaries, shared ones included.

@@ -67,6 +67,25 @@ Status RecurrentState::fetch() {
   return {};
 }
 
+// The end becomes this object's own, in host memory.
+Status RecurrentState::begin_span() {
+  RETURN_IF_ERROR(fetch());
+  end_.parts.clear();
+  if (is_sole(end_.floats)) return {};
+  std::shared_ptr<float[]> floats = make();
+  std::copy_n(end_.floats.get(), size(), floats.get());
+  end_.floats = std::move(floats);
+  return {};
+}
+
+Status RecurrentState::end_chunk(uint32_t layer) {
+  float* const to = std::const_pointer_cast<float[]>(end_.floats).get();
+  for (const auto& part : next_parts_) RETURN_IF_ERROR(part->read(to + part->at()));
+  if (next_parts_.empty()) std::copy_n(next(layer), layer_size_, to + layer * layer_size_);
+  next_parts_.clear();
+  return {};
+}
+
 Status RecurrentState::keep() {
   if (end_.tokens == 0 || limits_.most == 0 || last_checkpoint() == end_.tokens) return {};
   RETURN_IF_ERROR(fetch());

@@ -79,6 +79,14 @@ class RecurrentState {
   float* next(uint32_t layer, uint32_t i = 0) { return next_[i].get() + layer * layer_size_; }
   void commit(uint64_t n);
 
+  // A span (KvStore::begin_span) instead of a step: prepare(), begin_span(), and of each layer,
+  // after each chunk, end_chunk(): the state after the chunk becomes the one before the next.
+  // Afterwards commit_span(), in place of commit(). Meanwhile the object is useful for the span
+  // alone, as the store is. Code::device. Throws std::bad_alloc.
+  Status begin_span();
+  Status end_chunk(uint32_t layer);
+  void commit_span(uint64_t n) { end_.tokens += n; }
+
   // Layers of the state before the step that are elsewhere, and those that the step leaves there.
   const Parts& parts() const { return end_.parts; }
   bool is_whole() const { return end_.is_whole; }

@@ -1,0 +1,68 @@
+// Spans: the same tokens go through a layer chunk by chunk before they go through the next one.
+//
+// The rows of a layer in the window's buffer are its room: a chunk is written behind the window,
+// its pages are sealed, and what is left of it is the window of the next chunk. Every layer begins
+// with the rows before the span and ends with those behind it, at the same place of its planes.
+#include <algorithm>
+#include <cstring>
+
+#include "base/stamp.h"
+#include "store/kv_store.h"
+#include "store/window_rows.h"
+
+namespace kvasir {
+
+bool KvStore::can_span() const {
+  const bool centred = shape().heads_total() == 0 || !centre_.empty();
+  return budget_.bytes == 0 && window_tokens_ != keep_all && pages_.pages() > 0 && centred &&
+         !representatives_.known();
+}
+
+Status KvStore::begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const Cancel* cancel) {
+  const uint32_t kept = std::min(window_tokens_ + shape().page.page_tokens, window_count_ + chunk);
+  RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + chunk, true, pool, cancel));
+  const uint32_t sealed = pages_.pages() + pages_after(window_count_ + n);
+  RETURN_IF_ERROR(pages_.reserve(sealed, pool, cancel));
+  RETURN_IF_ERROR(sketch_.reserve(sealed));
+  sealed_ahead_.assign(shape().layers, false);
+  budget_.step_tokens = std::max(budget_.step_tokens, chunk);
+  span_ = {pages_.pages(), window_count_, first_row_};
+  return {};
+}
+
+void KvStore::begin_layer() {
+  pages_.show(span_.pages);
+  window_count_ = span_.window_count, first_row_ = span_.first_row;
+}
+
+// Where the buffer ends, the layer's rows move to its beginning.
+void KvStore::prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool) {
+  if (first_row_ + window_count_ + n <= capacity_) return;
+  const std::size_t dim = shape().page.dim, size = window_count_ * dim * sizeof(float);
+  const uint32_t planes = layer == no_layer ? 0 : shape().kv_heads * shape().page.planes();
+  run_tasks(pool, planes, [&](uint32_t p, uint32_t) {
+    float* const rows = plane(uint64_t{layer} * planes + p);
+    std::memmove(rows - first_row_ * dim, rows, size);
+  });
+  first_row_ = 0;
+}
+
+void KvStore::end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
+  if (layer != no_layer && !sealed_ahead_[layer]) seal(layer, n, kernels, pool);
+  if (layer != no_layer) sealed_ahead_[layer] = false;
+  const uint32_t count = window_count_ + n, sealed = pages_after(count),
+                 rows = sealed * shape().page.page_tokens;
+  first_row_ += rows, window_count_ = count - rows;
+  if (sealed > 0) pages_.commit(pages_.pages() + sealed);
+}
+
+void KvStore::commit_span(const Kernels& kernels, ThreadPool* pool) {
+  const uint32_t pages = pages_.pages();
+  pages_.show(span_.pages);
+  if (pages > span_.pages) pages_.commit(pages);
+  window_stamp_ = new_stamp();
+  sketch_.append(pages_, kernels, pool);
+  drop_unseen();
+}
+
+}  // namespace kvasir

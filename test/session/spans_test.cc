@@ -1,0 +1,216 @@
+// Spans: all tokens of a span go through a layer before they go through the next one. What a
+// session has afterwards is what chunks that go through all layers leave.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "helpers.h"
+#include "temp_folder.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+constexpr uint32_t chunk = 100;
+
+std::vector<Token> any_tokens(std::size_t n) {
+  std::vector<Token> tokens(n);
+  uint32_t state = 11;
+  for (Token& t : tokens) {
+    state = state * 1664525 + 1013904223;
+    t = static_cast<Token>(3 + (state >> 16) % 250);
+  }
+  return tokens;
+}
+
+// span 0: chunk by chunk.
+SessionOptions span_options(uint64_t span) {
+  SessionOptions o;
+  o.threads = 2;
+  o.prefill_chunk = chunk;
+  o.checkpoint_interval = 1 << 20;
+  o.span_tokens = span;
+  return o;
+}
+
+std::string saved(Session* session) {
+  const TempFolder folder;
+  const std::string path = folder.file("spans.kv");
+  REQUIRE(session->save(path, nullptr, {}).ok());
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::vector<std::string> fixtures() {
+  std::vector<std::string> paths;
+  for (const auto& entry : std::filesystem::directory_iterator(FIXTURES "/models"))
+    if (entry.path().extension() == ".gguf") paths.push_back(entry.path().string());
+  return paths;
+}
+
+bool has_spans(const ModelConfig& c) {
+  return c.streams == 1 && c.layer_input == 0 && !c.shares_kv();
+}
+
+// Reports of a prefill.
+struct Reports {
+  std::vector<uint64_t> done;
+  uint64_t stop_at = UINT64_MAX;
+  Progress::Report function() {
+    return [this](uint64_t now, uint64_t) {
+      done.push_back(now);
+      return now >= stop_at ? 1 : 0;
+    };
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a span leaves the bits that its chunks leave, in every architecture") {
+  const auto tokens = any_tokens(1257);
+  uint32_t with_states = 0, with_windows = 0, with_experts = 0, latent = 0;
+  for (const std::string& path : fixtures()) {
+    CAPTURE(path);
+    const auto model = open_model(path);
+    const ModelConfig& config = model->config();
+    auto chunks = open_session(model, span_options(0)),
+         spans = open_session(model, span_options(700));
+    read(chunks.get(), tokens), read(spans.get(), tokens);
+    CHECK(spans->stats().spans == (has_spans(config) ? 2 : 0));
+    CHECK(chunks->stats().spans == 0);
+    CHECK(saved(spans.get()) == saved(chunks.get()));
+    CHECK(logits_after(spans.get(), 7) == logits_after(chunks.get(), 7));
+    with_states += config.recurrent_layers > 0, with_windows += config.windows.layers > 0;
+    for (const LayerConfig& l : config.layer_configs)
+      with_experts += l.has_experts(), latent += l.is_latent();
+  }
+  for (const uint32_t each : {with_states, with_windows, with_experts, latent}) CHECK(each > 2);
+}
+
+TEST_CASE("all logits of spans are those of chunks") {
+  const auto model = mini_model();
+  const auto tokens = book_tokens(520);
+  const std::size_t vocabulary = model->config().vocabulary;
+  std::vector<float> logits[2];
+  for (const uint64_t span : {0, 300}) {
+    std::vector<float>& out = logits[span > 0];
+    out.resize(tokens.size() * vocabulary);
+    uint64_t done = 0;
+    auto session = open_session(model, span_options(span));
+    REQUIRE(session->prefill_tokens(tokens, out.data(), nullptr, {}, &done).ok());
+    CHECK(session->stats().spans == (span > 0 ? 2 : 0));
+  }
+  CHECK(logits[0] == logits[1]);
+}
+
+TEST_CASE("a span of a fork leaves the sequence that it was forked from") {
+  const auto tokens = book_tokens(1000);
+  auto base = open_session(mini_model(), span_options(400));
+  read(base.get(), {tokens.data(), 333});
+  const std::string before = saved(base.get());
+  std::unique_ptr<Session> fork;
+  REQUIRE(base->fork(&fork).ok());
+  read(fork.get(), {tokens.data() + 333, 500});
+  CHECK(fork->stats().spans > 0);
+  CHECK(saved(base.get()) == before);
+  read(base.get(), {tokens.data() + 333, 500});
+  CHECK(saved(base.get()) == saved(fork.get()));
+}
+
+TEST_CASE("a cancelled span leaves nothing, with windows and with states") {
+  for (const char* name : {"llama-bf16", "gemma3", "granitehybrid"}) {
+    const auto model = open_model(FIXTURES "/models/" + std::string(name) + ".gguf");
+    const auto tokens = any_tokens(1300);
+    auto session = open_session(model, span_options(400)),
+         undisturbed = open_session(model, span_options(400));
+    const std::span<const Token> first(tokens.data(), 400), rest(tokens.data() + 400, 900);
+    read(session.get(), first), read(undisturbed.get(), first);
+    const std::string before = saved(session.get());
+    Reports reports;
+    reports.stop_at = 0;  // at the first report, after a layer's chunk
+    uint64_t done = 0;
+    const Status s = session->prefill_tokens(rest, nullptr, nullptr, reports.function(), &done);
+    CHECK(s.code() == Code::cancelled);
+    CHECK(done == 0);
+    CHECK(saved(session.get()) == before);
+    read(session.get(), rest), read(undisturbed.get(), rest);
+    CHECK(saved(session.get()) == saved(undisturbed.get()));
+  }
+}
+
+TEST_CASE("a cancelled prefill keeps whole spans, and goes on from there") {
+  const auto tokens = book_tokens(1300);
+  auto session = open_session(mini_model(), span_options(400)),
+       undisturbed = open_session(mini_model(), span_options(400));
+  Reports reports;
+  reports.stop_at = 600;  // within the second span
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens(tokens, nullptr, nullptr, reports.function(), &done);
+  CHECK(s.code() == Code::cancelled);
+  CHECK(done == 500);  // a chunk, and a span
+  CHECK(session->tokens().size() == 500);
+  read(undisturbed.get(), {tokens.data(), 500});
+  const std::span<const Token> rest(tokens.data() + 500, 800);
+  read(session.get(), rest), read(undisturbed.get(), rest);
+  CHECK(saved(session.get()) == saved(undisturbed.get()));
+}
+
+TEST_CASE("a flag that fires within a span keeps whole spans") {
+  const auto tokens = book_tokens(900);
+  auto session = open_session(mini_model(), span_options(400));
+  Cancel cancel;
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens(
+      tokens, nullptr, &cancel,
+      [&](uint64_t now, uint64_t) {
+        if (now > 600) cancel.fire();
+        return 0;
+      },
+      &done);
+  CHECK(s.code() == Code::cancelled);
+  CHECK(done == 500);
+  CHECK(session->tokens().size() == 500);
+}
+
+TEST_CASE("progress within a span never goes back, and ends with the document") {
+  const auto tokens = book_tokens(4100);
+  auto session = open_session(mini_model(), span_options(2000));
+  Reports reports;
+  uint64_t done = 0;
+  REQUIRE(session->prefill_tokens(tokens, nullptr, nullptr, reports.function(), &done).ok());
+  CHECK(std::is_sorted(reports.done.begin(), reports.done.end()));
+  CHECK(reports.done.back() == 4100);
+}
+
+TEST_CASE("the errors of layers are measured at the beginning of a span") {
+  const auto tokens = book_tokens(4100);
+  auto spans = open_session(mini_model(), span_options(2500)),
+       chunks = open_session(mini_model(), span_options(0));
+  read(spans.get(), tokens), read(chunks.get(), tokens);
+  const auto errors = [](Session* session) {
+    const std::string json = session->stats_json();
+    const std::size_t at = json.find("\"layer_errors\"");
+    return at == std::string::npos ? std::string() : json.substr(at, 60);
+  };
+  CHECK(!errors(chunks.get()).empty());
+  CHECK(!errors(spans.get()).empty());
+}
+
+TEST_CASE("a memory limit, full precision and sparse prefill have no spans") {
+  const auto tokens = book_tokens(900);
+  for (int which = 0; which < 3; ++which) {
+    SessionOptions o = span_options(400);
+    if (which == 0) o.memory.bytes = uint64_t{64} << 20;
+    if (which == 1) o.full_precision = true;
+    if (which == 2) o.read.strategy = "bounded";
+    auto session = open_session(mini_model(), o);
+    read(session.get(), tokens);
+    CHECK(session->stats().spans == 0);
+  }
+}
