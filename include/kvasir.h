@@ -398,11 +398,12 @@ struct kv_session_options {
   void* log_user; /* passed to log */
   /* Tokens that the model's MTP layer drafts for each step of kv_generate, 1 to 3; 0: none. Answers
    * are the same, bit for bit: a step decides on the drafts together, and keeps those that decode
-   * alone would sample. Prefill takes longer, and the layer has a KV cache of its own. A cache file
-   * does not hold it: after kv_load the layer attends later tokens only. Drafts of an answer end
-   * where too few are accepted. kv_session_stats counts them; the JSON says why there are none.
-   * KV_UNSUPPORTED (kv_model_info.mtp_layers is 0, layers on a GPU, a memory_limit), KV_CORRUPT (a
-   * tensor of the layer, which message names). Without drafts the layer is not read. */
+   * alone would sample. Prefill takes longer, and the layer has a KV cache of its own, which
+   * kv_save saves. After kv_load of a file without it (kv_file_info.mtp_tokens is 0) the layer
+   * attends later tokens only, and the log says so. Drafts of an answer end where too few are
+   * accepted. kv_session_stats counts them; the JSON says why there are none. KV_UNSUPPORTED
+   * (kv_model_info.mtp_layers is 0, layers on a GPU, a memory_limit), KV_CORRUPT (a tensor of the
+   * layer, which message names). Without drafts the layer is not read. */
   uint32_t draft_tokens;
   uint32_t reserved; /* 0 */
 };
@@ -739,6 +740,7 @@ typedef struct kv_file_info {
   uint64_t state_bytes;      /* of all states */
   uint64_t checkpoints;      /* positions before the end at which windows and states can go on */
   uint64_t checkpoint_tokens[64]; /* tokens before each, ascending; the others are 0 */
+  uint64_t mtp_tokens; /* whose keys and values of the MTP layer it has; 0: saved without drafts */
 } kv_file_info;
 
 /* Describes a cache file. Checks header and tables only. Any thread. KV_NOT_A_CACHE also for a

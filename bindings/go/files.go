@@ -24,6 +24,7 @@ type FileInfo struct {
 	StateBytes      int64 // of all of them
 
 	Checkpoints []int // tokens before each earlier position at which windows and states can go on
+	MTPTokens   int   // whose keys and values of the MTP layer it has; 0: saved without drafts
 }
 
 // InspectFile describes a cache file. It verifies header and tables only.
@@ -56,6 +57,7 @@ func InspectFile(path string) (FileInfo, error) {
 		StateBytes:      int64(info.state_bytes),
 
 		Checkpoints: checkpoints,
+		MTPTokens:   int(info.mtp_tokens),
 	}, err
 }
 

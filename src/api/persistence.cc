@@ -6,6 +6,7 @@
 #include "cachefile/cache_peek.h"
 #include "cachefile/pack.h"
 #include "session/saved_checkpoints.h"
+#include "session/saved_drafts.h"
 #include "session/saved_states.h"
 
 using namespace kvasir;
@@ -62,8 +63,9 @@ kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error)
     i.tokens = file.identity().tokens;
     i.sealed_tokens = saved.sealed_tokens();
     using format::SectionKind;
-    for (SectionKind kind : {SectionKind::pages, SectionKind::scales, SectionKind::bounds,
-                             SectionKind::windows_pages, SectionKind::windows_scales})
+    for (SectionKind kind :
+         {SectionKind::pages, SectionKind::scales, SectionKind::bounds, SectionKind::windows_pages,
+          SectionKind::windows_scales, SectionKind::drafts_pages, SectionKind::drafts_scales})
       if (const CachePeek::Section* section = file.find(kind)) i.kv_bytes += section->bytes;
     i.layers = file.identity().layers + file.identity().windows.layers;
     i.kv_heads = file.identity().kv_heads;
@@ -80,6 +82,7 @@ kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error)
     RETURN_IF_ERROR(list_checkpoints(file, &checkpoints));
     i.checkpoints = checkpoints.size();
     std::copy(checkpoints.begin(), checkpoints.end(), i.checkpoint_tokens);
+    RETURN_IF_ERROR(count_saved_drafts(file, &i.mtp_tokens));
     return api::write_result(i, info, "info");
   });
 }

@@ -114,38 +114,70 @@ enum class SectionKind : uint32_t {
   windows_rows = 29,    // as `window`
   windows_pages = 30,   // as `pages`, of the extents that were kept
   windows_scales = 31,  // as `scales`, of the same
+  // The store of the MTP layer, of a sequence that drafts.
+  drafts = 32,         // which tokens it has, and its numbers in full precision
+  drafts_pages = 33,   // as `pages`, of one layer
+  drafts_scales = 34,  // as `scales`, of one layer
 };
 
 // Whether this reader understands a section's contents. The reserved kind is not understood yet.
 constexpr bool is_known(SectionKind kind) {
   return (kind >= SectionKind::state && kind <= SectionKind::bounds) ||
          kind == SectionKind::statistics || kind == SectionKind::recurrent ||
-         (kind >= SectionKind::logits && kind <= SectionKind::windows_scales);
+         (kind >= SectionKind::logits && kind <= SectionKind::drafts_scales);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file
 // Code::version.
 constexpr uint32_t optional_section = 1;
 
-// The flags a kind is written with: statistics are for people, an index can be built again. A
-// reader that missed `chat` would put questions into turns of another format.
+// The flags a kind is written with: statistics are for people, an index can be built again, drafts
+// change no answer. A reader that missed `chat` would put questions into turns of another format.
 constexpr uint32_t flags_of(SectionKind kind) {
   return kind == SectionKind::statistics || kind == SectionKind::index ||
                  (kind >= SectionKind::logits && kind <= SectionKind::read) ||
-                 kind == SectionKind::spelling
+                 kind == SectionKind::spelling ||
+                 (kind >= SectionKind::drafts && kind <= SectionKind::drafts_scales)
              ? optional_section
              : 0;
 }
 
 constexpr const char* name_of(SectionKind kind) {
-  constexpr const char* names[] = {
-      "unknown",       "state",         "tokens",   "centre",          "sinks",
-      "window",        "pages",         "scales",   "bounds",          "unknown",
-      "statistics",    "recurrent",     "index",    "logits",          "errors",
-      "sketch",        "queries",       "observed", "representatives", "sparse",
-      "hnsw",          "ood",           "ivf",      "chain",           "read",
-      "chat",          "spelling",      "windows",  "windows-centre",  "windows-rows",
-      "windows-pages", "windows-scales"};
+  constexpr const char* names[] = {"unknown",
+                                   "state",
+                                   "tokens",
+                                   "centre",
+                                   "sinks",
+                                   "window",
+                                   "pages",
+                                   "scales",
+                                   "bounds",
+                                   "unknown",
+                                   "statistics",
+                                   "recurrent",
+                                   "index",
+                                   "logits",
+                                   "errors",
+                                   "sketch",
+                                   "queries",
+                                   "observed",
+                                   "representatives",
+                                   "sparse",
+                                   "hnsw",
+                                   "ood",
+                                   "ivf",
+                                   "chain",
+                                   "read",
+                                   "chat",
+                                   "spelling",
+                                   "windows",
+                                   "windows-centre",
+                                   "windows-rows",
+                                   "windows-pages",
+                                   "windows-scales",
+                                   "drafts",
+                                   "drafts-pages",
+                                   "drafts-scales"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }

@@ -100,6 +100,22 @@ inline constexpr auto recurrent_fields = lay_out({
 static_assert(end_of(recurrent_fields) == recurrent_head_bytes);
 consteval uint64_t recurrent_at(std::string_view name) { return offset_in(recurrent_fields, name); }
 
+// Section `drafts`, before the floats: centre, sinks, window, hidden state.
+constexpr uint64_t drafts_head_bytes = 64;
+constexpr uint32_t drafts_have_centre = 1, drafts_have_sinks = 2, drafts_have_hidden = 4;
+inline constexpr auto drafts_fields = lay_out({
+    {"first token", 8, FieldIs::size},
+    {"pages", 4, FieldIs::size},
+    {"window count", 4, FieldIs::size},
+    {"kv heads", 4, FieldIs::size},
+    {"head dim", 4, FieldIs::size},
+    {"width", 4, FieldIs::size},
+    {"parts", 4, FieldIs::choice},
+    {"reserved", drafts_head_bytes - 32, FieldIs::reserved},
+});
+static_assert(end_of(drafts_fields) == drafts_head_bytes);
+consteval uint64_t drafts_at(std::string_view name) { return offset_in(drafts_fields, name); }
+
 // Sections `sparse` and `read`.
 inline constexpr auto count_fields = lay_out({{"tokens", 8, FieldIs::size}});
 
@@ -140,6 +156,8 @@ constexpr std::span<const Field> fields_of(SectionKind kind) {
       return windows_fields;
     case SectionKind::recurrent:
       return recurrent_fields;
+    case SectionKind::drafts:
+      return drafts_fields;
     case SectionKind::sparse:
     case SectionKind::read:
       return count_fields;

@@ -21,7 +21,8 @@ constexpr uint64_t index_words_a_head = 64 * 1024;  // independent of the items,
 constexpr uint64_t observed_tokens = 32;            // tokens whose queries are kept
 constexpr uint64_t chain_tokens = 256;              // tokens per hash
 constexpr uint64_t representatives_tokens = 128;    // tokens per block
-constexpr uint64_t max_state_bytes = uint64_t{1} << 31;  // of all recurrent layers of a model
+constexpr uint64_t max_hidden_bytes = uint64_t{1} << 22;  // of a token
+constexpr uint64_t max_state_bytes = uint64_t{1} << 31;   // of all recurrent layers of a model
 
 // graphs: per KV head.
 uint64_t max_index_bytes(const Identity& id, uint64_t graphs, uint64_t words_an_item) {
@@ -43,6 +44,17 @@ static uint64_t max_windows_bytes(SectionKind kind, const Identity& id) {
                             : kind == SectionKind::windows_pages ? SectionKind::pages
                                                                  : SectionKind::scales;
   return w.layers == 0 ? 0 : max_section_bytes(whole, windows);
+}
+
+// Of a section of the MTP layer: of a store of one layer that has every token.
+static uint64_t max_drafts_bytes(SectionKind kind, const Identity& id) {
+  Identity drafts = id;
+  drafts.layers = 1;
+  if (kind == SectionKind::drafts_pages) return max_section_bytes(SectionKind::pages, drafts);
+  if (kind == SectionKind::drafts_scales) return max_section_bytes(SectionKind::scales, drafts);
+  return claim_sum({drafts_head_bytes, max_section_bytes(SectionKind::centre, drafts),
+                    max_section_bytes(SectionKind::sinks, drafts),
+                    max_section_bytes(SectionKind::window, drafts), max_hidden_bytes});
 }
 
 uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group) {
@@ -114,6 +126,11 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
     case SectionKind::windows_pages:
     case SectionKind::windows_scales:
       max_bytes = max_windows_bytes(kind, id);
+      break;
+    case SectionKind::drafts:
+    case SectionKind::drafts_pages:
+    case SectionKind::drafts_scales:
+      max_bytes = max_drafts_bytes(kind, id);
       break;
     case SectionKind::state:
     case SectionKind::windows:

@@ -34,7 +34,9 @@ Drafter::Drafter(std::shared_ptr<const MtpLayer> mtp, ThreadPool* pool)
 }
 
 DraftState Drafter::make_state(uint64_t tokens, uint32_t window_tokens) const {
-  DraftState state(KvStore(mtp_->layer.store_shape(), window_tokens));
+  StoreShape shape = mtp_->layer.store_shape();
+  shape.drafts = true;
+  DraftState state(KvStore(shape, window_tokens));
   state.store.drop_representatives();
   state.first = std::max<uint64_t>(1, tokens);
   return state;
@@ -101,6 +103,11 @@ Status Drafter::compute_pending(const Cancel* cancel, DraftState* state) {
   state->hidden.erase(state->hidden.begin(),
                       state->hidden.begin() + static_cast<std::ptrdiff_t>(n));
   return {};
+}
+
+Status Drafter::complete(uint64_t at, const Cancel* cancel, DraftState* state) {
+  if (state->next_row() > at) RETURN_IF_ERROR(cut(at, state));
+  return compute_pending(cancel, state);
 }
 
 Status Drafter::draft(uint64_t at, Token next, uint32_t count, const Cancel* cancel,

@@ -65,6 +65,9 @@ class Drafter {
   // None where what the layer needs of that token is unknown. Errors of a forward pass.
   Status draft(uint64_t at, Token next, uint32_t count, const Cancel* cancel, DraftState* state,
                Array<Token>* out);
+  // Computes the pending rows of a sequence of `at` tokens, as far as they are known. Errors of a
+  // forward pass.
+  Status complete(uint64_t at, const Cancel* cancel, DraftState* state);
   // By which the last token of a draft was chosen: [vocabulary].
   std::span<const float> logits() const { return logits_; }
 

@@ -8,6 +8,7 @@
 #include "cachefile/cache_file.h"
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
+#include "session/saved_drafts.h"
 #include "session/saved_states.h"
 #include "session/saved_windows.h"
 #include "session/session.h"
@@ -161,6 +162,23 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
   return load_count(file, SectionKind::read, facts, &sequence_.prefilled_tokens);
 }
 
+// Without the rows of a file the MTP layer attends the tokens that follow.
+Status Session::load_saved_drafts(const std::shared_ptr<const CacheFile>& file,
+                                  const SavedSequence& state, const Cancel* cancel) {
+  if (!drafter_ || state.tokens == 0) return {};
+  bool found = false;
+  RETURN_IF_ERROR(load_drafts(file, state, model_->config().width, pool_.get(), cancel,
+                              &*sequence_.drafts, &found));
+  if (found) return {};
+  const std::string line =
+      file->path() +
+      " was saved without drafts, or by another version: the MTP layer attends the tokens that "
+      "follow, so fewer drafts are accepted; prefill the document with draft_tokens and save it "
+      "again";
+  log(1, line.c_str());
+  return {};
+}
+
 // Checks that the file was saved with these weights.
 static Status check_model(const format::Identity& id, const std::string& path, const Model& model) {
   if (id.vocabulary == 0)
@@ -311,6 +329,7 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
         section.kind == SectionKind::queries || section.kind == SectionKind::windows_rows)
       file->advise(section, os::Mapping::Advice::dont_need);
   RETURN_IF_ERROR(session->start());
+  RETURN_IF_ERROR(session->load_saved_drafts(file, state, cancel));
   if (tokens_wanted)
     RETURN_IF_ERROR(session->shorten(tokens_wanted, cancel, std::move(prefill_progress)));
   session->load_ns_ = os::now_ns() - begin;

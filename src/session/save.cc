@@ -59,6 +59,15 @@ Status Session::prepare_save(const std::string& path, const Cancel* cancel, Prog
   return {};
 }
 
+// A copy of what the MTP layer keeps, without pending rows. Nothing: it has no row.
+Status Session::complete_drafts(const Cancel* cancel, std::optional<DraftState>* out) {
+  if (!drafter_ || sequence_.drafts->first >= sequence_.tokens.size()) return {};
+  out->emplace(*sequence_.drafts);
+  RETURN_IF_ERROR(drafter_->complete(sequence_.tokens.size(), cancel, &**out));
+  if ((*out)->end() != sequence_.tokens.size() || (*out)->store.tokens() == 0) out->reset();
+  return {};
+}
+
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
                      Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
@@ -99,9 +108,12 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
     parts.push_back({SectionKind::spelling, spelling.data(), spelling.size_bytes()});
   SavedSequence state = saved_state(sequence_, options_.window);
   state.long_rope = model_->has_long_ropes(options_.context);
+  std::optional<DraftState> drafts;
+  RETURN_IF_ERROR(complete_drafts(cancel, &drafts));
   const StepStores stores = sequence_.stores();
-  return save_store(path, identity, {stores.store, stores.windows, stores.states}, state, parts,
-                    cancel, std::move(report), before_rename);
+  return save_store(path, identity,
+                    {stores.store, stores.windows, stores.states, drafts ? &*drafts : nullptr},
+                    state, parts, cancel, std::move(report), before_rename);
 }
 
 }  // namespace kvasir

@@ -10,6 +10,7 @@
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
 #include "cachefile/section_sizes.h"
+#include "session/saved_drafts.h"
 #include "session/saved_states.h"
 #include "session/saved_windows.h"
 
@@ -71,6 +72,7 @@ Status write_part(const SavedStores& stores, const SavedPart& part, const Cancel
   if (part.kind == SectionKind::window) return stores.store.write_window(write);
   if (part.kind == SectionKind::windows_rows) return stores.windows->write_window(write);
   if (part.kind == SectionKind::recurrent) return write_states(*stores.states, cancel, write);
+  if (part.kind == SectionKind::drafts) return write_drafts(*stores.drafts, write);
   return write(part.data, part.bytes);
 }
 
@@ -92,8 +94,10 @@ Status check_savable(const std::string& path, const format::Identity& identity,
   const char* wrong_states = nullptr;
   if (stores.states) RETURN_IF_ERROR(find_wrong_state(*stores.states, cancel, &wrong_states));
   if (wrong_states) return refused(SectionKind::recurrent, wrong_states);
+  if (const char* what = stores.drafts ? find_wrong_drafts(*stores.drafts) : nullptr)
+    return refused(SectionKind::drafts, what);
   for (const SavedPart& part : parts) {
-    if (part.kind == SectionKind::recurrent) continue;
+    if (part.kind == SectionKind::recurrent || part.kind == SectionKind::drafts) continue;
     const auto check = [&](const void* data, std::size_t size) -> Status {
       constexpr std::size_t piece = 4 << 20;  // bytes between two tests of the cancel token
       const std::span<const std::byte> all(static_cast<const std::byte*>(data), size);
@@ -133,6 +137,14 @@ Status write_all(CacheWriter* writer, const void* data, std::size_t size, const 
       return Status::error(Code::cancelled,
                            "stopped by the progress callback; no file was changed");
   }
+  return {};
+}
+
+// Declares the sections of so many pages.
+Status add_pages(CacheWriter* writer, const StoreShape& shape, uint32_t pages) {
+  for (SectionKind kind : PageStore::arrays(shape))
+    RETURN_IF_ERROR(writer->add_section(PageStore::section_of(shape, kind), section_version,
+                                        PageStore::file_bytes(shape, kind, pages)));
   return {};
 }
 
@@ -237,6 +249,10 @@ Status save_store(const std::string& path, format::Identity identity, const Save
     all.push_back(
         {SectionKind::recurrent, nullptr, std::size_t{states_section_bytes(*stores.states)}});
 
+  if (stores.drafts)
+    all.push_back(
+        {SectionKind::drafts, nullptr, std::size_t{drafts_section_bytes(*stores.drafts)}});
+
   RETURN_IF_ERROR(check_savable(path, identity, stores, state, all, cancel));
   std::unique_ptr<CacheWriter> writer;
   RETURN_IF_ERROR(CacheWriter::create(path, identity, &writer, store.budget().reaper));
@@ -244,14 +260,13 @@ Status save_store(const std::string& path, format::Identity identity, const Save
     RETURN_IF_ERROR(writer->add_section(
         part.kind, part.kind == SectionKind::windows ? windows_section_version : section_version,
         part.bytes));
-  for (SectionKind kind : PageStore::sections)
-    RETURN_IF_ERROR(writer->add_section(kind, section_version,
-                                        PageStore::file_bytes(shape, kind, state.pages)));
+  RETURN_IF_ERROR(add_pages(writer.get(), shape, state.pages));
   if (windows)
-    for (SectionKind kind : PageStore::arrays(windows->shape()))
-      RETURN_IF_ERROR(writer->add_section(
-          PageStore::section_of(windows->shape(), kind), section_version,
-          PageStore::file_bytes(windows->shape(), kind, saved_windows.extents() * extent_pages)));
+    RETURN_IF_ERROR(
+        add_pages(writer.get(), windows->shape(), saved_windows.extents() * extent_pages));
+  if (stores.drafts)
+    RETURN_IF_ERROR(add_pages(writer.get(), stores.drafts->store.shape(),
+                              stores.drafts->store.pages().pages()));
   RETURN_IF_ERROR(writer->add_section(SectionKind::sketch, KeySketch::section_version,
                                       store.sketch().file_bytes()));
   RETURN_IF_ERROR(writer->add_section(SectionKind::representatives, section_version,
@@ -267,10 +282,11 @@ Status save_store(const std::string& path, format::Identity identity, const Save
     return write_all(writer.get(), data, size, cancel, &progress);
   };
   for (const SavedPart& part : all) RETURN_IF_ERROR(write_part(stores, part, cancel, write));
-  for (SectionKind kind : PageStore::sections) RETURN_IF_ERROR(store.pages().write(kind, write));
-  if (windows)
-    for (SectionKind kind : PageStore::arrays(windows->shape()))
-      RETURN_IF_ERROR(windows->pages().write(kind, write));
+  const KvStore* const paged[] = {&store, windows, stores.drafts ? &stores.drafts->store : nullptr};
+  for (const KvStore* of : paged)
+    if (of)
+      for (SectionKind kind : PageStore::arrays(of->shape()))
+        RETURN_IF_ERROR(of->pages().write(kind, write));
   RETURN_IF_ERROR(store.sketch().write(write));
   RETURN_IF_ERROR(store.representatives().write(write));
   for (const TokenIndexes::Entry& entry : store.indexes().entries)

@@ -19,6 +19,8 @@
 
 namespace kvasir {
 
+struct DraftState;
+
 // The state section of a cache file; see docs/file-format.md.
 struct SavedSequence {
   uint32_t turn = 0;
@@ -54,12 +56,13 @@ struct WantedCheckpoints {
   uint64_t tokens = 0;  // to which a rewind at most follows; the end: none does
 };
 
-// The stores of a sequence: of all tokens, of the layers that see a window, or null, and of the
-// recurrent layers, or null.
+// The stores of a sequence: of all tokens, of the layers that see a window, of the recurrent
+// layers, and of the MTP layer, without pending rows. Each but the first may be null.
 struct SavedStores {
   const KvStore& store;
   const KvStore* windows = nullptr;
   const RecurrentState* states = nullptr;
+  const DraftState* drafts = nullptr;
 };
 
 // A section that does not belong to the stores.

@@ -339,6 +339,9 @@ class Session {
 
   // ---- saved sequences (save.cc, load.cc) ------------------------------------------------------
   Status prepare_save(const std::string& path, const Cancel* cancel, Progress* progress);
+  Status complete_drafts(const Cancel* cancel, std::optional<DraftState>* out);
+  Status load_saved_drafts(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
+                           const Cancel* cancel);
   Status use_chat(const ChatRecord& record, const char* path);
   Status load_spelling(const CacheFile& file, const SectionFacts& facts);
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);

@@ -16,7 +16,7 @@ namespace kvasir {
 using format::SectionKind;
 
 std::size_t StoreShape::extent_bytes() const {
-  return page.pages_size() + page.scales_bytes() + (window > 0 ? 0 : page.bounds_bytes());
+  return page.pages_size() + page.scales_bytes() + (is_selected() ? page.bounds_bytes() : 0);
 }
 
 PageStore::PageStore(const StoreShape& shape, uint32_t pages) : shape_(shape), pages_(pages) {}
@@ -109,7 +109,9 @@ uint64_t PageStore::file_bytes(const StoreShape& shape, SectionKind kind, uint32
 }
 
 SectionKind PageStore::section_of(const StoreShape& shape, SectionKind array) {
-  if (shape.window == 0) return array;
+  if (shape.is_selected()) return array;
+  if (shape.drafts)
+    return array == SectionKind::pages ? SectionKind::drafts_pages : SectionKind::drafts_scales;
   return array == SectionKind::pages ? SectionKind::windows_pages : SectionKind::windows_scales;
 }
 
@@ -131,7 +133,7 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
   store.mapped_pages_ = file->find(pages_kind);
   store.mapped_scales_ = file->find(scales_kind);
   store.slabs_.reserve(extents);
-  if (extents > 0 && shape.window == 0)
+  if (extents > 0 && shape.is_selected())
     store.cache_ = std::make_shared<PageCache>(
         std::make_shared<MappedPages>(file, shape.page, extents), shape.heads_total());
   const uint64_t heads = shape.heads_total();
@@ -149,7 +151,7 @@ Status PageStore::map(const StoreShape& shape, std::shared_ptr<const CacheFile> 
     const uint64_t at = slab->index * heads;
     slab->pages = section_at<int8_t>(*file, pages_kind, at * shape.page.pages_size());
     slab->scales = section_at<uint16_t>(*file, scales_kind, at * shape.page.scales_bytes());
-    if (shape.window == 0)
+    if (shape.is_selected())
       slab->bounds = section_at<int8_t>(*file, SectionKind::bounds, at * shape.page.bounds_bytes());
     store.slabs_.emplace_back(slab.release());
   }
@@ -412,7 +414,7 @@ PageStore::SlabRef PageStore::new_slab(SlabKind kind) const {
   at += pages;
   slab->scales = reinterpret_cast<const uint16_t*>(at);
   at += heads * shape_.page.scales_bytes();
-  if (shape_.window == 0) slab->bounds = at;
+  if (shape_.is_selected()) slab->bounds = at;
   return SlabRef(slab.release());
 }
 
@@ -499,7 +501,8 @@ PageStore::Lasting PageStore::lasting(uint32_t e) const {
   if (slab->file)
     return {slab->pages,
             slab->scales,
-            {slab->file->bytes(SectionKind::pages), slab->file->bytes(SectionKind::scales)},
+            {slab->file->bytes(section_of(shape_, SectionKind::pages)),
+             slab->file->bytes(section_of(shape_, SectionKind::scales))},
             std::move(keep)};
   const std::size_t size = pages_bytes() + shape_.page.scales_bytes() * shape_.heads_total();
   return {slab->pages,
@@ -522,7 +525,7 @@ uint64_t PageStore::private_bytes() const {
              : slab->spill       ? shape_.slab_bytes() - pages_bytes()
                                  : 0;
   // The store of all tokens counts for the file.
-  if (const CacheFile* mapped = shape_.window == 0 ? file() : nullptr)
+  if (const CacheFile* mapped = shape_.is_selected() ? file() : nullptr)
     bytes += mapped->private_bytes();
   return bytes + cache_counts().bytes;
 }
@@ -540,7 +543,7 @@ uint64_t PageStore::file_pages_bytes() const {
 }
 
 uint64_t PageStore::table_bytes() const {
-  const CacheFile* mapped = shape_.window == 0 ? file() : nullptr;
+  const CacheFile* mapped = shape_.is_selected() ? file() : nullptr;
   return mapped ? mapped->table_bytes() : 0;
 }
 

@@ -39,7 +39,10 @@ struct StoreShape {
   // Newest tokens that a query sees; 0: all. A store with a window may drop extents that no query
   // can see. No strategy selects in it, so its pages have no bounds.
   uint64_t window = 0;
+  // Of the MTP layer: its pages have sections of their own. No strategy selects in it.
+  bool drafts = false;
 
+  bool is_selected() const { return window == 0 && !drafts; }
   uint32_t heads_total() const { return layers * kv_heads; }
   std::size_t extent_bytes() const;  // of all arrays of an extent
   bool operator==(const StoreShape&) const = default;
@@ -59,7 +62,7 @@ class PageStore {
       format::SectionKind::pages, format::SectionKind::scales, format::SectionKind::bounds};
   // Those of a store of this shape, and the section of a cache file that holds one of them.
   static std::span<const format::SectionKind> arrays(const StoreShape& shape) {
-    return std::span(sections).first(shape.window > 0 ? 2 : 3);
+    return std::span(sections).first(shape.is_selected() ? 3 : 2);
   }
   static format::SectionKind section_of(const StoreShape& shape, format::SectionKind array);
 

@@ -95,6 +95,20 @@ TEST_CASE("statistics match the calls") {
   CHECK(nlohmann::json::parse(kv_build_info())["cache_format"] == 5);
 }
 
+TEST_CASE("a file says whether it has what the MTP layer keeps") {
+  TempFolder folder;
+  const std::string path = folder.file("a.kv");
+  const Model model = open_model(FIXTURES "/models/qwen35-mtp.gguf");
+  for (const uint32_t drafts : {0u, 2u}) {
+    kv_session_options o = small_options();
+    o.draft_tokens = drafts;
+    const Session session = open_session(model.get(), o);
+    read_tokens(session.get(), some_tokens(300));
+    save(session.get(), path);
+    CHECK(inspect_file(path).mtp_tokens == (drafts ? 299 : 0));
+  }
+}
+
 TEST_CASE("a strategy reads nothing that the strategy before it chose") {
   const Session session = tiny_session(700);
   for (const char* strategy : {"bounded", "window"}) {

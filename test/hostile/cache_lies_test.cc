@@ -201,9 +201,9 @@ void use(kv_model* model, kv_session* session, const std::string& folder) {
 
 class Readers {
  public:
-  // model: of the sequence, or null.
-  Readers(std::string folder, std::string path, kv_model* model)
-      : folder_(std::move(folder)), path_(std::move(path)), model_(model) {}
+  // model: of the sequence, or null. drafts: option draft_tokens of its sessions.
+  Readers(std::string folder, std::string path, kv_model* model, uint32_t drafts)
+      : folder_(std::move(folder)), path_(std::move(path)), model_(model), drafts_(drafts) {}
 
   void run() {
     const bool is_large = std::filesystem::file_size(in_utf8(path_)) > (uint64_t{16} << 20);
@@ -254,7 +254,8 @@ class Readers {
 
  private:
   kv_status load_session(const kv_control* call) {
-    const kv_session_options o = small_options();
+    kv_session_options o = small_options();
+    o.draft_tokens = drafts_;
     kv_session* out = nullptr;
     const kv_status s = kv_load(model_, path_.c_str(), &o, call, &out, nullptr);
     session_.reset(out);
@@ -270,6 +271,7 @@ class Readers {
 
   std::string folder_, path_;
   kv_model* model_;
+  uint32_t drafts_;
   Session session_;
 };
 
@@ -279,13 +281,13 @@ uint64_t stride() {
 }
 
 // Every stride-th lie about a file; the last ones are all tried: they are about whole sequences.
-void try_lies(const std::vector<uint8_t>& file, kv_model* model) {
+void try_lies(const std::vector<uint8_t>& file, kv_model* model, uint32_t drafts = 0) {
   TempFolder folder;
   const std::string path = folder.file("lie.kv");
   const CacheImage honest(file);
   REQUIRE(honest.header.section_count > 5);
   const std::vector<Case> cases = Lies(honest).cases();
-  Readers readers(folder.path(), path, model);
+  Readers readers(folder.path(), path, model, drafts);
   REQUIRE(honest.write(path));
   readers.run();
   std::size_t tried = 0;
@@ -304,10 +306,12 @@ void try_lies(const std::vector<uint8_t>& file, kv_model* model) {
 }
 
 std::vector<uint8_t> saved(std::size_t tokens, const char* strategy, uint32_t answer,
-                           kv_model* model = tiny_model(), uint32_t flags = 0) {
+                           kv_model* model = tiny_model(), uint32_t flags = 0,
+                           uint32_t drafts = 0) {
   TempFolder folder;
   kv_session_options o = small_options();
   o.decode = budgeted(strategy, 64);
+  o.draft_tokens = drafts;
   const Session session = open_session(model, o);
   read_tokens(session.get(), some_tokens(tokens));
   if (answer > 0) REQUIRE(ask(session.get(), "q", answer, flags).status == KV_OK);
@@ -338,6 +342,11 @@ TEST_CASE("every number of windows that lies is refused for little") {
 TEST_CASE("every number of recurrent states that lies is refused for little") {
   const Model model = open_model(FIXTURES "/models/qwen35.gguf");
   try_lies(saved(2300, "bounded", 5, model.get(), KV_KEEP_TURN), model.get());
+}
+
+TEST_CASE("every number of an MTP layer's rows that lies is refused for little") {
+  const Model model = open_model(FIXTURES "/models/qwen35-mtp.gguf");
+  try_lies(saved(2300, "bounded", 5, model.get(), KV_KEEP_TURN, 2), model.get(), 2);
 }
 
 TEST_CASE("every number of a cache without a model that lies is refused for little") {

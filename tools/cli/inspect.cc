@@ -123,6 +123,8 @@ void inspect_cache(Console& console, const std::string& path) {
   for (const uint64_t tokens : checkpoints)
     places += (places.empty() ? "" : " ") + std::to_string(tokens);
   if (!places.empty()) row(console, "checkpoints", "after these tokens: " + places);
+  if (info.mtp_tokens > 0)
+    row(console, "MTP layer", "keys and values of " + grouped(info.mtp_tokens) + " tokens");
   if (info.chat_format[0] != '\0') row(console, "chat format", info.chat_format);
   row(console, "layers",
       std::to_string(info.layers) + (info.recurrent_layers > 0 ? " with keys and values" : ""));
@@ -143,6 +145,7 @@ void inspect_cache(Console& console, const std::string& path) {
                     {"states", info.states},
                     {"state_bytes", info.state_bytes},
                     {"checkpoints", checkpoints},
+                    {"mtp_tokens", info.mtp_tokens},
                     {"layers", info.layers},
                     {"kv_heads", info.kv_heads},
                     {"head_dim", info.head_dim}};

@@ -115,7 +115,7 @@ class kv_file_info(Structure):
         u32 struct_size, u32 format_version, u64 file_bytes, u64 tokens, u64 sealed_tokens,
         u64 kv_bytes, u32 layers, u32 kv_heads, u32 head_dim, u32 precision, char[64] model_name,
         char[32] chat_format, u32 recurrent_layers, u32 states, u64 state_bytes,
-        u64 checkpoints, u64[64] checkpoint_tokens""")
+        u64 checkpoints, u64[64] checkpoint_tokens, u64 mtp_tokens""")
 
 
 class kv_packed_info(Structure):

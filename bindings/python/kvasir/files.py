@@ -35,6 +35,7 @@ class FileInfo:
     state_bytes: int  # of all of them
     # tokens before each earlier position at which windows and states can go on
     checkpoints: Tuple[int, ...]
+    mtp_tokens: int  # whose keys and values of the MTP layer it has; 0: saved without drafts
 
 
 @dataclass(frozen=True)

@@ -286,6 +286,7 @@ pub struct kv_file_info {
     pub state_bytes: u64,
     pub checkpoints: u64,
     pub checkpoint_tokens: [u64; 64usize],
+    pub mtp_tokens: u64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

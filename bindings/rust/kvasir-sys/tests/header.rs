@@ -85,7 +85,7 @@ fn layouts_are_those_of_the_header() {
             device prefilled_again windows_bytes last_drafted last_accepted }
         kv_file_info { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers
             kv_heads head_dim precision model_name chat_format recurrent_layers states
-            state_bytes checkpoints checkpoint_tokens }
+            state_bytes checkpoints checkpoint_tokens mtp_tokens }
         kv_packed_info { struct_size packed_version file_bytes document_bytes tokens
             format_version level layers kv_heads head_dim reserved model_name }
         kv_library_options { struct_size flags max_bytes log log_user }

@@ -40,6 +40,8 @@ pub struct FileInfo {
     pub state_bytes: u64,
     /// Tokens before each earlier position at which windows and states can go on.
     pub checkpoints: Vec<u64>,
+    /// Tokens whose keys and values of the MTP layer it has; 0: saved without drafts.
+    pub mtp_tokens: u64,
 }
 
 /// Description of a packed file.
@@ -98,6 +100,7 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
             .take(usize::try_from(info.checkpoints).unwrap_or(0))
             .copied()
             .collect(),
+        mtp_tokens: info.mtp_tokens,
     })
 }
 
