@@ -1,11 +1,10 @@
 // Each call of a device fails in turn: the failure is an error, the sequence stays complete, and
 // nothing is left on the device. After a lack of memory the session goes on.
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
-#include "../session/helpers.h"
+#include "../session/device_helpers.h"
 #include "emulated.h"
 #include "temp_folder.h"
 
@@ -69,13 +68,6 @@ Outcome use_device(const char* device, const std::string& strategy, const std::s
   return out;
 }
 
-double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double sum = 0;
-  for (std::size_t i = 0; i < a.size(); ++i)
-    sum += std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
-  return sum / static_cast<double>(a.size());
-}
-
 // Every call of the devices fails once, for want of memory and for good: an error says so, the text
 // stays, nothing is left behind.
 void check_every_call_fails(const char* device, const std::string& strategy,
@@ -116,8 +108,8 @@ void check_every_call_fails(const char* device, const std::string& strategy,
                       std::string(s.message()));
       }
       outcome.failed.empty() ? ++unnoticed : ++reported;
-      if (!outcome.of_file.empty()) CHECK(difference(outcome.of_file, expected.of_file) < 0.3);
-      if (!outcome.of_text.empty()) CHECK(difference(outcome.of_text, expected.of_text) < 0.3);
+      if (!outcome.of_file.empty()) CHECK(mean_difference(outcome.of_file, expected.of_file) < 0.3);
+      if (!outcome.of_text.empty()) CHECK(mean_difference(outcome.of_text, expected.of_text) < 0.3);
       CHECK(emulated::machine().held.load() == held);
     }
   }

@@ -17,16 +17,6 @@ namespace {
 constexpr std::size_t state_length = 200;
 constexpr double state_tolerance = 1e-3;
 
-std::vector<Token> state_tokens(std::size_t n) {
-  std::vector<Token> out(n);
-  uint32_t state = 17;
-  for (Token& t : out) {
-    state = state * 1664525u + 1013904223u;
-    t = static_cast<Token>(3 + (state >> 16) % 250);
-  }
-  return out;
-}
-
 SessionOptions one_thread() {
   SessionOptions o;
   o.threads = 1;
@@ -43,7 +33,7 @@ std::unique_ptr<Session> open_states(const char* name, const char* device) {
   const Status s = Model::open(path_of(name), "", &model, {device, 0});
   REQUIRE_MESSAGE(s.ok(), s.message());
   auto session = open_session(model, one_thread());
-  read(session.get(), state_tokens(state_length));
+  read(session.get(), some_tokens(state_length));
   return session;
 }
 
@@ -115,7 +105,7 @@ class SingleBlocks {
 }  // namespace
 
 TEST_CASE("a step that fails or is cancelled on a device leaves the states as they were") {
-  const auto tokens = state_tokens(state_length + 90);
+  const auto tokens = some_tokens(state_length + 90);
   for (const char* name : {"qwen35", "lfm2", "falcon-h1"}) {
     CAPTURE(std::string(name));
     const auto gpu = open_states(name, "cuda");
@@ -156,7 +146,7 @@ TEST_CASE("a step that fails or is cancelled on a device leaves the states as th
 }
 
 TEST_CASE("recurrent layers are on several devices, or on one and the CPU") {
-  const auto tokens = state_tokens(state_length);
+  const auto tokens = some_tokens(state_length);
   for (const char* name : {"qwen35", "granitehybrid", "falcon-h1", "nemotron_h_moe"}) {
     CAPTURE(std::string(name));
     const auto cpu = open_states(name, "cpu");
@@ -228,7 +218,7 @@ TEST_CASE("what GPUs do not compute is refused by name") {
 
 TEST_CASE("layers of attention alone, and states of up to 256 rows, are on a GPU") {
   const TempFolder folder;
-  const auto tokens = state_tokens(state_length);
+  const auto tokens = some_tokens(state_length);
   for (const uint32_t rows : {0u, 1u, 100u, 256u}) {
     CAPTURE(rows);
     const std::string path = SingleBlocks(rows).save(folder);

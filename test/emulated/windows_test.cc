@@ -1,7 +1,6 @@
 // Layers that see a window, on a device whose calls fail: a step that failed has written to the
 // ring of the window, and the next one sees what the sequence has.
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -12,16 +11,6 @@ using namespace kvasir;
 using namespace kvasir::test;
 
 namespace {
-
-std::vector<Token> seen_tokens(std::size_t n) {
-  std::vector<Token> out(n);
-  uint32_t state = 11;
-  for (Token& t : out) {
-    state = state * 1664525u + 1013904223u;
-    t = static_cast<Token>(state >> 24);
-  }
-  return out;
-}
 
 SessionOptions exact() {
   SessionOptions o;
@@ -40,7 +29,7 @@ std::unique_ptr<Session> open_windows(const char* name, const char* device) {
   const std::string path = FIXTURES "/models/" + std::string(name) + ".gguf";
   REQUIRE(Model::open(path, "", &model, {device, 0}).ok());
   auto session = open_session(model, exact());
-  read(session.get(), seen_tokens(length));
+  read(session.get(), some_tokens(length));
   return session;
 }
 
@@ -50,7 +39,7 @@ bool has_windows_on(const char* executor, const Session& session) {
 }  // namespace
 
 TEST_CASE("a step that fails on a device leaves the windows of its layers as they were") {
-  const auto tokens = seen_tokens(length + 90);
+  const auto tokens = some_tokens(length + 90);
   for (const char* name : {"gemma3", "gemma4-e"}) {
     CAPTURE(std::string(name));
     const auto cpu = open_windows(name, "cpu"), gpu = open_windows(name, "cuda");
@@ -108,7 +97,7 @@ TEST_CASE("windows that a device has no room for are attended by the CPU, and th
 }
 
 TEST_CASE("layers that see a window are on several devices, or on one and the CPU") {
-  const auto tokens = seen_tokens(length);
+  const auto tokens = some_tokens(length);
   for (const char* name : {"gemma3", "gemma4", "gemma4-e", "cohere2"}) {
     CAPTURE(std::string(name));
     const auto cpu = open_windows(name, "cpu");

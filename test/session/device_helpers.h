@@ -43,16 +43,6 @@ inline std::shared_ptr<const Model> device_model() {
   return model;
 }
 
-inline double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double sum = 0, norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    const double d = static_cast<double>(a[i]) - static_cast<double>(b[i]);
-    sum += d * d;
-    norm += static_cast<double>(b[i]) * static_cast<double>(b[i]);
-  }
-  return std::sqrt(sum / norm);
-}
-
 // Both sides compute the same integer products and differ in the order of float sums. That turns a
 // rounding of an activation to 8 bits now and then, which later layers carry on: the CPU's own two
 // ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.

@@ -15,16 +15,6 @@ constexpr const char* hybrids[] = {"qwen3next",  "qwen35",        "qwen35moe",  
                                    "lfm2moe",    "granitehybrid", "granitehybrid-moe", "falcon-h1",
                                    "nemotron_h", "nemotron_h_moe"};
 
-std::vector<Token> hybrid_tokens(std::size_t n) {
-  std::vector<Token> out(n);
-  uint32_t state = 13;
-  for (Token& t : out) {
-    state = state * 1664525u + 1013904223u;
-    t = static_cast<Token>(3 + (state >> 16) % 250);
-  }
-  return out;
-}
-
 std::shared_ptr<const Model> hybrid_on(const char* name, const char* device) {
   std::shared_ptr<const Model> model;
   const std::string path = FIXTURES "/models/" + std::string(name) + ".gguf";
@@ -70,7 +60,7 @@ struct Both {
 void check_hybrid(const char* name, const SessionOptions& options, double tolerance) {
   const auto cpu = hybrid_on(name, "cpu"), gpu = hybrid_on(name, "cuda");
   REQUIRE(gpu->device_weights().front().has_output());
-  const auto tokens = hybrid_tokens(700);
+  const auto tokens = some_tokens(700, 13);
   const TempFolder folder;
   Both both{open_session(cpu, options), open_session(gpu, options)};
   both.read({tokens.data(), 300});
@@ -121,7 +111,7 @@ TEST_CASE("a GPU computes recurrent layers in every mode of the layers that atte
 
 TEST_CASE("sequences of one model on a GPU have states of their own") {
   if (!device_model()) return;
-  const auto tokens = hybrid_tokens(400);
+  const auto tokens = some_tokens(400, 13);
   for (const char* name : {"qwen35", "lfm2moe", "granitehybrid"}) {
     CAPTURE(std::string(name));
     const auto model = hybrid_on(name, "cuda");
@@ -160,7 +150,7 @@ TEST_CASE("sequences of one model on a GPU have states of their own") {
 
 TEST_CASE("a state that is on a GPU is saved as the CPU continues it") {
   if (!device_model()) return;
-  const auto tokens = hybrid_tokens(300);
+  const auto tokens = some_tokens(300, 13);
   const TempFolder folder;
   for (const char* name : {"qwen3next", "lfm2", "falcon-h1"}) {
     CAPTURE(std::string(name));

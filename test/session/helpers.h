@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <map>
 #include <memory>
 #include <string>
@@ -53,6 +54,16 @@ std::string book_text(std::size_t bytes);
 // Tokens that are text to the mini model: the first `n` of its book.
 std::vector<Token> book_tokens(std::size_t n);
 
+// Text to a fixture: ids that its vocabulary has.
+inline std::vector<Token> some_tokens(std::size_t n, uint32_t seed = 7) {
+  std::vector<Token> tokens(n);
+  for (Token& t : tokens) {
+    seed = seed * 1664525 + 1013904223;
+    t = static_cast<Token>(3 + seed % 250);
+  }
+  return tokens;
+}
+
 inline void read(Session* session, std::span<const Token> tokens) {
   uint64_t done = 0;
   const Status s = session->prefill_tokens(tokens, nullptr, nullptr, {}, &done);
@@ -89,6 +100,16 @@ inline std::vector<float> logits_after(Session* session, Token token) {
   const Status s = session->prefill_tokens({&token, 1}, logits.data(), nullptr, {}, &done);
   REQUIRE_MESSAGE(s.ok(), s.message());
   return logits;
+}
+
+// Relative L2 difference.
+inline double difference(const std::vector<float>& a, const std::vector<float>& b) {
+  double off = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    off += std::pow(static_cast<double>(a[i] - b[i]), 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(off / norm);
 }
 
 }  // namespace kvasir::test

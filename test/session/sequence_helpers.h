@@ -1,7 +1,6 @@
 // Sessions of the fixtures, and files made from files.
 #pragma once
 
-#include <cmath>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -19,15 +18,6 @@ inline std::shared_ptr<const Model> fixture(const std::string& name) {
   auto& model = models[name];
   if (!model) model = open_model(FIXTURES "/models/" + name + ".gguf");
   return model;
-}
-
-inline std::vector<Token> some_tokens(std::size_t n, uint32_t seed = 7) {
-  std::vector<Token> tokens(n);
-  for (Token& t : tokens) {
-    seed = seed * 1664525 + 1013904223;
-    t = static_cast<Token>(3 + seed % 250);
-  }
-  return tokens;
 }
 
 // A sequence of some_tokens().
@@ -58,15 +48,6 @@ inline void save(Session* session, const std::string& path) {
 }
 
 inline uint64_t again(const Session& session) { return session.stats().prefilled_again; }
-
-inline double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double off = 0, norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    off += std::pow(static_cast<double>(a[i] - b[i]), 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(off / norm);
-}
 
 // The same continuation and the same bits, from forks of both.
 inline void check_same(const Session& a, const Session& b) {

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -26,21 +25,11 @@ std::shared_ptr<const Model> windowed_model() {
   return model;
 }
 
-std::vector<Token> some_tokens(std::size_t n) {
-  std::vector<Token> tokens(n);
-  uint32_t state = 7;
-  for (Token& t : tokens) {
-    state = state * 1664525 + 1013904223;
-    t = static_cast<Token>(3 + state % 250);
-  }
-  return tokens;
-}
-
 // Without checkpoints but the end of the document (checkpoints_test.cc has the others).
 std::unique_ptr<Session> fresh(std::size_t tokens, SessionOptions options = {}) {
   options.checkpoint_interval = 1 << 20;
   auto session = test::open_session(windowed_model(), options);
-  test::read(session.get(), some_tokens(tokens));
+  test::read(session.get(), test::some_tokens(tokens));
   return session;
 }
 
@@ -52,15 +41,6 @@ std::unique_ptr<Session> answered(const SessionOptions& options = {}) {
 }
 
 uint64_t again(const Session& session) { return session.stats().prefilled_again; }
-
-double difference(const std::vector<float>& a, const std::vector<float>& b) {
-  double off = 0, norm = 0;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    off += std::pow(static_cast<double>(a[i] - b[i]), 2);
-    norm += std::pow(static_cast<double>(b[i]), 2);
-  }
-  return std::sqrt(off / norm);
-}
 
 SessionOptions in_full_precision() {
   SessionOptions options;
@@ -129,7 +109,7 @@ TEST_CASE("a rewind to the end of the document needs no prefill, also of a loade
       REQUIRE(s->rewind(1500).ok());
       const std::vector<float> logits = test::logits_after(s, 100);
       CHECK(again(*s) == 0);
-      CHECK(difference(logits, expected) < (options.full_precision ? 1e-5 : 0.03));
+      CHECK(test::difference(logits, expected) < (options.full_precision ? 1e-5 : 0.03));
     }
   }
 }
@@ -160,7 +140,7 @@ TEST_CASE("a rewind between document and answer goes on from the document") {
   CHECK(again(*session) < 2500);
   const auto whole = test::open_session(windowed_model());
   test::read(whole.get(), {control->tokens().begin(), 2500});
-  CHECK(difference(logits, test::logits_after(whole.get(), 100)) < 0.03);
+  CHECK(test::difference(logits, test::logits_after(whole.get(), 100)) < 0.03);
 }
 
 TEST_CASE("prefilling again reports its progress and can be cancelled and taken up") {
@@ -198,8 +178,8 @@ TEST_CASE("a prefix is bit for bit a fresh prefill, and one at the end is read a
     const auto nearly = loaded(folder.file("a.kv"), options, 2495);
     CHECK(again(*nearly) < 200);
     const auto shorter = fresh(2495, options);
-    CHECK(difference(test::logits_after(nearly.get(), 100),
-                     test::logits_after(shorter.get(), 100)) < 0.02);
+    CHECK(test::difference(test::logits_after(nearly.get(), 100),
+                           test::logits_after(shorter.get(), 100)) < 0.02);
   }
 }
 
@@ -214,7 +194,7 @@ TEST_CASE("windows of any length take bounded memory") {
   SessionOptions options;
   options.prefill_chunk = 256;
   const auto session = test::open_session(windowed_model(), options);
-  const std::vector<Token> tokens = some_tokens(3840);
+  const std::vector<Token> tokens = test::some_tokens(3840);
   const StoreShape shape = windowed_model()->windows_shape();
   for (std::size_t at = 0; at < tokens.size(); at += 256) {
     test::read(session.get(), {tokens.begin() + static_cast<std::ptrdiff_t>(at),
@@ -266,14 +246,14 @@ TEST_CASE("a memory limit counts the windows") {
   options.prefill_chunk = 128;
   options.memory.spill_folder = folder.path();
   const auto unlimited = test::open_session(windowed_model(), options);
-  test::read(unlimited.get(), some_tokens(3900));
+  test::read(unlimited.get(), test::some_tokens(3900));
   const StoreShape shape = windowed_model()->windows_shape();
   const uint64_t windows = KvStore::max_bytes(shape, 64, 3900, 128, 1);
   options.memory.bytes = windows / 2;
   std::unique_ptr<Session> session;
   Status s = Session::open(windowed_model(), options, &session);
   uint64_t done = 0;
-  if (s.ok()) s = session->prefill_tokens(some_tokens(3900), nullptr, nullptr, {}, &done);
+  if (s.ok()) s = session->prefill_tokens(test::some_tokens(3900), nullptr, nullptr, {}, &done);
   CHECK(s.code() == Code::limit);
   KvStore whole(windowed_model()->store_shape(), 64);
   MemoryBudget budget;
@@ -283,7 +263,7 @@ TEST_CASE("a memory limit counts the windows") {
   REQUIRE(whole.set_budget(budget, 0).ok());
   options.memory.bytes = whole.min_bytes(4096) + (1 << 16);
   const auto limited = test::open_session(windowed_model(), options);
-  test::read(limited.get(), some_tokens(3900));
+  test::read(limited.get(), test::some_tokens(3900));
   CHECK(limited->stats().private_bytes <= options.memory.bytes);
   CHECK(limited->stats().windows_bytes <= windows);
   check_same(limited.get(), unlimited.get());
@@ -342,7 +322,7 @@ TEST_CASE("a cache of another engine, whose layers are all alike, is refused") {
   options.max_tokens = 100;
   std::unique_ptr<ExternalStore> cache;
   REQUIRE(ExternalStore::open(options, &cache).ok());
-  const std::vector<Token> tokens = some_tokens(10);
+  const std::vector<Token> tokens = test::some_tokens(10);
   std::unique_ptr<Session> session;
   const Status s = Session::adopt(windowed_model(), *cache, tokens, {}, {}, nullptr, {}, &session);
   CHECK(s.code() == Code::unsupported);
