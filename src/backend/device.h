@@ -281,10 +281,11 @@ class Device : public std::enable_shared_from_this<Device> {
   PageRates page_rates(uint32_t threads) const;
   void set_page_rates(uint32_t threads, const PageRates& rates);
 
+  static constexpr uint64_t rounded_bytes = uint64_t{2} << 20;
   // Bytes that an allocation takes from the budget: the driver rounds large ones up to blocks.
   static uint64_t allocated_size(std::size_t size) {
-    constexpr uint64_t large = uint64_t{1} << 20, block = 2 * large;
-    return size < large ? size : (size + block - 1) / block * block;
+    constexpr uint64_t large = rounded_bytes / 2;
+    return size < large ? size : (size + rounded_bytes - 1) / rounded_bytes * rounded_bytes;
   }
 
  private:

@@ -21,6 +21,8 @@ Status Forward::create(std::shared_ptr<const Model> model, uint64_t context, Thr
   const uint32_t first = gpus.empty() ? 0 : gpus.back().end_layer();
   if (gpus.empty() || !gpus.back().has_output())
     forward->executors_.push_back(make_cpu_executor(m, first, &forward->host_, pool));
+  for (uint32_t l = first; l < m.config().depth(); ++l)
+    forward->has_host_states_ |= m.config().layer(l).is_recurrent();
   for (std::size_t i = 0; i < forward->executors_.size(); ++i) {
     LayerRun run;
     run.first_layer = forward->executors_[i]->first_layer();
@@ -44,7 +46,7 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
   const StepContext c{step,     cancel,     stores.store, stores.windows, stores.states,      pool_,
                       x_.get(), cos_.get(), sin_.get(),   gpus,           layer_inputs_.get()};
-  if (c.states) c.states->prepare(step.open ? step.size() : 0);
+  if (c.states) c.states->prepare(step.open ? step.size() : 0, has_host_states_);
   RETURN_IF_ERROR(make_plan(c));
 
   embed(c, c.store.tokens(), cos_.get(), sin_.get());

@@ -67,6 +67,7 @@ class Forward {
   const std::vector<Rope>& ropes_;  // of the model
   ThreadPool* pool_;
   HostAttention host_;
+  bool has_host_states_ = false;                           // the CPU computes recurrent layers
   std::vector<std::unique_ptr<LayerExecutor>> executors_;  // every layer is in one, in order
   ExecutionPlan plan_;                                     // [executors]
 

@@ -182,8 +182,17 @@ class GpuExecutor final : public LayerExecutor {
   Status resize_prefill(uint32_t n);
   Status prepare_output();
   void forget_moved_graphs();
+  uint64_t reserve() const;
+  // Where memory is short: once more with a workspace no larger than the step's, until a prefill.
   template <class Prepare>
-  Status or_with_less(Status s, uint32_t least, const Prepare& prepare);
+  Status or_with_less(Status s, uint32_t least, const Prepare& prepare) {
+    if (s.code() != Code::no_memory || capacity_ <= least) return s;
+    release_workspace();
+    s = try_resize(least);
+    gave_way_ = true;
+    return s.ok() ? prepare() : std::move(s);
+  }
+  void release_windows();
   void release_workspace();
   uint64_t workspace_bytes(uint32_t n) const {
     return device_workspace_bytes(config_, experts_size_, n);

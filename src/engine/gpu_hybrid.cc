@@ -13,19 +13,12 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
   if (selective_.holds_memory()) release_selective();
   const uint32_t least = std::max(n, KvMirror::max_tokens);
   const auto prepare = [&] {
-    const uint64_t workspace = workspace_bytes(usual_step);
-    const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
-    RETURN_IF_ERROR(hybrid_.prepare(update_request(c), c.step.plan, exact, n, reserve));
+    RETURN_IF_ERROR(hybrid_.prepare(update_request(c), c.step.plan, exact, n, reserve()));
     return resize_attended(n);
   };
   Status s = resize(least);
   if (s.ok()) s = prepare();
-  if (s.code() == Code::no_memory && capacity_ > least) {
-    release_workspace();
-    s = try_resize(least);
-    gave_way_ = true;
-    if (s.ok()) s = prepare();
-  }
+  s = or_with_less(std::move(s), least, prepare);
   if (s.ok()) {
     refused_hybrid_ = {};
     mode_ = AttentionMode::co_execution;

@@ -1,4 +1,5 @@
 // The memory that a GPU's layers take. Attention and the workspace make room for each other.
+#include <algorithm>
 #include <utility>
 
 #include "base/checked.h"
@@ -53,6 +54,12 @@ void GpuExecutor::release_selective() {
   attended_ = {};
 }
 
+void GpuExecutor::release_windows() {
+  wait_for_streams();
+  forget_graphs();
+  windows_.release();
+}
+
 void GpuExecutor::release_hybrid() {
   wait_for_streams();
   forget_graphs();
@@ -68,14 +75,30 @@ void GpuExecutor::release_prefill() {
   outputs_room_ = 0, prefill_host_room_ = 0;
 }
 
-// What the CPU attends comes down and goes up through.
+// What hot quads and pages that were read before leave free: a fork's workspace, this session's own,
+// and what their states may still take.
+uint64_t GpuExecutor::reserve() const {
+  return (capacity_ < usual_step ? 2 : 1) * workspace_bytes(usual_step) + attended_.taken() +
+         states_.reserve();
+}
+
+// What the CPU attends comes down and goes up through. Of layers that the GPU attends through a
+// window, keys and values come down, and of those without attention nothing.
 Status GpuExecutor::resize_host(uint32_t n) {
-  if (n <= host_capacity_) return {};
-  host_capacity_ = 0;
+  bool down = false, up = false;
+  for (uint32_t l = first_layer(); l < end_layer(); ++l) {
+    if (!has_attention(l)) continue;
+    up |= !attends_window(l);
+    down |= !attends_window(l) || config_.layer(l).writes_kv;
+  }
+  const bool has_room = (!down || host_qkv_.get()) && (!up || host_a_.get());
+  if (n <= host_capacity_ && has_room) return {};
+  const uint32_t room = std::max(n, std::exchange(host_capacity_, 0));
   forget_graphs();
-  RETURN_IF_ERROR(host_qkv_.allocate(device_, n * (size_.q + 2 * size_.kv)));
-  RETURN_IF_ERROR(host_a_.allocate(device_, n * size_.q));
-  host_capacity_ = n;
+  host_qkv_ = {}, host_a_ = {};
+  if (down) RETURN_IF_ERROR(host_qkv_.allocate(device_, room * (size_.q + 2 * size_.kv)));
+  if (up) RETURN_IF_ERROR(host_a_.allocate(device_, room * size_.q));
+  host_capacity_ = room;
   return {};
 }
 

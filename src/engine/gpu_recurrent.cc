@@ -1,16 +1,22 @@
 // Layers with a state of fixed size: engine/cpu_recurrent.h. The GPU computes them in every mode of
 // attention; a layer without attention needs no CPU.
+#include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "engine/cpu_recurrent.h"
 #include "engine/gpu_executor.h"
 
 namespace kvasir {
 
+// No step can do without them: all else gives way. Windows come after them, or the CPU attends them.
 Status GpuExecutor::plan_states(const StepContext& c) {
   if (states_.layers() == 0 || !c.states) return {};
-  Status s = states_.prepare(c.states, stream_);
-  while (s.code() == Code::no_memory && release_one()) s = states_.prepare(c.states, stream_);
+  const auto prepare = [&] { return states_.prepare(c.states, stream_); };
+  Status s = prepare();
+  while (s.code() == Code::no_memory && release_one()) s = prepare();
+  s = or_with_less(std::move(s), std::max(c.tokens(), KvMirror::max_tokens), prepare);
+  if (s.code() == Code::no_memory && windows_.holds_memory()) release_windows(), s = prepare();
   return s;
 }
 
@@ -55,7 +61,11 @@ void GpuExecutor::enqueue_recurrent(uint32_t layer, const DeviceActivations& y) 
                                   .states = states_.addresses(),
                                   .offset = states_.offset(config_.layer(layer).state),
                                   .y = to.mixed}));
-  if (!alone) enqueue_states(layer);
+  if (!alone) return enqueue_states(layer);
+  // A prefill's last layer goes on with the rows of the logits alone, or with none: what the state
+  // keeps of the others would not be checked.
+  if (mode_ == AttentionMode::gpu_prefill && layer + 1 == end_layer())
+    enqueue(ops_.quantize(stream_, {n_, r.inner(), to.mixed}, check(layer)));
 }
 
 // The heads' matrices, and the gates of their output.

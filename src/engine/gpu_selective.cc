@@ -6,16 +6,6 @@
 
 namespace kvasir {
 
-// Where memory is short: once more with a workspace no larger than the step's, until a prefill.
-template <class Prepare>
-Status GpuExecutor::or_with_less(Status s, uint32_t least, const Prepare& prepare) {
-  if (s.code() != Code::no_memory || capacity_ <= least) return s;
-  release_workspace();
-  s = try_resize(least);
-  gave_way_ = true;
-  return s.ok() ? prepare() : std::move(s);
-}
-
 // Falls through to co-execution where the GPU cannot choose.
 Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   const Plan& plan = c.step.plan;
@@ -55,9 +45,7 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
     release_selective();
     if (s = resize(usual_step); s.ok()) s = prepare();
   }
-  // A fork's workspace, and this session's own.
-  const uint64_t reserve = (capacity_ < usual_step ? 2 : 1) * workspace + attended_.taken();
-  if (s.ok()) s = selective_.keep_hot_quads(c.store, plan, reserve, stream_);
+  if (s.ok()) s = selective_.keep_hot_quads(c.store, plan, reserve(), stream_);
   if (s.ok()) {
     refused_selective_ = {};
     mode_ = AttentionMode::gpu_selective;

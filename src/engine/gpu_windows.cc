@@ -14,9 +14,7 @@ Status GpuExecutor::plan_windows(const StepContext& c, Fallback* why) {
   while (s.code() == Code::no_memory && release_one()) s = prepare();
   if (s.ok()) return {};
   has_windows_ = false;
-  wait_for_streams();
-  forget_graphs();
-  windows_.release();
+  release_windows();
   if (s.code() != Code::no_memory) return s;
   *why = Fallback::no_room;
   return {};

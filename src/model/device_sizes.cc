@@ -53,7 +53,8 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
     if (c.has_attention() && c.is_windowed()) size.base += window_layer_bytes(config);
     else if (c.has_attention())
       size.attention = uint64_t{2} * c.kv_width() * std::min(config.context, kept_free_tokens);
-    // a session's state of the layer: before and after a step, and one that it may go back to
+    // A session's state of the layer: before and after a step, and one that it may go back to. They
+    // are rounded in the margin.
     if (c.is_recurrent()) size.base += 3 * config.recurrent.state_size() * sizeof(float);
     layers.push_back(size);
   }
@@ -65,6 +66,9 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
     return device_workspace_bytes(config, expert_widths_of(config, weights, routed), usual_step);
   };
   margin = workspace(false) + Device::allocated_size(piece) + window_step_bytes(config, usual_step);
+  // A device has each of the three states of its layers in one piece, which is rounded.
+  const uint64_t states = config.state_size() * sizeof(float);
+  if (states >= Device::rounded_bytes / 2) margin += 3 * Device::rounded_bytes;
   experts_margin = workspace(true) - workspace(false);
 }
 

@@ -44,13 +44,14 @@ GpuStates::GpuStates(const std::shared_ptr<Device>& device, const ModelConfig& c
     : device_(device), ops_(device->kernels()), first_(first), layers_(layers),
       layer_size_(config.recurrent.state_size()) {}
 
-// One that nobody else has. The first of two that others have stays theirs.
-Status GpuStates::take(std::shared_ptr<Part>* out) {
+// One that nobody else has. from: the state before the step, which is used again after it. Another
+// one that others have stays theirs.
+Status GpuStates::take(const Part* from, std::shared_ptr<Part>* out) {
   for (const auto& part : own_)
     if (is_sole(part)) return *out = part, Status();
   auto part = std::make_shared<Part>(first_ * layer_size_);
   RETURN_IF_ERROR(part->allocate(device_, size()));
-  if (own_.size() == 2) own_.erase(own_.begin());
+  if (own_.size() == most_own) own_.erase(own_.begin() + (own_.front().get() == from ? 1 : 0));
   own_.push_back(part);
   *out = std::move(part);
   return {};
@@ -68,17 +69,23 @@ Status GpuStates::prepare(RecurrentState* states, DeviceStream* stream) {
     if (!states->is_whole())
       return Status::error(Code::internal, "a state is in the memory of another device");
     std::shared_ptr<Part> copy;
-    RETURN_IF_ERROR(take(&copy));
+    RETURN_IF_ERROR(take(nullptr, &copy));
     const int error =
         ops_.upload(stream, copy->floats(), states->now(first_), size() * sizeof(float));
     if (error) return device_->status(error, subject);
     from = std::move(copy);
   }
   std::shared_ptr<Part> to;
-  RETURN_IF_ERROR(take(&to));
+  RETURN_IF_ERROR(take(from.get(), &to));
   *addresses_host_.get() = {from->floats(), to->floats()};
   states->set_next_part(std::move(to));
   return {};
+}
+
+uint64_t GpuStates::reserve() const {
+  return layers_ == 0
+             ? 0
+             : (2 * most_own - own_.size()) * Device::allocated_size(size() * sizeof(float));
 }
 
 int GpuStates::begin(DeviceStream* stream) {

@@ -1,7 +1,8 @@
 // The states of a sequence's recurrent layers on a GPU. The state at the end of the sequence is
-// there alone (StatePart of store/recurrent_state.h): no token takes it to host memory. A step
-// writes another one, so that a failed or cancelled step leaves the state as it was, and sequences
-// that share a state never write it.
+// there alone (StatePart of store/recurrent_state.h): no step takes it to host memory, but
+// checkpoints and saves copy it there. A step writes another one, so that a failed or cancelled
+// step leaves the state as it was, and sequences that share a state never write it. Two states are
+// used in turn; a copy of the sequence to which it goes back has a third.
 #pragma once
 
 #include <cstdint>
@@ -31,17 +32,20 @@ class GpuStates {
   // In GPU memory, after begin(); the address stays. A layer's place in both states.
   const DeviceStates* addresses() const { return addresses_.get(); }
   std::size_t offset(uint32_t state) const { return (state - first_) * layer_size_; }
+  // Bytes of GPU memory that the sequence's states and those of a fork may still take.
+  uint64_t reserve() const;
 
  private:
   class Part;
-  Status take(std::shared_ptr<Part>* out);
+  Status take(const Part* from, std::shared_ptr<Part>* out);
   std::size_t size() const { return layers_ * layer_size_; }
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
   const uint32_t first_, layers_;
   const std::size_t layer_size_;
-  std::vector<std::shared_ptr<Part>> own_;  // at most two; they are used in turn
+  static constexpr std::size_t most_own = 2;
+  std::vector<std::shared_ptr<Part>> own_;  // they are used in turn
   DeviceBuffer<DeviceStates> addresses_;
   PinnedBuffer<DeviceStates> addresses_host_;
 };

@@ -21,13 +21,13 @@ uint64_t RecurrentState::max_bytes() const {
   return (3 + uint64_t{limits_.most}) * size() * sizeof(float);
 }
 
-void RecurrentState::prepare(uint32_t each) {
+void RecurrentState::prepare(uint32_t each, bool in_host) {
   next_parts_.clear();  // of a step that failed
-  const std::size_t wanted = std::max(each, 1u);
+  const std::size_t wanted = in_host || each > 0 ? std::max(each, 1u) : 0;
   if (next_.size() > wanted) next_.resize(wanted);
   next_.reserve(wanted);
   while (next_.size() < wanted) next_.push_back(make());
-  if (end_.floats) return;
+  if (end_.floats || !end_.parts.empty()) return;
   std::shared_ptr<float[]> zeros = make();
   std::fill_n(zeros.get(), size(), 0.0f);
   end_.floats = std::move(zeros);
@@ -36,14 +36,18 @@ void RecurrentState::prepare(uint32_t each) {
 void RecurrentState::commit(uint64_t n) {
   Snapshot after;
   after.tokens = end_.tokens + n;
-  std::shared_ptr<float[]>& next = next_[keeps_each() ? n - 1 : 0];
-  after.floats = std::move(next);
   after.parts = std::move(next_parts_);
   after.is_whole = after.parts.empty();
   next_parts_.clear();
+  if (next_.empty()) {
+    end_ = std::move(after);
+    return;
+  }
+  std::shared_ptr<float[]>& next = next_[keeps_each() ? n - 1 : 0];
+  after.floats = std::move(next);
   std::swap(end_, after);
   // What nobody else has is the room of the next step.
-  if (is_sole(after.floats)) next = std::const_pointer_cast<float[]>(after.floats);
+  if (after.floats && is_sole(after.floats)) next = std::const_pointer_cast<float[]>(after.floats);
   else next.swap(next_.back()), next_.pop_back();
 }
 
@@ -55,11 +59,11 @@ Status RecurrentState::read_parts(float* to) const {
 // Copies the parts of the end to host memory too.
 Status RecurrentState::fetch() {
   if (end_.is_whole) return {};
-  if (is_sole(end_.floats)) {
+  if (end_.floats && is_sole(end_.floats)) {
     RETURN_IF_ERROR(read_parts(std::const_pointer_cast<float[]>(end_.floats).get()));
   } else {
     std::shared_ptr<float[]> floats = make();
-    std::copy_n(end_.floats.get(), size(), floats.get());
+    if (end_.floats) std::copy_n(end_.floats.get(), size(), floats.get());
     RETURN_IF_ERROR(read_parts(floats.get()));
     end_.floats = std::move(floats);
   }
@@ -147,7 +151,8 @@ Status RecurrentState::read(std::size_t i, const Cancel* cancel, Array<float>* r
                             const float** out) const {
   const Snapshot& s = i + 1 == saved() ? end_ : checkpoints_[i];
   if (!s.is_whole) {
-    room->assign(s.floats.get(), s.floats.get() + size());
+    room->resize(size());
+    if (s.floats) std::copy_n(s.floats.get(), size(), room->data());
     *out = room->data();
     return read_parts(room->data());
   }

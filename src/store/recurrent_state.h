@@ -12,7 +12,8 @@
 // at a time.
 //
 // A step may leave layers elsewhere, in a device's memory: set_next_part() before commit(). They
-// come to host memory when a checkpoint needs them, or a file that is saved.
+// come to host memory when a checkpoint needs them, or a file that is saved. Where all layers are
+// elsewhere, steps take no host memory.
 #pragma once
 
 #include <cstddef>
@@ -65,13 +66,16 @@ class RecurrentState {
   std::size_t layer_size() const { return layer_size_; }
   std::size_t size() const { return layers_ * layer_size_; }  // floats of a state of all layers
   uint64_t tokens() const { return end_.tokens; }
-  uint64_t bytes() const;                                             // of all states in memory
-  uint64_t max_bytes() const;                                         // that they may take
-  uint64_t step_bytes() const { return 2 * size() * sizeof(float); }  // the same, no checkpoints
+  uint64_t bytes() const;  // of all states in host memory
+  // That they may take in host memory, with those of a copy to which the sequence goes back. Fewer
+  // where layers are elsewhere.
+  uint64_t max_bytes() const;
+  // The same of a sequence without checkpoints and without such a copy: before and after a step.
+  uint64_t step_bytes() const { return 2 * size() * sizeof(float); }
 
   // Makes room for a step of which all tokens stay, or for the states after each of so many.
-  // Throws std::bad_alloc.
-  void prepare(uint32_t each = 0);
+  // in_host: the step has layers in host memory. Throws std::bad_alloc.
+  void prepare(uint32_t each = 0, bool in_host = true);
   bool keeps_each() const { return next_.size() > 1; }
   // Of a layer: the state before the step, and that after it; or that after its token i. Layers of
   // parts() have none here unless is_whole().
@@ -126,7 +130,8 @@ class RecurrentState {
  private:
   struct Snapshot {
     uint64_t tokens = 0;
-    std::shared_ptr<const float[]> floats;  // null: of an empty sequence, or in the source
+    // null: of an empty sequence, in the source, or all in the parts
+    std::shared_ptr<const float[]> floats;
     std::shared_ptr<const StateSource> source;
     std::size_t number = 0;  // in the source
     Parts parts;             // of the end
