@@ -75,8 +75,8 @@ void GpuExecutor::release_prefill() {
   outputs_room_ = 0, prefill_host_room_ = 0;
 }
 
-// What hot quads and pages that were read before leave free: a fork's workspace, this session's own,
-// and what their states may still take.
+// What hot quads and pages that were read before leave free: a fork's workspace, this session's
+// own, and what their states may still take.
 uint64_t GpuExecutor::reserve() const {
   return (capacity_ < usual_step ? 2 : 1) * workspace_bytes(usual_step) + attended_.taken() +
          states_.reserve();

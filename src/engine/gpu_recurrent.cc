@@ -9,7 +9,8 @@
 
 namespace kvasir {
 
-// No step can do without them: all else gives way. Windows come after them, or the CPU attends them.
+// No step can do without them: all else gives way. Windows come after them, or the CPU attends
+// them.
 Status GpuExecutor::plan_states(const StepContext& c) {
   if (states_.layers() == 0 || !c.states) return {};
   const auto prepare = [&] { return states_.prepare(c.states, stream_); };
