@@ -192,6 +192,11 @@ func TestAContextThatIsDoneStopsBefore(t *testing.T) {
 				nil)
 			return err
 		},
+		"FromCheckpoint": func() error {
+			_, err := model.SessionFromCheckpoint(dead, cache, nil, &kvasir.Checkpoint{}, nil,
+				nil)
+			return err
+		},
 		"SaveCache": func() error { return cache.Save(dead, saved+"2", nil) },
 		"Attention": func() error {
 			q := make(kvasir.Float32, 4*shape.Heads*shape.HeadDim)

@@ -61,6 +61,7 @@
 
 mod answer;
 mod cache;
+mod checkpoint;
 mod control;
 mod error;
 #[cfg(feature = "experimental")]
@@ -82,6 +83,7 @@ use kvasir_sys as sys;
 
 pub use answer::{Answer, Passage, Prefilled, StopReason, Token};
 pub use cache::{Cache, Number, Shape, BF16, F16};
+pub use checkpoint::{Checkpoint, LayerState, StateLayout};
 pub use control::{CancelToken, Control, Phase, Progress};
 pub use error::{Error, Failure, Result};
 pub use library::{Document, Found, Library, Problem};

@@ -7,7 +7,7 @@ use kvasir_sys as sys;
 
 use crate::ffi::{self, call, fill, sized, text, Owned};
 use crate::log::OnLog;
-use crate::{Cache, Control, ModelOptions, Result, Session, SessionOptions};
+use crate::{Cache, Checkpoint, Control, ModelOptions, Result, Session, SessionOptions};
 
 /// Weights (a mapped GGUF file), tokenizer and chat format. Immutable. Clones are the same model.
 ///
@@ -283,6 +283,48 @@ impl Model {
                 tokens,
                 count,
                 options,
+                &control,
+                out,
+                error,
+            )
+        })
+    }
+
+    /// Creates a session as [`Model::session_from_cache`], of a model with sliding windows or
+    /// recurrent layers. The cache has the layers that attend to all tokens, in their order.
+    ///
+    /// The model prefills the tokens from `start` on again and compares what it computes: keys and
+    /// values of the newest tokens, and windows and states with `end`, a checkpoint of all tokens.
+    /// Without `end` nothing proves the states of layers behind the last one that attends to all
+    /// tokens.
+    ///
+    /// # Errors
+    /// `BadArgument` also: a checkpoint whose layers, layouts or counts are not the model's, or
+    /// with NaN, infinity or a magnitude over 1e30; `start` too near to the end; a model without
+    /// such layers. Others: [`Model::session_from_cache`].
+    pub fn session_from_checkpoint(
+        &self,
+        cache: &mut Cache,
+        tokens: &[i32],
+        start: &Checkpoint,
+        end: Option<&Checkpoint>,
+        options: &SessionOptions,
+        mut control: Control,
+    ) -> Result<Session> {
+        let (raw, control) = (options.raw()?, control.raw());
+        let (start, end) = (start.raw(), end.map(Checkpoint::raw));
+        let end = end.as_ref().map_or(null(), |end| end as *const sys::kv_checkpoint);
+        // SAFETY: as above; checkpoints and their arrays live during the call.
+        Session::open(self, options, |out, error| unsafe {
+            let (cache, tokens, count) = (cache.raw(), tokens.as_ptr(), tokens.len());
+            sys::kv_session_from_checkpoint(
+                self.raw(),
+                cache,
+                &start,
+                end,
+                tokens,
+                count,
+                &raw.value,
                 &control,
                 out,
                 error,

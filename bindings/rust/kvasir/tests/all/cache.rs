@@ -1,7 +1,7 @@
 //! Caches without a model: attention by its definition, and checked sizes.
 use kvasir::{
-    AttentionOptions, Cache, CacheOptions, CancelToken, Control, Error, SessionOptions, Shape,
-    Tokenize, BF16, F16,
+    AttentionOptions, Cache, CacheOptions, CancelToken, Checkpoint, Control, Error, LayerState,
+    Model, SessionOptions, Shape, StateLayout, Tokenize, BF16, F16,
 };
 
 use crate::support::Folder;
@@ -66,6 +66,45 @@ fn keys_that_are_not_the_models_make_no_session() {
     };
     assert!(matches!(over(&tokens), Err(Error::ModelMismatch(_))));
     assert!(matches!(over(&tokens[1..]), Err(Error::BadArgument(_))));
+}
+
+/// A model of short convolutions, of which layer 2 attends.
+#[test]
+fn windows_and_states_of_another_engine_are_compared() {
+    let path = crate::support::examples().join("../test/fixtures/models/lfm2.gguf");
+    let model = Model::open(path).unwrap();
+    let shape = Shape { layers: 1, heads: 4, kv_heads: 2, head_dim: 16, ..SHAPE };
+    let mut cache = Cache::open(&shape, &CacheOptions::new()).unwrap();
+    let tokens: Vec<i32> = (0..40).map(|i| i * 7 % 250 + 3).collect();
+    let rows = numbers(40 * 32, 5);
+    cache.update(0, &rows, &rows, None).unwrap();
+    let (zeros, halves, mut wrong) = (vec![0.0f32; 128], vec![F16(0); 128], vec![0.0f32; 128]);
+    let state = |layer| LayerState::new(layer, StateLayout::Inputs, &zeros);
+    let at = |tokens| Checkpoint { tokens, states: vec![state(0), state(1), state(3)] };
+    let end = [0, 1, 3].map(|layer| LayerState::new(layer, StateLayout::Inputs, &halves));
+    let end = Checkpoint { tokens: 40, states: end.to_vec() };
+    let mut over = |start: &Checkpoint, end: Option<&Checkpoint>| {
+        let (options, control) = (SessionOptions::new(), Control::new().document(true));
+        model.session_from_checkpoint(&mut cache, &tokens, start, end, &options, control)
+    };
+    assert!(matches!(over(&at(20), Some(&end)), Err(Error::ModelMismatch(_))));
+    wrong[5] = f32::NAN;
+    let count = LayerState::new(0, StateLayout::Inputs, &zeros[1..]);
+    let layout = LayerState::new(0, StateLayout::KeyValue, &zeros);
+    let nan = LayerState::new(0, StateLayout::Inputs, &wrong);
+    for (first, text) in [(count, "count is 127"), (layout, "has none"), (nan, "NaN, infinity")] {
+        let start = Checkpoint { tokens: 20, states: vec![first, state(1), state(3)] };
+        match over(&start, None) {
+            Err(why @ Error::BadArgument(_)) => assert!(why.to_string().contains(text), "{why}"),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    for (start, end) in [(at(40), None), (at(20), Some(at(39)))] {
+        assert!(matches!(over(&start, end.as_ref()), Err(Error::BadArgument(_))));
+    }
+    let none = Checkpoint { tokens: 20, states: Vec::new() };
+    assert!(matches!(over(&none, None), Err(Error::BadArgument(_))));
+    assert!(format!("{end:?}").contains("count: 128"));
 }
 
 #[test]
