@@ -32,8 +32,9 @@ const Kernels* scalar_table() {
 #if defined(__x86_64__)
 
 struct X86Features {
-  bool avx2 = false;    // with FMA and F16C
-  bool avx512 = false;  // F, BW, DQ, VL, VNNI
+  bool avx2 = false;     // with FMA and F16C
+  bool avxvnni = false;  // with these
+  bool avx512 = false;   // F, BW, DQ, VL, VNNI
 };
 
 // XCR0: the register states that the operating system saves.
@@ -59,12 +60,19 @@ X86Features detect() {
                      vnni = 1u << 11;
   f.avx512 = f.avx2 && (states & avx512_state) == avx512_state &&
              (b & (avx512f | dq | bw | vl)) == (avx512f | dq | bw | vl) && (c & vnni) != 0;
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) f.avxvnni = f.avx2 && (a & 1u << 4) != 0;
   return f;
 }
 
 const Kernels* avx2_table() {
   if (!detect().avx2) return nullptr;
   static const Kernels k = make_table("avx2", fill_matmul_avx2, fill_attention_avx2);
+  return &k;
+}
+
+const Kernels* avxvnni_table() {
+  if (!detect().avxvnni) return nullptr;
+  static const Kernels k = make_table("avxvnni", fill_matmul_avxvnni, fill_attention_avx2);
   return &k;
 }
 
@@ -93,32 +101,31 @@ using Table = const Kernels* (*)();
 // Best first. A function returns null where the CPU lacks the instructions.
 constexpr Table tables[] = {
 #if defined(__x86_64__)
-    avx512_table, avx2_table,
+    avx512_table, avxvnni_table, avx2_table,
 #elif defined(__aarch64__)
     neon_table,
 #endif
     scalar_table};
 
-const Kernels& choose() {
-  for (Table table : tables) {
-    if (const Kernels* k = table()) return *k;
-  }
-  return *scalar_table();
-}
-
 }  // namespace
 
+const Kernels* cpu_kernels_at(uint32_t i) {
+  for (Table table : tables) {
+    const Kernels* k = table();
+    if (k && i-- == 0) return k;
+  }
+  return nullptr;
+}
+
 const Kernels& cpu_kernels() {
-  static const Kernels& chosen = choose();
-  return chosen;
+  static const Kernels& best = *cpu_kernels_at(0);
+  return best;
 }
 
 const Kernels* cpu_kernels_by_name(const char* name) {
-  for (Table table : tables) {
-    const Kernels* k = table();
-    if (k && std::strcmp(k->name, name) == 0) return k;
-  }
-  return nullptr;
+  const Kernels* k = nullptr;
+  for (uint32_t i = 0; (k = cpu_kernels_at(i)) && std::strcmp(k->name, name) != 0;) ++i;
+  return k;
 }
 
 }  // namespace kvasir

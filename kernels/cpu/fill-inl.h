@@ -13,6 +13,7 @@ namespace kvasir {
 // rope, activate, softcap, add, sigmoid_gate, convolve, advance_state.
 void fill_matmul_scalar(Kernels& k);
 void fill_matmul_avx2(Kernels& k);
+void fill_matmul_avxvnni(Kernels& k);
 void fill_matmul_avx512(Kernels& k);
 void fill_matmul_neon(Kernels& k);
 

@@ -3,6 +3,8 @@
 // All have one form in groups of 256 weights (one K block, or eight blocks of 32):
 //   w = scale * (u - zero) + offset,   u: 8 bits; a float scale and offset per `width` (32 or 16)
 //                                      weights.
+// is_gathered: decoding takes longer than products (tables of codewords, powers of three); such
+// formats have less code.
 // Each format decodes a group with a few primitives of the instruction set `Isa`:
 //   W                       64 quants, a byte each, in the order of the weights
 //   load64(p)               64 bytes in order;  load32x2(p0, p1): 32 from each
@@ -44,7 +46,7 @@ template <uint32_t bytes, uint32_t zero_, bool offset_>
 struct Block32 {
   static constexpr uint32_t block = 32, block_bytes = bytes, group_bytes = 8 * bytes, width = 32;
   static constexpr uint32_t zero = zero_;
-  static constexpr bool has_offset = offset_, is_signed = false;
+  static constexpr bool has_offset = offset_, is_signed = false, is_gathered = false;
 
   template <class Isa>
   static void scales(const uint8_t* p, Floats<Isa, 8>& scale, Floats<Isa, 8>& offset) {
@@ -57,7 +59,7 @@ template <uint32_t bytes, uint32_t zero_, uint32_t width_, bool offset_>
 struct Block256 {
   static constexpr uint32_t block = 256, block_bytes = bytes, group_bytes = bytes, width = width_;
   static constexpr uint32_t zero = zero_;
-  static constexpr bool has_offset = offset_, is_signed = false;
+  static constexpr bool has_offset = offset_, is_signed = false, is_gathered = false;
 };
 
 struct Q8_0 : Block32<34, 0, false> {
@@ -156,7 +158,7 @@ struct MXFP4 : Block32<17, 16, false> {
 struct NVFP4 {
   static constexpr uint32_t block = 64, block_bytes = 36, group_bytes = 4 * 36, width = 16;
   static constexpr uint32_t zero = 16, max = 31;
-  static constexpr bool has_offset = false, is_signed = false;
+  static constexpr bool has_offset = false, is_signed = false, is_gathered = false;
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
     for (int j = 0; j < 4; ++j) u[j] = Isa::lookup(Isa::nibbles8(p + 36 * j + 4), e2m1_values);

@@ -26,6 +26,7 @@ namespace {
 // IQ3_XXS too, so that the formats share a tile.
 template <uint32_t bytes, uint32_t width>
 struct BlockIQ2 : Block256<bytes, 64, width, false> {
+  static constexpr bool is_gathered = true;
   static constexpr uint32_t max = 127;
 };
 
@@ -103,6 +104,7 @@ struct IQ2_S : BlockIQ2<82, 16> {
 
 // half d, indices [64], per 32 weights a word [8] of 28 bits of signs and 4 of scale
 struct IQ3_XXS : Block256<98, 64, 32, false> {
+  static constexpr bool is_gathered = true;
   static constexpr uint32_t max = 127;
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
@@ -122,6 +124,7 @@ struct IQ3_XXS : Block256<98, 64, 32, false> {
 // half d, low bytes [64] of indices, their high bits [8], signs [32], scales [4] of two nibbles.
 // Zero and maximum are those of Q5_0.
 struct IQ3_S : Block256<110, 16, 32, false> {
+  static constexpr bool is_gathered = true;
   static constexpr uint32_t max = 31;
   template <class Isa>
   static void quants(const uint8_t* p, typename Isa::W (&u)[4]) {
@@ -144,6 +147,7 @@ struct IQ3_S : Block256<110, 16, 32, false> {
 // delta of 1. Zero and maximum are those of Q5_0.
 template <uint32_t bytes, uint32_t width>
 struct BlockIQ1 : Block256<bytes, 16, width, false> {
+  static constexpr bool is_gathered = true;
   static constexpr uint32_t max = 31;
 };
 
@@ -206,6 +210,7 @@ struct IQ1_M : BlockIQ1<56, 16> {
 // The TQ formats: ternary quants, one half d for 256 weights.
 template <uint32_t bytes>
 struct BlockTQ : Block256<bytes, 1, 32, false> {
+  static constexpr bool is_gathered = true;
   static constexpr uint32_t max = 3;
   template <class Isa>
   static void scales(const uint8_t* p, Floats<Isa, 8>& scale, Floats<Isa, 8>&) {

@@ -3,7 +3,7 @@
 // scalar forms.
 #pragma once
 
-#include "matmul-inl.h"
+#include "matmul_many-inl.h"
 
 namespace kvasir {
 namespace {
@@ -78,13 +78,12 @@ void few_float_products(const WeightView& w, const Activations& x, Output out, u
   }
 }
 
-// Rows [row, row + panel_rows) and columns [col, col + cols), cols <= float_panel_cols, into
-// panel.q as float [cols][panel_rows].
+// A panel of cols <= float_panel_cols columns into panel.q as float [cols][panel_rows].
 template <class Isa, class Format>
-void unpack_floats(const WeightView& w, uint32_t row, uint32_t col, uint32_t cols,
-                   Panel<Isa>& panel) {
+void unpack_floats(const WeightView& w, const PanelPlace& at_panel, Panel<Isa>& panel) {
+  const auto [begin, end, row, col, cols] = at_panel;
   constexpr uint32_t part = group_weights / 4;  // columns that fit panel.rows as floats
-  const uint8_t* next = next_panel<Isa>(w, row, col, cols, std::size_t{col + cols} * Format::bytes);
+  const uint8_t* next = next_panel<Isa>(w, at_panel, 1, Format::bytes);
   for (uint32_t c = 0; c < cols; c += part, next += part * Format::bytes) {
     for (uint32_t r = 0; r < panel_rows<Isa>; ++r) {
       for (uint32_t b = 0; b < part * Format::bytes; b += 64)
@@ -126,18 +125,15 @@ template <class Isa, class Format>
 void many_float_products(const WeightView& w, const Activations& x, Output out, uint32_t row_begin,
                          uint32_t row_end, Panel<Isa>& panel) {
   static_assert(float_panel_cols * 4 <= panel_cols);
-  for (uint32_t row = row_begin; row < row_end; row += panel_rows<Isa>) {
-    const uint32_t rows = row_end - row < panel_rows<Isa> ? row_end - row : panel_rows<Isa>;
-    for (uint32_t col = 0; col < w.cols; col += float_panel_cols) {
-      const uint32_t cols = w.cols - col < float_panel_cols ? w.cols - col : float_panel_cols;
-      unpack_floats<Isa, Format>(w, row, col, cols, panel);
-      for_tiles<Isa::template tile_tokens<32>>(x.n, [&]<std::size_t tokens>(std::size_t i) {
-        float_tile<Isa, tokens>(panel, cols, x.f32 + i * x.cols + col, x.cols,
-                                {out.y + i * out.stride + row, out.stride, out.scale}, rows,
-                                col == 0);
-      });
-    }
-  }
+  for_panels<Isa>(w, row_begin, row_end, float_panel_cols, [&](const PanelPlace& at) {
+    const uint32_t left = at.end - at.row, rows = left < panel_rows<Isa> ? left : panel_rows<Isa>;
+    unpack_floats<Isa, Format>(w, at, panel);
+    for_tiles<Isa::template tile_tokens<32>>(x.n, [&]<std::size_t tokens>(std::size_t i) {
+      float_tile<Isa, tokens>(panel, at.cols, x.f32 + i * x.cols + at.col, x.cols,
+                              {out.y + i * out.stride + at.row, out.stride, out.scale}, rows,
+                              at.col == 0);
+    });
+  });
 }
 
 template <class Isa, class Format>
@@ -166,123 +162,118 @@ void widen(const uint8_t* row, const WeightView& view, float* out) {
 
 // ---- the table
 
+// The format of a type, as a value.
+template <class Format_>
+struct FormatOf {
+  using Format = Format_;
+};
+
+// Calls f(FormatOf<...>()) for a quantised type, g(FormatOf<...>()) for a float type.
+template <class Isa, class Quantised, class Float>
+[[gnu::always_inline]] inline void with_format(TensorType type, Quantised&& f, Float&& g) {
+  switch (type) {
+    case TensorType::f32:
+      return g(FormatOf<F32<Isa>>());
+    case TensorType::f16:
+      return g(FormatOf<F16<Isa>>());
+    case TensorType::bf16:
+      return g(FormatOf<BF16<Isa>>());
+    case TensorType::q8_0:
+      return f(FormatOf<Q8_0>());
+    case TensorType::q4_0:
+      return f(FormatOf<Q4_0>());
+    case TensorType::q4_1:
+      return f(FormatOf<Q4_1>());
+    case TensorType::q5_0:
+      return f(FormatOf<Q5_0>());
+    case TensorType::q5_1:
+      return f(FormatOf<Q5_1>());
+    case TensorType::q2_k:
+      return f(FormatOf<Q2_K>());
+    case TensorType::q3_k:
+      return f(FormatOf<Q3_K>());
+    case TensorType::q4_k:
+      return f(FormatOf<Q4_K>());
+    case TensorType::q5_k:
+      return f(FormatOf<Q5_K>());
+    case TensorType::q6_k:
+      return f(FormatOf<Q6_K>());
+    case TensorType::iq4_nl:
+      return f(FormatOf<IQ4_NL>());
+    case TensorType::iq4_xs:
+      return f(FormatOf<IQ4_XS>());
+    case TensorType::mxfp4:
+      return f(FormatOf<MXFP4>());
+    case TensorType::nvfp4:
+      return f(FormatOf<NVFP4>());
+    case TensorType::iq3_s:
+      return f(FormatOf<IQ3_S>());
+    case TensorType::iq3_xxs:
+      return f(FormatOf<IQ3_XXS>());
+    case TensorType::iq2_s:
+      return f(FormatOf<IQ2_S>());
+    case TensorType::iq2_xs:
+      return f(FormatOf<IQ2_XS>());
+    case TensorType::iq2_xxs:
+      return f(FormatOf<IQ2_XXS>());
+    case TensorType::iq1_s:
+      return f(FormatOf<IQ1_S>());
+    case TensorType::iq1_m:
+      return f(FormatOf<IQ1_M>());
+    case TensorType::tq1_0:
+      return f(FormatOf<TQ1_0>());
+    case TensorType::tq2_0:
+      return f(FormatOf<TQ2_0>());
+  }
+}
+
 template <class Isa>
 void matmul(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
             uint32_t row_begin, uint32_t row_end, std::byte* scratch) {
   const Output out = {y, y_stride, w.scale};
-  switch (w.type) {
-    case TensorType::f32:
-      return float_products<Isa, F32<Isa>>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::f16:
-      return float_products<Isa, F16<Isa>>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::bf16:
-      return float_products<Isa, BF16<Isa>>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q8_0:
-      return products<Isa, Q8_0>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q4_0:
-      return products<Isa, Q4_0>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q4_1:
-      return products<Isa, Q4_1>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q5_0:
-      return products<Isa, Q5_0>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q5_1:
-      return products<Isa, Q5_1>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q2_k:
-      return products<Isa, Q2_K>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q3_k:
-      return products<Isa, Q3_K>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q4_k:
-      return products<Isa, Q4_K>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q5_k:
-      return products<Isa, Q5_K>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::q6_k:
-      return products<Isa, Q6_K>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq4_nl:
-      return products<Isa, IQ4_NL>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq4_xs:
-      return products<Isa, IQ4_XS>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::mxfp4:
-      return products<Isa, MXFP4>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::nvfp4:
-      return products<Isa, NVFP4>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq3_s:
-      return products<Isa, IQ3_S>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq3_xxs:
-      return products<Isa, IQ3_XXS>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq2_s:
-      return products<Isa, IQ2_S>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq2_xs:
-      return products<Isa, IQ2_XS>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq2_xxs:
-      return products<Isa, IQ2_XXS>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq1_s:
-      return products<Isa, IQ1_S>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::iq1_m:
-      return products<Isa, IQ1_M>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::tq1_0:
-      return products<Isa, TQ1_0>(w, x, out, row_begin, row_end, scratch);
-    case TensorType::tq2_0:
-      return products<Isa, TQ2_0>(w, x, out, row_begin, row_end, scratch);
-  }
+  const RowRange range = {row_begin, row_end};
+  with_format<Isa>(
+      w.type,
+      [&](auto of) { products<Isa, typename decltype(of)::Format>(w, x, out, range, scratch); },
+      [&](auto of) {
+        float_products<Isa, typename decltype(of)::Format>(w, x, out, row_begin, row_end, scratch);
+      });
+}
+
+// The same for a set with byte products of its own. `others` computes float weights, and rows of
+// formats that take longer to decode than to multiply.
+template <class Isa>
+void byte_matmul(const WeightView& w, const Activations& x, Output out, RowRange range,
+                 std::byte* scratch, const Kernels& others) {
+  const auto by_others = [&] {
+    others.matmul(w, x, out.y, out.stride, range.begin, range.end, scratch);
+  };
+  with_format<Isa>(
+      w.type,
+      [&](auto of) {
+        using Format = typename decltype(of)::Format;
+        if (!reads_in_place(x)) {
+          many_products<Isa, KindOf<Isa, Format>>(w, decoder_of<Isa, Format>, x, out, range,
+                                                  *reinterpret_cast<Panel<Isa>*>(scratch));
+        } else if constexpr (Format::is_gathered) {
+          by_others();
+        } else {
+          products<Isa, Format>(w, x, out, range, scratch);
+        }
+      },
+      [&](auto) { by_others(); });
 }
 
 template <class Isa>
 void dequantize_row(const WeightView& w, uint32_t row, float* out) {
   const auto* p = reinterpret_cast<const uint8_t*>(w.data) + row * w.row_bytes;
-  switch (w.type) {
-    case TensorType::f32:
-      return widen<Isa, F32<Isa>>(p, w, out);
-    case TensorType::f16:
-      return widen<Isa, F16<Isa>>(p, w, out);
-    case TensorType::bf16:
-      return widen<Isa, BF16<Isa>>(p, w, out);
-    case TensorType::q8_0:
-      return dequantize<Isa, Q8_0>(p, w, out);
-    case TensorType::q4_0:
-      return dequantize<Isa, Q4_0>(p, w, out);
-    case TensorType::q4_1:
-      return dequantize<Isa, Q4_1>(p, w, out);
-    case TensorType::q5_0:
-      return dequantize<Isa, Q5_0>(p, w, out);
-    case TensorType::q5_1:
-      return dequantize<Isa, Q5_1>(p, w, out);
-    case TensorType::q2_k:
-      return dequantize<Isa, Q2_K>(p, w, out);
-    case TensorType::q3_k:
-      return dequantize<Isa, Q3_K>(p, w, out);
-    case TensorType::q4_k:
-      return dequantize<Isa, Q4_K>(p, w, out);
-    case TensorType::q5_k:
-      return dequantize<Isa, Q5_K>(p, w, out);
-    case TensorType::q6_k:
-      return dequantize<Isa, Q6_K>(p, w, out);
-    case TensorType::iq4_nl:
-      return dequantize<Isa, IQ4_NL>(p, w, out);
-    case TensorType::iq4_xs:
-      return dequantize<Isa, IQ4_XS>(p, w, out);
-    case TensorType::mxfp4:
-      return dequantize<Isa, MXFP4>(p, w, out);
-    case TensorType::nvfp4:
-      return dequantize<Isa, NVFP4>(p, w, out);
-    case TensorType::iq3_s:
-      return dequantize<Isa, IQ3_S>(p, w, out);
-    case TensorType::iq3_xxs:
-      return dequantize<Isa, IQ3_XXS>(p, w, out);
-    case TensorType::iq2_s:
-      return dequantize<Isa, IQ2_S>(p, w, out);
-    case TensorType::iq2_xs:
-      return dequantize<Isa, IQ2_XS>(p, w, out);
-    case TensorType::iq2_xxs:
-      return dequantize<Isa, IQ2_XXS>(p, w, out);
-    case TensorType::iq1_s:
-      return dequantize<Isa, IQ1_S>(p, w, out);
-    case TensorType::iq1_m:
-      return dequantize<Isa, IQ1_M>(p, w, out);
-    case TensorType::tq1_0:
-      return dequantize<Isa, TQ1_0>(p, w, out);
-    case TensorType::tq2_0:
-      return dequantize<Isa, TQ2_0>(p, w, out);
-  }
+  with_format<Isa>(
+      w.type,
+      [&](auto of) {
+        using Format = typename decltype(of)::Format;
+        dequantize<KindOf<Isa, Format>>(p, decoder_of<Isa, Format>, w, out);
+      },
+      [&](auto of) { widen<Isa, typename decltype(of)::Format>(p, w, out); });
 }
 
 template <class Isa>

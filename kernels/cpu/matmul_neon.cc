@@ -16,6 +16,7 @@ struct Neon {
     uint8x16_t v[4];
   };
   static constexpr uint32_t lanes = 4;
+  static constexpr uint32_t row_tokens = 4;
   // Registers of a tile, of 32: 2 x 4 float and 2 x 4 integer accumulators, 8 of weights, an input.
   template <uint32_t>
   static constexpr std::size_t tile_tokens = 4;
@@ -36,6 +37,11 @@ struct Neon {
   static F mul(F a, F b) { return vmulq_f32(a, b); }
   static F add(F a, F b) { return vaddq_f32(a, b); }
   static F to_float(I v) { return vcvtq_f32_s32(v); }
+  static constexpr int32_t sum_start = 0x4b400000;
+  static F scaled(I sum, F s, F start) { return fma(vreinterpretq_f32_s32(sum), s, start); }
+  static F sum_to_float(I sum) {
+    return vsubq_f32(vreinterpretq_f32_s32(sum), vdupq_n_f32(12582912.0f));
+  }
   static float sum(F v) { return vaddvq_f32(v); }
   static F load_f16(const uint8_t* p) { return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))); }
   static F load_bf16(const uint8_t* p) {
@@ -197,6 +203,11 @@ struct Neon {
     }
   }
 
+  template <class Format>
+  static void prepare_panel(W (&u)[4]) {
+    prepare<Format>(u);
+  }
+
   struct RowSum {
     F f[4] = {zero(), zero(), zero(), zero()};
   };
@@ -246,13 +257,22 @@ struct Neon {
     }
   }
 
-  // sum[t][v] = products of one run of `width` columns. Four columns of an input are one lane of a
-  // register with sixteen.
-  template <class Kind, int, std::size_t tokens>
+  template <class Kind>
+  static constexpr int tile_bias = 0;
+
+  static I pair_sums(const int16_t* p, int first, int second) {
+    const int16x4x2_t v = vld2_s16(p);
+    return vmlal_n_s16(vmull_n_s16(v.val[0], static_cast<int16_t>(first)), v.val[1],
+                       static_cast<int16_t>(second));
+  }
+  static I iset(int32_t v) { return vdupq_n_s32(v); }
+  static I iadd(I a, I b) { return vaddq_s32(a, b); }
+  static void istore(int32_t* p, I v) { vst1q_s32(p, v); }
+
+  // Four columns of an input are one lane of a register with sixteen.
+  template <class Kind, std::size_t tokens>
   [[gnu::always_inline]] static inline void accumulate(I (&sum)[tokens][2], const uint8_t* panel,
-                                                       const int8_t* q, const int16_t*,
-                                                       uint32_t cols) {
-    for (auto& pair : sum) pair[0] = pair[1] = vdupq_n_s32(0);
+                                                       const int8_t* q, uint32_t cols) {
     for (uint32_t k = 0; k < Kind::width; k += 16) {
       int8x16_t w[8];
       for (uint32_t i = 0; i < 8; ++i) w[i] = vreinterpretq_s8_u8(vld1q_u8(panel + k * 8 + 16 * i));

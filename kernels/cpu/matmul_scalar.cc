@@ -23,6 +23,7 @@ struct Scalar {
     float v[n];
   };
   static constexpr uint32_t lanes = 4;
+  static constexpr uint32_t row_tokens = 1;
   template <uint32_t>
   static constexpr std::size_t tile_tokens = 2;
   template <class Format>
@@ -47,6 +48,10 @@ struct Scalar {
     for (uint32_t i = 0; i < lanes; ++i) out.v[i] = static_cast<float>(v.v[i]);
     return out;
   }
+  // Products are rounded before they are added: the sums start at zero.
+  static constexpr int32_t sum_start = 0;
+  static F scaled(const I& sum, const F& s, const F&) { return mul(to_float(sum), s); }
+  static F sum_to_float(const I& sum) { return to_float(sum); }
   static float sum(const F& v) { return (v.v[0] + v.v[2]) + (v.v[1] + v.v[3]); }
 
   static float half(const uint8_t* p) {
@@ -209,6 +214,11 @@ struct Scalar {
     }
   }
 
+  template <class Format>
+  static void prepare_panel(W (&u)[4]) {
+    prepare<Format>(u);
+  }
+
   struct RowSum {
     float f = 0;
   };
@@ -232,12 +242,28 @@ struct Scalar {
     }
   }
 
-  template <class Format, int half, std::size_t tokens>
-  static void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q, const int16_t*,
+  template <class Kind>
+  static constexpr int tile_bias = 0;
+
+  static I pair_sums(const int16_t* p, int first, int second) {
+    I out;
+    for (uint32_t i = 0; i < lanes; ++i) out.v[i] = first * p[2 * i] + second * p[2 * i + 1];
+    return out;
+  }
+  static I iset(int32_t v) { return {v, v, v, v}; }
+  static I iadd(I a, const I& b) {
+    for (uint32_t i = 0; i < lanes; ++i) a.v[i] += b.v[i];
+    return a;
+  }
+  static void istore(int32_t* p, const I& v) { std::memcpy(p, &v, sizeof v); }
+
+  template <class Kind, std::size_t tokens>
+  static void accumulate(I (&sum)[tokens][2], const uint8_t* panel, const int8_t* q,
                          uint32_t cols) {
     for (std::size_t t = 0; t < tokens; ++t) {
-      int32_t products[2 * lanes] = {};
-      for (uint32_t k = 0; k < Format::width; k += 4) {
+      int32_t products[2 * lanes];
+      std::memcpy(products, &sum[t], sizeof products);
+      for (uint32_t k = 0; k < Kind::width; k += 4) {
         for (uint32_t r = 0; r < 2 * lanes; ++r) {
           for (uint32_t i = 0; i < 4; ++i) {
             products[r] += static_cast<int8_t>(panel[(k * 2 + r) * 4 + i]) * q[t * cols + k + i];

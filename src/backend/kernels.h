@@ -150,7 +150,7 @@ struct ShareSums {
 };
 
 struct Kernels {
-  const char* name;  // "avx512vnni", "avx2", "neon-dotprod", "scalar"
+  const char* name;  // "avx512vnni", "avxvnni", "avx2", "neon-dotprod", "scalar"
 
   // ---- matrix products
   // Fills q, scale and sums of n rows (x: [n][cols], cols a multiple of 32) for rows [0, n).
@@ -293,7 +293,9 @@ struct Kernels {
 
 // The best table that the CPU and the operating system support, chosen once.
 const Kernels& cpu_kernels();
-// A table by name, for tests and benchmarks; null when this build or this CPU lacks it.
+// For tests and benchmarks: a table by name, null when this build or this CPU lacks it; and the
+// tables of this CPU, best first, null after the last.
 const Kernels* cpu_kernels_by_name(const char* name);
+const Kernels* cpu_kernels_at(uint32_t i);
 
 }  // namespace kvasir

@@ -126,6 +126,43 @@ TEST_CASE("a named method computes an input the same, however many others there 
   }
 }
 
+TEST_CASE("tables with fused products give the same bits for many inputs") {
+  Random random(6);
+  for (const Type& t : types) {
+    CAPTURE(std::string(t.name));
+    for (uint32_t n : {9u, 31u}) {
+      Weights w(t, 70, t.block == 1 ? 77 : 768, random, random.below(2) * 3);
+      Inputs x(*cpu_kernels_by_name("scalar"), n, w.view.cols, random);
+      std::unique_ptr<Guarded<float>> first;
+      for (const Kernels* k : test::all_kernels()) {
+        if (k->name == std::string("scalar")) continue;  // rounds products before it adds them
+        CAPTURE(std::string(k->name));
+        auto y = run(*k, w.view, x.view, k->matmul_rows);
+        if (first) CHECK(std::memcmp(first->data(), y->data(), y->size() * sizeof(float)) == 0);
+        else first = std::move(y);
+      }
+    }
+  }
+}
+
+TEST_CASE("AVX-VNNI gives the bits of AVX2 for few inputs") {
+  const Kernels* avx2 = cpu_kernels_by_name("avx2");
+  Random random(7);
+  for (const Kernels* k : test::all_kernels()) {
+    if (std::string(k->name).rfind("avxvnni", 0) != 0) continue;
+    for (const Type& t : types) {
+      CAPTURE(std::string(t.name));
+      for (uint32_t n : {1u, 3u, 8u}) {
+        Weights w(t, 40, t.block == 1 ? 77 : 768, random);
+        Inputs x(*k, n, w.view.cols, random);
+        const auto y = run(*k, w.view, x.view, k->matmul_rows),
+                   expected = run(*avx2, w.view, x.view, avx2->matmul_rows);
+        CHECK(std::memcmp(expected->data(), y->data(), y->size() * sizeof(float)) == 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("extreme quants do not overflow the integer sums") {
   Random random(3);
   for (const Kernels* k : test::all_kernels()) {

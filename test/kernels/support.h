@@ -73,12 +73,14 @@ class Random {
   uint64_t state_;
 };
 
-// Every table of this build that this CPU runs.
+// Every table of this build that this CPU runs, best last, after those whose instructions it lacks
+// and that run by others: emulated_tables.cc.
+std::vector<const Kernels*> emulated_kernels();
 inline std::vector<const Kernels*> all_kernels() {
-  std::vector<const Kernels*> tables;
-  for (const char* name : {"scalar", "avx2", "avx512vnni", "neon-dotprod"}) {
-    if (const Kernels* k = cpu_kernels_by_name(name)) tables.push_back(k);
-  }
+  std::vector<const Kernels*> tables = emulated_kernels();
+  const auto own = tables.end() - tables.begin();
+  for (uint32_t i = 0; const Kernels* k = cpu_kernels_at(i); ++i)
+    tables.insert(tables.begin() + own, k);
   return tables;
 }
 

@@ -77,17 +77,21 @@ void report(const std::string& row, const char* table, double figure, const char
   std::fflush(stdout);
 }
 
+std::vector<const Kernels*> tables_from_scalar() {
+  std::vector<const Kernels*> tables;
+  for (uint32_t i = 0; const Kernels* k = cpu_kernels_at(i); ++i) tables.insert(tables.begin(), k);
+  return tables;
+}
+
 // Prints a row for all tables: `work` units per run.
 void bench_rate(const std::string& row, const char* unit, double work, const Prepare& prepare,
                 const std::vector<Baseline>& baselines = {}) {
   if (!is_wanted(row)) return;
   double scalar = 0;
-  for (const char* name : {"scalar", "avx2", "avx512vnni", "neon-dotprod"}) {
-    const Kernels* k = cpu_kernels_by_name(name);
-    if (!k) continue;
+  for (const Kernels* k : tables_from_scalar()) {
     const double rate = work / run_time(prepare(*k));
     if (scalar == 0) scalar = rate;
-    report(row, name, rate, unit, rate, scalar, baselines);
+    report(row, k->name, rate, unit, rate, scalar, baselines);
   }
 }
 
@@ -95,12 +99,10 @@ void bench_rate(const std::string& row, const char* unit, double work, const Pre
 void bench_time(const std::string& row, uint32_t times, const Prepare& prepare) {
   if (!is_wanted(row)) return;
   double scalar = 0;
-  for (const char* name : {"scalar", "avx2", "avx512vnni", "neon-dotprod"}) {
-    const Kernels* k = cpu_kernels_by_name(name);
-    if (!k) continue;
+  for (const Kernels* k : tables_from_scalar()) {
     const double time = run_time(prepare(*k)) / times;
     if (scalar == 0) scalar = 1 / time;
-    report(row, name, time * 1e6, "us", 1 / time, scalar, {});
+    report(row, k->name, time * 1e6, "us", 1 / time, scalar, {});
   }
 }
 

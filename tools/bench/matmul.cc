@@ -118,9 +118,8 @@ void bench_decode(const Kernels& k, TensorType type, const char* name) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  for (const char* table : {"avx512vnni", "avx2", "neon-dotprod", "scalar"}) {
-    const Kernels* k = cpu_kernels_by_name(table);
-    if (!k || (argc > 1 && std::strcmp(argv[1], table) != 0)) continue;
+  for (uint32_t i = 0; const Kernels* k = cpu_kernels_at(i); ++i) {
+    if (argc > 1 && std::strcmp(argv[1], k->name) != 0) continue;
     for (uint32_t id = 0; const char* name = tensor_type_name(id); ++id) {
       const auto type = static_cast<TensorType>(id);
       if (!tensor_type_info(type) || (argc > 2 && std::strcmp(argv[2], name) != 0)) continue;
