@@ -20,13 +20,6 @@ constexpr const char* models[] = {"qwen3moe", "qwen2moe", "bailingmoe2", "glm4mo
 
 std::string path_of(const std::string& name) { return FIXTURES "/models/" + name + ".gguf"; }
 
-std::vector<Token> some_tokens(std::size_t n, uint32_t seed) {
-  std::mt19937 random(seed);
-  std::vector<Token> out(n);
-  for (Token& t : out) t = static_cast<Token>(random() % 256);
-  return out;
-}
-
 // [tokens][vocabulary], in one step.
 std::vector<float> logits_of(std::shared_ptr<const Model> model, std::span<const Token> tokens,
                              uint32_t threads) {
@@ -67,7 +60,7 @@ TEST_CASE("mixtures of experts: one thread and several give the same bits") {
     const auto model = test::open_model(path_of(name));
     for (const std::size_t n : {1u, 7u, 100u}) {
       CAPTURE(n);
-      const auto tokens = some_tokens(n, 5);
+      const auto tokens = test::some_tokens(n, 5);
       const std::vector<float> one = logits_of(model, tokens, 1);
       CHECK(logits_of(model, tokens, 2) == one);
       CHECK(logits_of(model, tokens, 5) == one);
@@ -83,7 +76,7 @@ TEST_CASE(
     const auto model = test::open_model(path_of(name));
     for (const std::size_t n : {6u, 12u, 200u}) {  // every method of products
       CAPTURE(n);
-      auto tokens = some_tokens(n, 5), others = some_tokens(n, 6);
+      auto tokens = test::some_tokens(n, 5), others = test::some_tokens(n, 6);
       const std::size_t same = n / 2;
       std::copy_n(tokens.begin(), same, others.begin());
       auto a = logits_of(model, tokens, 2), b = logits_of(model, others, 2);
@@ -103,7 +96,8 @@ TEST_CASE("a router or an expert that makes NaN or infinity fails the step by na
     const auto session = test::open_session(test::open_model(path));
     for (const std::size_t n : {1u, 40u}) {
       uint64_t done = 7;
-      const Status s = session->prefill_tokens(some_tokens(n, 1), nullptr, nullptr, {}, &done);
+      const Status s =
+          session->prefill_tokens(test::some_tokens(n, 1), nullptr, nullptr, {}, &done);
       CHECK_MESSAGE(s.code() == Code::corrupt, s.message());
       CHECK(std::string(s.message()).find("layer 1 made NaN or infinity") == 0);
       CHECK(session->tokens().empty());
@@ -126,7 +120,7 @@ TEST_CASE("a router or an expert that makes NaN or infinity fails the step by na
 
 TEST_CASE("a step of experts can be cancelled at any time, and then continued") {
   const auto model = test::open_model(path_of("qwen2moe"));
-  const auto tokens = some_tokens(240, 9);
+  const auto tokens = test::some_tokens(240, 9);
   SessionOptions o;
   o.threads = 2;
   o.prefill_chunk = 120;
