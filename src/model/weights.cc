@@ -1,217 +1,15 @@
 // Tensor names to places in the forward pass.
 #include <algorithm>
-#include <array>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "base/magnitude.h"
-#include "base/quoted.h"
-#include "gguf/limits.h"
 #include "model/model.h"
+#include "model/tensor_binder.h"
 
 namespace kvasir {
 namespace {
-
-class Binder {
- public:
-  Binder(const Gguf& gguf, const std::byte* file, const ModelConfig& config)
-      : gguf_(gguf), file_(file), depth_(config.depth()), skipped_layers_(config.skipped_layers),
-        used_(gguf.tensors().size()) {}
-
-  WeightView matrix(const std::string& name, uint32_t rows, uint32_t cols) {
-    const GgufTensor* t = take(name, true);
-    if (!t || !check_shape(*t, {cols, rows, 1})) return {};
-    return {file_ + t->offset, t->type, rows, cols, static_cast<std::size_t>(t->bytes / rows),
-            scale_of(name)};
-  }
-
-  // A small vector, which read() copies to *out as floats; *out stays empty when it is absent and
-  // not required.
-  void vector(const std::string& name, uint32_t size, bool required, Array<float>* out) {
-    table(name, size, 1, required, out);
-  }
-
-  // Several of them: [count][size].
-  void table(const std::string& name, uint32_t size, uint32_t count, bool required,
-             Array<float>* out) {
-    const GgufTensor* t = take(name, required);
-    if (!t || !check_shape(*t, {size, count, 1})) return;
-    copies_.push_back({t, size, count, 0, out});
-    copied_numbers_ += uint64_t{size} * count;
-  }
-
-  // The taps of every channel, which the file has side by side, become [taps][channels].
-  void taps(const std::string& name, uint32_t taps, uint32_t channels, Array<float>* out) {
-    const std::size_t before = copies_.size();
-    table(name, taps, channels, true, out);
-    if (copies_.size() > before) copies_.back().transposes = true;
-  }
-
-  void linear(const std::string& name, uint32_t rows, uint32_t cols, bool biases, Linear* out) {
-    out->w = matrix(name + ".weight", rows, cols);
-    if (biases) vector(name + ".bias", rows, false, &out->bias);
-  }
-
-  // Matrices whose rows are one after another in one tensor.
-  struct Part {
-    uint32_t rows;
-    Linear* out;
-  };
-  void fused(const std::string& name, uint32_t cols, bool biases,
-             std::initializer_list<Part> parts) {
-    uint32_t rows = 0, first = 0;
-    for (const Part& part : parts) rows += part.rows;
-    const WeightView all = matrix(name + ".weight", rows, cols);
-    const GgufTensor* bias = biases ? take(name + ".bias", false) : nullptr;
-    if (bias && !check_shape(*bias, {rows, 1, 1})) bias = nullptr;
-    for (const Part& part : parts) {
-      part.out->w = all;
-      part.out->w.rows = part.rows;
-      if (all.data) part.out->w.data += std::size_t{first} * all.row_bytes;
-      if (bias) copies_.push_back({bias, part.rows, 1, first, &part.out->bias});
-      first += part.rows;
-    }
-    if (bias) copied_numbers_ += rows;
-  }
-
-  // Several matrices in one tensor, those of all experts for instance.
-  void matrices(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
-                ExpertMatrices* out) {
-    const GgufTensor* t = take(name + ".weight", true);
-    if (t && check_shape(*t, {cols, rows, count})) {
-      out->stride = static_cast<std::size_t>(t->bytes / count);
-      out->first = {file_ + t->offset, t->type, rows, cols, out->stride / rows};
-    }
-  }
-
-  // The same with their biases and factors.
-  void experts(const std::string& name, uint32_t count, uint32_t rows, uint32_t cols,
-               ExpertMatrices* out) {
-    matrices(name, count, rows, cols, out);
-    table(name + ".bias", rows, count, false, &out->biases);
-    vector(name + ".scale", count, false, &out->scales);
-  }
-
-  // Rows of a matrix that the file alone knows: 1 to `most`.
-  uint32_t rows_of(const std::string& name, uint32_t most) const {
-    const GgufTensor* t = gguf_.find_tensor(name);
-    return t && t->dims[1] <= most ? std::max(1u, static_cast<uint32_t>(t->dims[1])) : 1;
-  }
-  void ignore(const std::string& name) { (void)take(name, false); }
-  bool has(const std::string& name) const { return gguf_.find_tensor(name) != nullptr; }
-
-  // Everything in the file, or of one block of it, must have found its place: a tensor we do not
-  // know would change the result.
-  Status finish(std::string_view block = {}) {
-    for (const GgufTensor& t : gguf_.tensors())
-      if (!used_[number(t)] &&
-          (block.empty() ? !is_skipped(t) : t.name.substr(0, block.size()) == block))
-        fail(Status::error(Code::unsupported,
-                           "the model has a tensor '%s' that Kvasir has no place for",
-                           Quoted(t.name).text()));
-    if (copied_numbers_ > gguf_limits::copied_numbers)
-      fail(Status::error(Code::limit,
-                         "the model's norms and biases are %llu numbers: at most %llu can be read",
-                         static_cast<unsigned long long>(copied_numbers_),
-                         static_cast<unsigned long long>(gguf_limits::copied_numbers)));
-    return std::move(status_);
-  }
-
-  // After finish(): copies the vectors.
-  Status read() {
-    for (const Copy& copy : copies_) {
-      const GgufTensor& t = *copy.tensor;
-      copy.out->resize(std::size_t{copy.size} * copy.count);
-      const auto cols = static_cast<uint32_t>(t.dims[0]);
-      const WeightView rows = {file_ + t.offset, t.type, copy.count, cols,
-                               static_cast<std::size_t>(t.bytes / copy.count)};
-      Array<float> row(cols);
-      for (uint32_t r = 0; r < copy.count; ++r) {
-        cpu_kernels().dequantize_row(rows, r, row.data());
-        float* out = copy.out->data() + (copy.transposes ? r : std::size_t{r} * copy.size);
-        for (uint32_t i = 0; i < copy.size; ++i)
-          out[copy.transposes ? std::size_t{i} * copy.count : i] = row[copy.first + i];
-      }
-      if (!all_finite(*copy.out))
-        return Status::error(Code::corrupt, "tensor '%s' holds a number that is not finite",
-                             Quoted(t.name).text());
-    }
-    return {};
-  }
-
- private:
-  // NAME.scale of a matrix NAME.weight: the second scale of NVFP4 files.
-  float scale_of(const std::string& matrix) {
-    const std::string name = matrix.substr(0, matrix.rfind('.')) + ".scale";
-    const GgufTensor* t = gguf_.find_tensor(name);
-    if (!t || t->n_dims != 1 || t->dims[0] != 1) return 1;  // a router has another kind
-    (void)take(name, false);
-    float scale = 0;
-    cpu_kernels().dequantize_row({file_ + t->offset, t->type, 1, 1, t->bytes}, 0, &scale);
-    if (!std::isfinite(scale))
-      fail(Status::error(Code::corrupt, "tensor '%s' holds a number that is not finite",
-                         Quoted(t->name).text()));
-    return scale;
-  }
-
-  struct Copy {
-    const GgufTensor* tensor;
-    uint32_t size, count;  // [count][size],
-    uint32_t first;        // from this column on
-    Array<float>* out;
-    bool transposes = false;  // to [size][count]
-  };
-
-  // Layers behind the last one, and divisors that no set of RoPE uses.
-  bool is_skipped(const GgufTensor& t) const {
-    if (t.name.substr(0, 4) != "blk.") return t.name.substr(0, 5) == "rope_";
-    uint32_t layer = 0;
-    const auto [end, error] =
-        std::from_chars(t.name.data() + 4, t.name.data() + t.name.size(), layer);
-    return error == std::errc() && layer >= depth_ && layer - depth_ < skipped_layers_;
-  }
-
-  std::size_t number(const GgufTensor& t) const {
-    return static_cast<std::size_t>(&t - gguf_.tensors().data());
-  }
-
-  const GgufTensor* take(const std::string& name, bool required) {
-    const GgufTensor* t = gguf_.find_tensor(name);
-    if (t) used_[number(*t)] = true;
-    if (!t && required)
-      fail(Status::error(Code::corrupt, "the model has no tensor '%s'", name.c_str()));
-    return t;
-  }
-
-  bool check_shape(const GgufTensor& t, std::array<uint64_t, 3> dims) {
-    if (std::equal(dims.begin(), dims.end(), t.dims) && t.dims[3] == 1) return true;
-    fail(Status::error(Code::corrupt, "tensor '%s' is %s where the metadata says %s",
-                       Quoted(t.name).text(), text_of({t.dims[0], t.dims[1], t.dims[2]}).c_str(),
-                       text_of(dims).c_str()));
-    return false;
-  }
-
-  // "64 x 128", "64 x 128 x 8"
-  static std::string text_of(std::array<uint64_t, 3> dims) {
-    std::string text = std::to_string(dims[0]) + " x " + std::to_string(dims[1]);
-    return dims[2] == 1 ? text : text + " x " + std::to_string(dims[2]);
-  }
-
-  void fail(Status s) {
-    if (status_.ok()) status_ = std::move(s);
-  }
-
-  const Gguf& gguf_;
-  const std::byte* file_;
-  const uint32_t depth_, skipped_layers_;
-  std::vector<bool> used_;  // [tensors]
-  std::vector<Copy> copies_;
-  uint64_t copied_numbers_ = 0;
-  Status status_;
-};
 
 std::string formats_by_bytes(const Gguf& gguf) {
   std::map<TensorType, uint64_t> bytes;
@@ -225,18 +23,14 @@ std::string formats_by_bytes(const Gguf& gguf) {
   return out;
 }
 
-}  // namespace
-
-namespace {
-
 // Binds the tensors of one layer.
 class LayerBinder {
  public:
-  LayerBinder(Binder* bind, const ModelConfig& model, uint32_t number, LayerWeights* out)
+  LayerBinder(TensorBinder* bind, const ModelConfig& model, uint32_t number, LayerWeights* out)
       : LayerBinder(bind, model, model.layer(number), number, out) {}
   // Of a layer that has the file's block of this number.
-  LayerBinder(Binder* bind, const ModelConfig& model, const LayerConfig& layer, uint32_t block,
-              LayerWeights* out)
+  LayerBinder(TensorBinder* bind, const ModelConfig& model, const LayerConfig& layer,
+              uint32_t block, LayerWeights* out)
       : bind_(*bind), model_(model), names_(model.architecture->names), layer_(layer),
         at_("blk." + std::to_string(block) + "."), w_(*out) {}
 
@@ -431,7 +225,7 @@ class LayerBinder {
       bind_.vector(name("ffn_gate_inp_shexp.weight"), width, true, &w.shared_router);
   }
 
-  Binder& bind_;
+  TensorBinder& bind_;
   const ModelConfig& model_;
   const TensorNames& names_;
   const LayerConfig& layer_;
@@ -441,7 +235,7 @@ class LayerBinder {
 
 }  // namespace
 
-static void bind_divisors(Binder* bind, const ModelConfig& c, RopeDivisors* out) {
+static void bind_divisors(TensorBinder* bind, const ModelConfig& c, RopeDivisors* out) {
   const uint32_t size = c.ropes[0].dim / 2;
   if (c.has_longrope()) {
     bind->vector("rope_factors_long.weight", size, true, &out->longs);
@@ -465,7 +259,7 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
                     Weights* out, RopeDivisors* divisors) {
   Weights w;
   w.layers.resize(c.depth());
-  Binder bind(gguf, file, c);
+  TensorBinder bind(gguf, file, c);
   w.embedding = bind.matrix("token_embd.weight", c.vocabulary, c.width);
   for (uint32_t l = 0; l < c.depth(); ++l) LayerBinder(&bind, c, l, &w.layers[l]).bind();
   const std::string output_norm = c.architecture->names.output_norm;
@@ -505,7 +299,7 @@ Status bind_weights(const Gguf& gguf, const std::byte* file, const ModelConfig& 
 
 Status bind_mtp(const Gguf& gguf, const std::byte* file, const ModelConfig& c, uint32_t block,
                 Weights* out, MtpInputs* inputs) {
-  Binder bind(gguf, file, c);
+  TensorBinder bind(gguf, file, c);
   const std::string at = "blk." + std::to_string(block) + ".", nextn = at + "nextn.";
   out->layers.resize(1);
   LayerBinder(&bind, c, c.layer(0), block, &out->layers[0]).bind();

@@ -1,4 +1,4 @@
-// The slabs of a PageStore and counted references to them; for page_store.cc.
+// The slabs of a PageStore and counted references to them; for its files.
 #pragma once
 
 #include <atomic>
@@ -10,6 +10,20 @@
 #include "store/page_store.h"
 
 namespace kvasir {
+
+// Bytes of one array of an extent, of a layer and head.
+inline std::size_t array_bytes(const PageShape& page, format::SectionKind kind) {
+  switch (kind) {
+    case format::SectionKind::pages:
+      return page.pages_size();
+    case format::SectionKind::scales:
+      return page.scales_bytes();
+    case format::SectionKind::bounds:
+      return page.bounds_bytes();
+    default:
+      return 0;
+  }
+}
 
 // The arrays of extent e for every layer and head: [layers][kv_heads][the extent's array].
 struct PageStore::Slab {
