@@ -84,13 +84,34 @@ const Kernels* avx512_table() {
 
 #elif defined(__aarch64__)
 
-const Kernels* neon_table() {
-#ifndef __APPLE__  // the first Apple CPU of this kind had both
-  // HWCAP bits: half-precision arithmetic, dot products
-  constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;
-  if ((getauxval(AT_HWCAP) & (asimdhp | asimddp)) != (asimdhp | asimddp)) return nullptr;
+struct ArmFeatures {
+  bool neon = false;  // dot products, half-precision arithmetic
+  bool i8mm = false;  // with these
+};
+
+ArmFeatures detect() {
+#ifdef __APPLE__
+  // The first Apple CPU of this kind had the former. Nothing here asks for the latter.
+  return {true, false};
+#else
+  constexpr unsigned long asimdhp = 1ul << 10, asimddp = 1ul << 20;  // of AT_HWCAP
+  constexpr unsigned long i8mm = 1ul << 13;                          // of AT_HWCAP2
+  ArmFeatures f;
+  f.neon = (getauxval(AT_HWCAP) & (asimdhp | asimddp)) == (asimdhp | asimddp);
+  f.i8mm = f.neon && (getauxval(AT_HWCAP2) & i8mm) != 0;
+  return f;
 #endif
+}
+
+const Kernels* neon_table() {
+  if (!detect().neon) return nullptr;
   static const Kernels k = make_table("neon-dotprod", fill_matmul_neon, fill_attention_neon);
+  return &k;
+}
+
+const Kernels* i8mm_table() {
+  if (!detect().i8mm) return nullptr;
+  static const Kernels k = make_table("neon-i8mm", fill_matmul_i8mm, fill_attention_neon);
   return &k;
 }
 
@@ -103,7 +124,7 @@ constexpr Table tables[] = {
 #if defined(__x86_64__)
     avx512_table, avxvnni_table, avx2_table,
 #elif defined(__aarch64__)
-    neon_table,
+    i8mm_table, neon_table,
 #endif
     scalar_table};
 

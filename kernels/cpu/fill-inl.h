@@ -16,6 +16,7 @@ void fill_matmul_avx2(Kernels& k);
 void fill_matmul_avxvnni(Kernels& k);
 void fill_matmul_avx512(Kernels& k);
 void fill_matmul_neon(Kernels& k);
+void fill_matmul_i8mm(Kernels& k);
 
 // quantize_queries, attend_*, merge, finish, seal_page, unseal_page, multiply, seal_sketch,
 // score_*, attention_shares, sum_shares, sample, top_k.

@@ -18,7 +18,8 @@
 //   pair_sums(p, a, b)      a * p[2 i] + b * p[2 i + 1] for lane i
 //   accumulate              adds the integer products of one run of `width` columns to a tile
 //   sum_start, scaled, sum_to_float   see `Sums` below
-//   transpose               lanes x lanes 32-bit words
+//   word, transpose         bytes of a word of a panel: neighbours of one row; `lanes` rows of
+//                           4 * lanes bytes become words of `lanes` rows
 // Included by one file per instruction set; everything here has internal linkage.
 #pragma once
 

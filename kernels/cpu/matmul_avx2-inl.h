@@ -16,7 +16,7 @@ struct Avx2 {
     __m256i v[2];
   };
   static constexpr uint32_t lanes = 8;
-  static constexpr uint32_t row_tokens = 4;
+  static constexpr uint32_t row_tokens = 4, word = 4;
   template <uint32_t>
   // 2 x 2 float and 2 x 2 integer accumulators, 2 x 2 of 16 bits, weights: 14 of 16 registers.
   static constexpr std::size_t tile_tokens = 2;

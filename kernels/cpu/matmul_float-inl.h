@@ -264,6 +264,24 @@ void byte_matmul(const WeightView& w, const Activations& x, Output out, RowRange
       [&](auto) { by_others(); });
 }
 
+// The same for a set with products of many inputs alone.
+template <class Isa>
+void many_matmul(const WeightView& w, const Activations& x, Output out, RowRange range,
+                 std::byte* scratch, const Kernels& others) {
+  const auto by_others = [&] {
+    others.matmul(w, x, out.y, out.stride, range.begin, range.end, scratch);
+  };
+  if (reads_in_place(x)) return by_others();
+  with_format<Isa>(
+      w.type,
+      [&](auto of) {
+        using Format = typename decltype(of)::Format;
+        many_products<Isa, KindOf<Isa, Format>>(w, decoder_of<Isa, Format>, x, out, range,
+                                                *reinterpret_cast<Panel<Isa>*>(scratch));
+      },
+      [&](auto) { by_others(); });
+}
+
 template <class Isa>
 void dequantize_row(const WeightView& w, uint32_t row, float* out) {
   const auto* p = reinterpret_cast<const uint8_t*>(w.data) + row * w.row_bytes;

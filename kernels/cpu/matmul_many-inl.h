@@ -14,21 +14,21 @@ constexpr uint32_t panel_rows = 2 * Isa::lanes;
 // [cols][panel_rows].
 template <class Isa>
 struct Panel {
-  alignas(64) uint8_t q[panel_cols * panel_rows<Isa>];          // [cols / 4][panel_rows][4]
+  alignas(64) uint8_t q[panel_cols * panel_rows<Isa>];          // [cols / word][panel_rows][word]
   alignas(64) float scale[panel_cols / 16 * panel_rows<Isa>];   // [cols / width][panel_rows]
   alignas(64) float offset[panel_cols / 16 * panel_rows<Isa>];  // likewise
   // [panel_rows][256], before the transposition.
   alignas(64) uint8_t rows[panel_rows<Isa> * group_weights];
 };
 
-// [panel_rows][64 words] -> [64 words][panel_rows]
+// [panel_rows][words] -> [words][panel_rows]
 template <class Isa>
 void transpose_group(const uint8_t* from, uint8_t* to) {
-  constexpr uint32_t words = group_weights / 4;
+  constexpr uint32_t words = group_weights / Isa::word;
   for (uint32_t r = 0; r < panel_rows<Isa>; r += Isa::lanes) {
-    for (uint32_t c = 0; c < words; c += Isa::lanes) {
-      Isa::transpose(from + (r * words + c) * 4, words * 4, to + (c * panel_rows<Isa> + r) * 4,
-                     panel_rows<Isa> * 4);
+    for (uint32_t c = 0; c < words; c += Isa::lanes * 4 / Isa::word) {
+      Isa::transpose(from + (r * words + c) * Isa::word, group_weights,
+                     to + (c * panel_rows<Isa> + r) * Isa::word, panel_rows<Isa> * Isa::word);
     }
   }
 }

@@ -23,7 +23,7 @@ struct Scalar {
     float v[n];
   };
   static constexpr uint32_t lanes = 4;
-  static constexpr uint32_t row_tokens = 1;
+  static constexpr uint32_t row_tokens = 1, word = 4;
   template <uint32_t>
   static constexpr std::size_t tile_tokens = 2;
   template <class Format>

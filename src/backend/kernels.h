@@ -150,7 +150,8 @@ struct ShareSums {
 };
 
 struct Kernels {
-  const char* name;  // "avx512vnni", "avxvnni", "avx2", "neon-dotprod", "scalar"
+  // "avx512vnni", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "scalar"
+  const char* name;
 
   // ---- matrix products
   // Fills q, scale and sums of n rows (x: [n][cols], cols a multiple of 32) for rows [0, n).
