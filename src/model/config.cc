@@ -42,7 +42,11 @@ void read_windows(const Gguf& gguf, Schema* schema, ModelConfig* c) {
   const uint64_t window = schema->optional("attention.sliding_window", row.window, 0, UINT64_MAX);
   if (window == 0 || (row.full_every == 0 && window >= c->context)) return;
   if (row.full_every == 0)
-    return schema->refuse("attends through a sliding window", "attention.sliding_window");
+    return schema->fail(Status::error(
+        Code::unsupported,
+        "the model attends through a sliding window of %llu tokens ('%sattention.sliding_window'), "
+        "which Kvasir does not support for %s: use a file without it",
+        static_cast<unsigned long long>(window), schema->prefix().c_str(), row.name));
   const std::vector<bool> windowed = windowed_layers(gguf, schema, row, c->depth());
   for (uint32_t l = 0; l < c->depth(); ++l)
     if (windowed[l] && c->layer(l).has_attention()) {

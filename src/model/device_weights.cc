@@ -310,8 +310,9 @@ static Status check_features(const ModelConfig& config) {
   if (config.recurrent_layers > 0 && config.recurrent.key_dim > max_device_keys)
     feature = "states of more than 256 rows";
   if (!feature) return {};
-  return Status::error(Code::unsupported, "GPUs do not compute %s of %s models yet", feature,
-                       config.architecture->name);
+  return Status::error(Code::unsupported,
+                       "GPUs do not compute %s of %s models yet: use the device 'auto' or 'cpu'",
+                       feature, config.architecture->name);
 }
 
 Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,

@@ -239,5 +239,9 @@ TEST_CASE("layers of attention alone, and states of up to 256 rows, are on a GPU
   const Status s = Model::open(path, "", &model, {"cuda", 0});
   CHECK(s.code() == Code::unsupported);
   CHECK(std::string(s.message()).find("states of more than 256 rows") != std::string::npos);
-  REQUIRE(Model::open(path, "", &model, {"cpu", 0}).ok());
+  CHECK(std::string(s.message()).find("use the device 'auto' or 'cpu'") != std::string::npos);
+  for (const char* device : {"auto", "cpu"}) {
+    REQUIRE(Model::open(path, "", &model, {device, 0}).ok());
+    CHECK(model->device_weights().empty());
+  }
 }

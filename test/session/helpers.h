@@ -78,7 +78,7 @@ inline std::vector<Token> continue_with(Session* session, int n) {
     Token token = -1;
     bool end = false;
     const Status s = session->next({}, nullptr, &token, &end);
-    REQUIRE_MESSAGE(s.ok(), s.message());
+    REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
     out.push_back(token);
   }
   return out;
