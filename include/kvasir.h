@@ -400,9 +400,10 @@ struct kv_session_options {
    * are the same, bit for bit: a step decides on the drafts together, and keeps those that decode
    * alone would sample. Prefill takes longer, and the layer has a KV cache of its own, which
    * kv_save saves. After kv_load of a file without it (kv_file_info.mtp_tokens is 0) the layer
-   * attends later tokens only, and the log says so. Drafts of an answer end where too few are
-   * accepted. kv_session_stats counts them; the JSON says why there are none. KV_UNSUPPORTED
-   * (kv_model_info.mtp_layers is 0, layers on a GPU, a memory_limit), KV_CORRUPT (a tensor of the
+   * attends later tokens only, and the log says so. Drafts pause where steps with them take longer
+   * than they save. With a memory_limit that has no room for the layer's KV cache there are none,
+   * and the log says so. kv_session_stats counts drafts; the JSON says why there are none.
+   * KV_UNSUPPORTED (kv_model_info.mtp_layers is 0, layers on a GPU), KV_CORRUPT (a tensor of the
    * layer, which message names). Without drafts the layer is not read. */
   uint32_t draft_tokens;
   uint32_t reserved; /* 0 */

@@ -170,7 +170,8 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   options.full_precision = store.window_tokens() == KvStore::keep_all;
   if (!options.full_precision) options.window = store.window_tokens();
   RETURN_IF_ERROR(check_memory_budget(options.memory, options.full_precision));
-  RETURN_IF_ERROR(store.set_budget(options.memory, tokens.size(), cancel));
+  RETURN_IF_ERROR(set_budget(
+      &options, [&] { return store.set_budget(options.memory, tokens.size(), cancel); }));
   store.forget_sketch();  // the session builds one with the moments of its queries
   SequenceState sequence(model->config(), model->chat(), std::move(store), {}, {});
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(sequence)));

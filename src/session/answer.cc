@@ -57,6 +57,7 @@ Status Session::question_tokens(std::string_view question, const GenerateOptions
 Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* cancel) {
   const uint64_t now = sequence_.tokens.size() + question,
                  longest = now + std::min(answer, options_.context - now);
+  fit_drafts(now);
   return sequence_.store.keep_within_budget(
       sequence_.store.check_budget(longest).ok() ? longest : now, 0, 0, cancel);
 }
@@ -168,7 +169,7 @@ Status Session::decode(const GenerateOptions& o, AnswerState* state, const TakeF
   Token token = 0;
   RETURN_IF_ERROR(sample(o, state, sequence_.logits, &token));
   Next next = take(token);
-  while (next == Next::token) RETURN_IF_ERROR(decode_step(o, state, take, &token, &next));
+  while (next == Next::token) RETURN_IF_ERROR(decode_timed(o, state, take, &token, &next));
   return next == Next::end_after ? append_token(token, o.cancel) : Status();
 }
 

@@ -33,10 +33,15 @@ Drafter::Drafter(std::shared_ptr<const MtpLayer> mtp, ThreadPool* pool)
   last_.resize(mtp_->layer.config().width);
 }
 
-DraftState Drafter::make_state(uint64_t tokens, uint32_t window_tokens) const {
-  StoreShape shape = mtp_->layer.store_shape();
+StoreShape Drafter::shape_of(const Model& model) {
+  StoreShape shape = model.store_shape();
+  shape.layers = 1;
   shape.drafts = true;
-  DraftState state(KvStore(shape, window_tokens));
+  return shape;
+}
+
+DraftState Drafter::make_state(uint64_t tokens, uint32_t window_tokens) const {
+  DraftState state(KvStore(shape_of(mtp_->layer), window_tokens));
   state.store.drop_representatives();
   state.first = std::max<uint64_t>(1, tokens);
   return state;

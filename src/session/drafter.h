@@ -33,6 +33,10 @@ struct DraftState {
   uint64_t next_row() const { return end() + tokens.size(); }
   bool knows_last(std::size_t width) const { return hidden.size() > tokens.size() * width; }
 
+  uint64_t private_bytes() const {
+    return store.private_bytes() + hidden.size() * sizeof(float) + tokens.size() * sizeof(Token);
+  }
+
   KvStore store;
   uint64_t first = 1;   // the token of its first row; token 0 has none
   Array<Token> tokens;  // of pending rows
@@ -49,6 +53,8 @@ class Drafter {
   static Status create(const std::shared_ptr<const Model>& model, uint64_t context,
                        ThreadPool* pool, std::unique_ptr<Drafter>* out);
 
+  // The shape of what the MTP layer of a model keeps.
+  static StoreShape shape_of(const Model& model);
   // Of a sequence of `tokens` tokens whose rows nobody has.
   DraftState make_state(uint64_t tokens, uint32_t window_tokens) const;
 

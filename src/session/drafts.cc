@@ -22,17 +22,38 @@ const char* name_of(DraftsOff why) {
       return "the decode strategy keeps a selection from token to token";
     case DraftsOff::no_hidden:
       return "the last token's hidden state is unknown";
-    case DraftsOff::rejected:
-      return "too few drafts were accepted";
+    case DraftsOff::slower:
+      return "steps with drafts take longer than they save";
+    case DraftsOff::memory:
+      return "the memory limit has no room for what the MTP layer keeps";
   }
   return "";
 }
 
-// Whether drafts go on: a step with drafts costs more than one without.
-static bool pays(const DraftCounts& drafts) {
-  constexpr uint64_t tried = 24;                      // steps
-  constexpr uint64_t numerator = 1, denominator = 4;  // accepted tokens a step
-  return drafts.steps < tried || drafts.accepted * denominator >= drafts.steps * numerator;
+static const char left_out[] =
+    "memory_limit has no room for what the MTP layer keeps: answers have no drafts";
+
+// Sets a budget by options. Where it is too small with drafts, leaves them out.
+Status Session::set_budget(SessionOptions* o, const std::function<Status()>& set) {
+  Status s = set();
+  if (s.code() != Code::limit || o->memory.drafts.layers == 0) return s;
+  o->memory.drafts = {};
+  RETURN_IF_ERROR(set());
+  o->drafts_left_out = true;
+  if (o->log) o->log(1, left_out);
+  return {};
+}
+
+// Leaves drafts out where a sequence of `tokens` tokens fits the budget only without them.
+void Session::fit_drafts(uint64_t tokens) {
+  KvStore& store = sequence_.store;
+  const StoreShape counted = store.budget().drafts;
+  if (!sequence_.drafts || store.check_budget(tokens).ok()) return;
+  store.count_drafts({});
+  if (!store.check_budget(tokens).ok()) return store.count_drafts(counted);
+  drafter_.reset(), sequence_.drafts.reset();
+  options_.memory.drafts = {}, options_.drafts_left_out = true;
+  log(1, left_out);
 }
 
 // The most drafts of the next step.
@@ -49,22 +70,41 @@ uint32_t Session::draft_room() const {
   return n - std::min(n, 1u);
 }
 
+// Why the next step can have no drafts.
+DraftsOff Session::why_no_drafts() const {
+  if (options_.drafts_left_out && !propose_) return DraftsOff::memory;
+  if (tracing_ || options_.compare != CompareLevel::none || options_.select.certify)
+    return DraftsOff::measured;
+  if (chooses_once() || decode_.memory()) return DraftsOff::strategy;
+  return pace_.pauses() && !options_.drafts_always ? DraftsOff::slower : DraftsOff::no;
+}
+
 // Appends drafts to the token of an answer that comes next.
 Status Session::draft(const Cancel* cancel, Array<Token>* tokens) {
-  if ((!drafter_ && !propose_) || drafts_.off == DraftsOff::rejected) return {};
-  drafts_.off = DraftsOff::no;
-  if (tracing_ || options_.compare != CompareLevel::none || options_.select.certify)
-    drafts_.off = DraftsOff::measured;
-  else if (chooses_once() || decode_.memory()) drafts_.off = DraftsOff::strategy;
-  else if (!pays(drafts_)) drafts_.off = DraftsOff::rejected;
+  if (options_.draft_tokens == 0 && !propose_) return {};
+  drafts_.off = why_no_drafts();
+  if (drafts_.off != DraftsOff::no || !(options_.drafts_always || pace_.tries())) return {};
   const uint32_t room = draft_room();
-  if (drafts_.off != DraftsOff::no || room == 0) return {};
+  if (room == 0) return {};
   if (propose_) propose_(tokens->back(), room, tokens);
   else
     RETURN_IF_ERROR(drafter_->draft(sequence_.tokens.size(), tokens->back(), room, cancel,
                                     &*sequence_.drafts, tokens));
   if (tokens->size() == 1) drafts_.off = DraftsOff::no_hidden;
   else ++drafts_.steps, drafts_.drafted += tokens->size() - 1;
+  return {};
+}
+
+// decode_step(), by the clock.
+Status Session::decode_timed(const GenerateOptions& o, AnswerState* state, const TakeFn& take,
+                             Token* token, Next* next) {
+  if (options_.draft_tokens == 0 && !propose_) return decode_step(o, state, take, token, next);
+  const auto now = [&] { return options_.clock ? options_.clock() : os::now_ns(); };
+  const uint64_t begin = now(), drafted = drafts_.drafted, tokens = sequence_.tokens.size();
+  RETURN_IF_ERROR(decode_step(o, state, take, token, next));
+  pace_.note(static_cast<uint32_t>(drafts_.drafted - drafted),
+             static_cast<uint32_t>(sequence_.tokens.size() - tokens), now() - begin);
+  drafts_.step_ns = pace_.drafted_ns(), drafts_.alone_ns = pace_.alone_ns();
   return {};
 }
 

@@ -299,8 +299,10 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   options.window = state.window_tokens;
   KvStore store(model->store_shape(), options.window);
   const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
-  RETURN_IF_ERROR(
-      load_store(file, state, config.group(), options.memory, kept, pool.get(), cancel, &store));
+  RETURN_IF_ERROR(set_budget(&options, [&] {
+    return load_store(file, state, config.group(), options.memory, kept, pool.get(), cancel,
+                      &store);
+  }));
   const uint32_t checkpoints = options.memory.checkpoints;
   OtherLayers others = {make_windows(*model, store.window_tokens(), checkpoints),
                         make_states(config, checkpoints)};

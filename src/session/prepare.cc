@@ -78,12 +78,14 @@ Status Session::prefill_again(const Cancel* cancel, Progress* progress) {
   MemoryBudget rest = options_.memory;
   rest.states = states ? states->step_bytes() : 0;
   rest.checkpoints = 0;
+  rest.drafts = {};
   if (rest.bytes) {  // both stores share the budget, and the second needs as much as the first
     if (sequence_.store.private_bytes() > rest.bytes / 2)
       RETURN_IF_ERROR(sequence_.store.shrink(cancel));
     const uint64_t used = sequence_.store.private_bytes() +
                           (sequence_.windows ? sequence_.windows->private_bytes() : 0) +
-                          (sequence_.states ? sequence_.states->bytes() : 0);
+                          (sequence_.states ? sequence_.states->bytes() : 0) +
+                          (sequence_.drafts ? sequence_.drafts->private_bytes() : 0);
     rest.bytes -= std::min(rest.bytes - 1, used);
   }
   if (Status s = store.set_budget(rest, sequence_.tokens.size(), cancel); s.code() == Code::limit) {

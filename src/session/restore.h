@@ -24,6 +24,7 @@ struct Session::Restore {
     sequence.windows = std::move(windows);
     sequence.states = std::move(states);
     sequence.drafts = std::move(drafts);
+    if (session->options_.drafts_left_out) sequence.drafts.reset(), sequence.store.count_drafts({});
     sequence.queries = std::move(queries);
     sequence.observed = std::move(observed);
     session->decode_.set_chosen(false);

@@ -42,10 +42,6 @@ static Status check_drafts(const SessionOptions& o) {
   if (o.draft_tokens > Drafter::max_tokens)
     return Status::error(Code::bad_argument, "draft_tokens is %u: use up to %u", o.draft_tokens,
                          Drafter::max_tokens);
-  if (o.memory.bytes > 0)
-    return Status::error(Code::unsupported,
-                         "draft_tokens is %u with a memory_limit: use one of the two",
-                         o.draft_tokens);
   return {};
 }
 
@@ -71,6 +67,10 @@ Status Session::resolve(const Model& model, SessionOptions* o) {
   if (const auto states = make_states(model.config(), o->memory.checkpoints))
     o->memory.states = states->max_bytes();
   RETURN_IF_ERROR(check_drafts(*o));
+  if (o->draft_tokens > 0) {
+    o->memory.drafts = Drafter::shape_of(model);
+    o->memory.hidden_width = model.config().width;
+  }
   RETURN_IF_ERROR(check_memory_budget(o->memory, o->full_precision));
   RETURN_IF_ERROR(check_read_options(o->read));
   RETURN_IF_ERROR(check_filter_layers(o->read.filter_layers, model.config().layers));
@@ -149,7 +149,7 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   KvStore store(model->store_shape(), o.full_precision ? KvStore::keep_all : o.window);
   if (!strategy_needs(o.select.strategy, StrategyInfo::needs_representatives))
     store.drop_representatives();
-  RETURN_IF_ERROR(store.set_budget(o.memory, 0));
+  RETURN_IF_ERROR(set_budget(&o, [&] { return store.set_budget(o.memory, 0); }));
   std::optional<KvStore> windows =
       make_windows(*model, store.window_tokens(), o.memory.checkpoints);
   SequenceState sequence(model->config(), model->chat(), std::move(store), std::move(windows),
@@ -168,7 +168,7 @@ Status Session::start() {
   }
   RETURN_IF_ERROR(Forward::create(model_, options_.context, pool_.get(), &forward_));
   forward_->force_spans(options_.span_tokens);
-  if (options_.draft_tokens == 0) return {};
+  if (options_.draft_tokens == 0 || options_.drafts_left_out) return {};
   RETURN_IF_ERROR(Drafter::create(model_, options_.context, pool_.get(), &drafter_));
   if (!sequence_.drafts)
     sequence_.drafts =
@@ -179,6 +179,7 @@ Status Session::start() {
 Status Session::fork(std::unique_ptr<Session>* out) const {
   std::unique_ptr<Session> session(new Session(model_, options_, SequenceState(sequence_)));
   session->pool_ = pool_;
+  session->pace_ = pace_;
   RETURN_IF_ERROR(session->start());
   *out = std::move(session);
   return {};

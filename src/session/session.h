@@ -31,6 +31,7 @@
 #include "select/plan.h"
 #include "session/answer_stream.h"
 #include "session/decode_strategy.h"
+#include "session/draft_pace.h"
 #include "session/drafter.h"
 #include "session/layer_probe.h"
 #include "session/sampler.h"
@@ -58,8 +59,11 @@ struct SessionOptions {
   SelectOptions select;
   CompareLevel compare = CompareLevel::none;
   ReadOptions read;
-  uint32_t draft_tokens = 0;  // that the MTP layer drafts for a step of an answer; 0: none
+  uint32_t draft_tokens = 0;   // that the MTP layer drafts for a step of an answer; 0: none
+  bool drafts_always = false;  // whether or not drafts pay; only tests and measurements have a use
+  uint64_t (*clock)() = nullptr;  // nanoseconds, by which drafts pay; null: os::now_ns()
   MemoryBudget memory;
+  bool drafts_left_out = false;  // set by the session: the memory limit has no room for them
   // The system text before the document. Nothing: none, or the loaded file's.
   std::optional<std::string> instructions;
   LogFn log;
@@ -321,12 +325,17 @@ class Session {
   Status decode(const GenerateOptions& options, AnswerState* state, const TakeFn& take);
   Status decode_step(const GenerateOptions& options, AnswerState* state, const TakeFn& take,
                      Token* token, Next* next);
+  Status decode_timed(const GenerateOptions& options, AnswerState* state, const TakeFn& take,
+                      Token* token, Next* next);
   Status sample(const GenerateOptions& options, AnswerState* state, std::span<float> logits,
                 Token* token);
 
   // ---- drafts (drafts.cc) ----------------------------------------------------------------------
   Status draft(const Cancel* cancel, Array<Token>* tokens);
+  DraftsOff why_no_drafts() const;
   uint32_t draft_room() const;
+  static Status set_budget(SessionOptions* o, const std::function<Status()>& set);
+  void fit_drafts(uint64_t tokens);
   Token answer_end() const;
   void begin_conversation(uint64_t tokens_before);
   Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);
@@ -371,6 +380,7 @@ class Session {
     uint64_t steps = 0, ns = 0;
   } last_;              // of the last generate(), score() or next()
   DraftCounts drafts_;  // of the last generate()
+  DraftPace pace_;
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t prefilled_again_ = 0;
   uint64_t spans_ = 0, span_tokens_ = 0;

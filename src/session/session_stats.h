@@ -12,7 +12,8 @@ enum class DraftsOff : uint8_t {
   measured,   // a trace, a comparison or a certificate needs each token alone
   strategy,   // the decode strategy keeps a selection from token to token
   no_hidden,  // what the MTP layer needs of the last token is unknown: only of a first step
-  rejected,   // too few drafts were accepted
+  slower,     // steps with drafts take longer than they save
+  memory,     // the memory limit has no room for what the MTP layer keeps
 };
 const char* name_of(DraftsOff why);
 
@@ -21,6 +22,8 @@ struct DraftCounts {
   uint64_t steps = 0;                  // with drafts
   uint64_t drafted = 0, accepted = 0;  // tokens
   DraftsOff off = DraftsOff::no;
+  // Medians of the session's newest steps, with drafts and of one token; 0: none yet.
+  uint64_t step_ns = 0, alone_ns = 0;
 };
 
 struct SessionStats {

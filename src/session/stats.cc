@@ -273,10 +273,11 @@ SessionStats Session::stats() const {
     s.private_bytes += s.states_bytes;
   }
   if (const auto& drafts = sequence_.drafts) {
-    s.draft_tokens = options_.draft_tokens;
     s.drafts_first = drafts->first;
-    s.private_bytes += drafts->store.private_bytes() + drafts->hidden.size() * sizeof(float);
+    s.private_bytes += drafts->private_bytes();
+    s.mapped_bytes += drafts->store.pages().mapped_bytes();
   }
+  s.draft_tokens = options_.draft_tokens;
   s.drafts = drafts_;
   s.spans = spans_, s.span_tokens = span_tokens_;
   s.prefilled_again = prefilled_again_;
@@ -357,6 +358,8 @@ std::string Session::stats_json() const {
     json.count("last_draft_steps", stats.drafts.steps);
     json.count("last_drafted", stats.drafts.drafted);
     json.count("last_accepted", stats.drafts.accepted);
+    json.count("draft_step_ns", stats.drafts.step_ns);
+    json.count("alone_step_ns", stats.drafts.alone_ns);
     json.add("last_drafts_off", "\"%s\"", name_of(stats.drafts.off));
   }
   json.count("sparse_tokens", stats.sparse_tokens);

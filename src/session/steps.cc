@@ -21,6 +21,7 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
+  fit_drafts(sequence_.tokens.size() + n);
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
   if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
   // rows behind a checkpoint stay in full precision: the only one is the document's end

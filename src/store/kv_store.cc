@@ -131,7 +131,24 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
          indexes_.private_bytes() + sketch_.basis_bytes() +
          representatives_.max_bytes(tokens, step) + pages_.table_bytes() +
          max_bytes(budget_.windows, window_tokens_, tokens, step, budget_.checkpoints) +
-         budget_.states;
+         budget_.states + drafts_bytes(tokens, step);
+}
+
+// What the MTP layer keeps of the sequence, of a copy to which it goes back, and of the rows behind
+// the first draft, which are in a copy too. Up to `pending` rows wait for the next ones.
+uint64_t KvStore::drafts_bytes(uint64_t tokens, uint32_t step) const {
+  constexpr uint64_t pending = 64, copies = 3;
+  const StoreShape& shape = budget_.drafts;
+  if (shape.layers == 0) return 0;
+  const PageShape& page = shape.page;
+  const uint64_t extent = page.extent_tokens(), added = step + pending,
+                 slabs = ceil_div(tokens, extent) + ceil_div(added, extent) + copies,
+                 rows = copies * (window_tokens_ + added + 2 * page.page_tokens + spare_rows +
+                                  capacity_step) +
+                        page.page_tokens + 1;
+  return slabs * shape.slab_bytes() + (rows * page.planes() * shape.heads_total() * page.dim +
+                                       2 * (added + 1) * budget_.hidden_width) *
+                                          sizeof(float);
 }
 
 Status KvStore::check_budget(uint64_t tokens, uint64_t more, uint32_t step) const {

@@ -54,6 +54,10 @@ struct MemoryBudget {
   StoreShape windows;
   uint32_t checkpoints = 0;  // of that store, and of the states
   uint64_t states = 0;       // bytes of the states of its recurrent layers, which count too
+  // What its MTP layer keeps counts too, and stays in memory: a store, and hidden states of so many
+  // numbers. No layers: none.
+  StoreShape drafts;
+  uint32_t hidden_width = 0;
   // Closes the spill file and the files of unfinished saves; null: destructors close them.
   std::shared_ptr<os::FileReaper> reaper;
 };
@@ -131,6 +135,8 @@ class KvStore {
   // here and below: tested between two slabs; slabs that were spilled stay spilled.
   Status set_budget(const MemoryBudget& budget, uint64_t tokens, const Cancel* cancel = nullptr);
   const MemoryBudget& budget() const { return budget_; }
+  // Counts the MTP layer no longer, or again.
+  void count_drafts(const StoreShape& drafts) { budget_.drafts = drafts; }
   // Bytes of a sequence of `tokens` tokens that cannot be spilled, including pages being spilled.
   uint64_t min_bytes(uint64_t tokens) const { return min_bytes(tokens, budget_.step_tokens); }
   // Checks that the budget suffices for `tokens` tokens, `more` bytes and steps of `step` tokens.
@@ -286,6 +292,7 @@ class KvStore {
 
  private:
   uint64_t min_bytes(uint64_t tokens, uint32_t step) const;
+  uint64_t drafts_bytes(uint64_t tokens, uint32_t step) const;
   // Tokens before its end, or a checkpoint, that a store with a window keeps.
   static uint64_t kept_tokens(const StoreShape& shape, uint32_t window_tokens);
   void drop_unseen();
