@@ -72,7 +72,7 @@ const Kernels* avx2_table() {
 
 const Kernels* avxvnni_table() {
   if (!detect().avxvnni) return nullptr;
-  static const Kernels k = make_table("avxvnni", fill_matmul_avxvnni, fill_attention_avx2);
+  static const Kernels k = make_table("avxvnni", fill_matmul_avxvnni, fill_attention_avxvnni);
   return &k;
 }
 

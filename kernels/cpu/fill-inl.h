@@ -22,6 +22,7 @@ void fill_matmul_i8mm(Kernels& k);
 // score_*, attention_shares, sum_shares, sample, top_k.
 void fill_attention_scalar(Kernels& k);
 void fill_attention_avx2(Kernels& k);
+void fill_attention_avxvnni(Kernels& k);
 void fill_attention_avx512(Kernels& k);
 void fill_attention_neon(Kernels& k);
 

@@ -93,7 +93,7 @@ void Check::report(const std::string& variant, double error, double tolerance,
   const bool good = error <= tolerance;
   passed_ = passed_ && good;
   const std::string name = variant.empty() ? entry_ : entry_ + " " + variant;
-  std::printf("%-28s %-13s %9.2g %9.2g", name.c_str(), kernels.name, error, tolerance);
+  std::printf("%-28s %-16s %9.2g %9.2g", name.c_str(), kernels.name, error, tolerance);
   if (bench_) {
     const Kernels* scalar = cpu_kernels_by_name("scalar");
     const double time = nanoseconds([&] { call(kernels); });
@@ -106,7 +106,7 @@ void Check::report(const std::string& variant, double error, double tolerance,
 namespace {
 
 int check_all(bool bench, const std::string& isa, const std::string& pattern) {
-  std::printf("%-28s %-13s %9s %9s\n", "entry", "table", "error", "tolerance");
+  std::printf("%-28s %-16s %9s %9s\n", "entry", "table", "error", "tolerance");
   bool passed = true;
   uint32_t checked = 0;
   for (const Entry& entry : entries) {

@@ -4,7 +4,7 @@
 
 namespace kvasir {
 
-void fill_attention_avx2(Kernels&);
+void fill_attention_avxvnni_emulated(Kernels&);
 void fill_matmul_avxvnni_emulated(Kernels&);
 
 namespace test {
@@ -26,7 +26,7 @@ std::vector<const Kernels*> emulated_kernels() {
 #ifdef KVASIR_EMULATED_TABLES
   if (!cpu_kernels_by_name("avx512vnni")) return tables;
   static const Kernels vnni =
-      make_table("avxvnni-emulated", fill_matmul_avxvnni_emulated, fill_attention_avx2);
+      make_table("avxvnni-emulated", fill_matmul_avxvnni_emulated, fill_attention_avxvnni_emulated);
   tables = {&vnni};
 #endif
   return tables;
