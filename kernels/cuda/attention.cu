@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(begin_threads)
   let_next_begin();
   // Some threads share the sum of a coordinate. They load their part of the basis, which no kernel
   // writes, before its factors exist.
-  // For heads of 128 in 48 coordinates; the rest of larger ones is loaded later.
+  // For heads of 128 in 48 coordinates; the rest of larger ones is loaded later, as many at a time.
   constexpr uint32_t max_each = 26;
   const uint32_t n = kv.sketch_dim, shares = begin_threads / n, coordinate = thread % n,
                  share = thread / n;
@@ -76,11 +76,16 @@ __global__ void __launch_bounds__(begin_threads)
 #pragma unroll
   for (uint32_t i = 0; i < max_each; ++i)
     if (share < shares && share + i * shares < kv.dim) sum += x[share + i * shares] * basis[i];
-  if (share < shares) {
-    const float* column = kv.basis + std::size_t{head} * kv.dim * n + coordinate;
-#pragma unroll 4
-    for (uint32_t d = share + max_each * shares; d < kv.dim; d += shares)
-      sum += x[d] * __ldg(column + std::size_t{d} * n);
+  const float* column = kv.basis + std::size_t{head} * kv.dim * n + coordinate;
+#pragma unroll 1
+  for (uint32_t d = share + max_each * shares; share < shares && d < kv.dim;
+       d += max_each * shares) {
+#pragma unroll
+    for (uint32_t i = 0; i < max_each; ++i)
+      basis[i] = d + i * shares < kv.dim ? __ldg(column + std::size_t{d + i * shares} * n) : 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < max_each; ++i)
+      if (d + i * shares < kv.dim) sum += x[d + i * shares] * basis[i];
   }
   sums[thread] = sum;
   __syncthreads();

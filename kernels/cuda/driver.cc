@@ -11,7 +11,8 @@
 extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[],
     kvasir_cuda_attention[], kvasir_cuda_select[], kvasir_cuda_prefill_attention[],
     kvasir_cuda_knn[], kvasir_cuda_matmul_few[], kvasir_cuda_experts[],
-    kvasir_cuda_matmul_experts[], kvasir_cuda_window_attention[], kvasir_cuda_recurrent[];
+    kvasir_cuda_matmul_experts[], kvasir_cuda_window_attention[], kvasir_cuda_recurrent[],
+    kvasir_cuda_matmul_many[];
 
 namespace kvasir {
 namespace cuda {
@@ -91,7 +92,7 @@ int load_kernels(DeviceContext* c) {
                                 kvasir_cuda_prefill_attention, kvasir_cuda_knn,
                                 kvasir_cuda_matmul_few,        kvasir_cuda_experts,
                                 kvasir_cuda_matmul_experts,    kvasir_cuda_window_attention,
-                                kvasir_cuda_recurrent};
+                                kvasir_cuda_recurrent,         kvasir_cuda_matmul_many};
   static_assert(std::size(images) == std::size(decltype(c->modules){}));
   for (std::size_t i = 0; i < std::size(images); ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;

@@ -52,7 +52,7 @@ struct DeviceContext {
   uint32_t multiprocessors = 0;
   // Bytes of shared memory of a multiprocessor, and the most that a block may use.
   uint32_t shared_bytes = 0, block_shared_bytes = 0;
-  CUmodule modules[11] = {};
+  CUmodule modules[12] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // all kernels, by name
 };
 

@@ -24,18 +24,10 @@ __device__ inline float warp_sum(float x) {
 
 // ---- the choice; a warp has a token
 
-// The index of the largest score, the first of equals, in all lanes.
-__device__ inline uint32_t best_of(const float* scores, uint32_t n) {
-  uint32_t best = threadIdx.x % 32;
-  float score = best < n ? scores[best] : excluded;
-  for (uint32_t i = best + 32; i < n; i += 32)
-    if (scores[i] > score) score = scores[i], best = i;
-  for (int step = 16; step > 0; step /= 2) {
-    const float other = __shfl_xor_sync(all_lanes, score, step);
-    const uint32_t at = __shfl_xor_sync(all_lanes, best, step);
-    if (other > score || (other == score && at < best)) score = other, best = at;
-  }
-  return best;
+// Of equal numbers equal, -0 and 0 too, and of larger ones larger.
+__device__ inline uint32_t ordered(float x) {
+  const uint32_t bits = __float_as_uint(x + 0.0f);
+  return bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 
 // The sum of the two largest scores.
@@ -63,34 +55,97 @@ __device__ inline void exclude_groups(const DeviceRouting& r, float* scores, flo
   __syncwarp();
 }
 
-// p = gating(logits)
-__device__ inline void gate(const DeviceRouting& r, float* p) {
-  const uint32_t lane = threadIdx.x % 32;
+// p = gating(logits), of the experts that a lane has: every 32nd from its own number on.
+template <uint32_t each>
+__device__ inline void gate(const DeviceRouting& r, float (&p)[each]) {
   if (r.gating == Gating::sigmoid)
-    for (uint32_t i = lane; i < r.experts; i += 32) p[i] = 1 / (1 + expf(-p[i]));
+#pragma unroll
+    for (float& x : p) x = 1 / (1 + expf(-x));
   if (r.gating != Gating::softmax) return;
   float top = -INFINITY, sum = 0;
-  for (uint32_t i = lane; i < r.experts; i += 32) top = fmaxf(top, p[i]);
+#pragma unroll
+  for (const float x : p) top = fmaxf(top, x);
   top = warp_max(top);
-  for (uint32_t i = lane; i < r.experts; i += 32) sum += p[i] = expf(p[i] - top);
+#pragma unroll
+  for (float& x : p) sum += x = expf(x - top);
   sum = warp_sum(sum);
-  for (uint32_t i = lane; i < r.experts; i += 32) p[i] /= sum;
+#pragma unroll
+  for (float& x : p) x /= sum;
 }
 
-// From the gated numbers of the chosen to their weights, by one lane.
-__device__ inline void weigh(const DeviceRouting& r, DeviceChoice* out) {
+// From the gated numbers of the chosen, in shared memory, to their weights.
+__device__ inline void weigh(const DeviceRouting& r, float* weights) {
+  const uint32_t lane = threadIdx.x % 32;
   if (r.gating == Gating::softmax_chosen) {
-    float top = out[0].weight, sum = 0;
-    for (uint32_t i = 1; i < r.used; ++i) top = fmaxf(top, out[i].weight);
-    for (uint32_t i = 0; i < r.used; ++i) sum += out[i].weight = expf(out[i].weight - top);
-    for (uint32_t i = 0; i < r.used; ++i) out[i].weight /= sum;
+    float top = -INFINITY, sum = 0;
+    for (uint32_t i = lane; i < r.used; i += 32) top = fmaxf(top, weights[i]);
+    top = warp_max(top);
+    for (uint32_t i = lane; i < r.used; i += 32) sum += weights[i] = expf(weights[i] - top);
+    sum = warp_sum(sum);
+    for (uint32_t i = lane; i < r.used; i += 32) weights[i] /= sum;
   }
+  float factor = r.scale;
   if (r.normalise) {
     float sum = 0;
-    for (uint32_t i = 0; i < r.used; ++i) sum += out[i].weight;
-    for (uint32_t i = 0; i < r.used; ++i) out[i].weight /= fmaxf(sum, min_sum);
+    for (uint32_t i = lane; i < r.used; i += 32) sum += weights[i];
+    factor /= fmaxf(warp_sum(sum), min_sum);
   }
-  for (uint32_t i = 0; i < r.used; ++i) out[i].weight *= r.scale;
+  for (uint32_t i = lane; i < r.used; i += 32) weights[i] *= factor;
+}
+
+// The choice of a token by a warp.
+template <uint32_t each>
+__device__ inline void route(const DeviceRouting& r, const float* logits, const DeviceCheck& check,
+                             float* memory, DeviceChoice* chosen) {
+  const uint32_t lane = threadIdx.x % 32;
+  float p[each], scores[each];
+  bool bad = false;
+#pragma unroll
+  for (uint32_t i = 0; i < each; ++i) {
+    const uint32_t e = lane + i * 32;
+    p[i] = scores[i] = e < r.experts ? logits[e] : -INFINITY;
+    bad |= e < r.experts && !(fabsf(p[i]) < check.limit);
+  }
+  report(bad, check);
+  gate(r, p);
+#pragma unroll
+  for (uint32_t i = 0; i < each; ++i) {
+    const uint32_t e = lane + i * 32;
+    if (!r.chooses_by_logits) scores[i] = p[i];
+    if (r.bias && e < r.experts) scores[i] += r.bias[e];
+    // NaN too: the choices differ, whatever the logits are
+    scores[i] = e < r.experts ? fmaxf(scores[i], -FLT_MAX) : excluded;
+  }
+  float *const weights = memory, *const all_scores = memory + r.experts;
+  auto* const list = reinterpret_cast<uint32_t*>(all_scores);
+  if (r.groups_used < r.groups) {
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i)
+      if (const uint32_t e = lane + i * 32; e < r.experts) all_scores[e] = scores[i];
+    __syncwarp();
+    exclude_groups(r, all_scores, all_scores + r.experts);
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i)
+      if (const uint32_t e = lane + i * 32; e < r.experts) scores[i] = all_scores[e];
+    __syncwarp();  // before the list of the chosen takes their place
+  }
+  for (uint32_t c = 0; c < r.used; ++c) {
+    // the largest of all, the first of equals
+    float score = scores[0], weight = p[0];
+    uint32_t expert = lane;
+#pragma unroll
+    for (uint32_t i = 1; i < each; ++i)
+      if (scores[i] > score) score = scores[i], weight = p[i], expert = lane + i * 32;
+    const uint32_t key = ordered(score), top = __reduce_max_sync(all_lanes, key),
+                   best = __reduce_min_sync(all_lanes, key == top ? expert : UINT32_MAX);
+    if (expert == best) list[c] = best, weights[c] = weight;
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i)
+      if (lane + i * 32 == best) scores[i] = excluded;
+  }
+  __syncwarp();
+  weigh(r, weights);
+  for (uint32_t c = lane; c < r.used; c += 32) chosen[c] = {list[c], weights[c]};
 }
 
 // Writes the exclusive sums of the threads' numbers over a block; returns the total.
@@ -118,41 +173,20 @@ __device__ inline uint32_t block_scan(uint32_t x, uint32_t* before) {
 
 extern "C" {
 
-// Shared memory per warp: probabilities, scores and sums of groups, [experts] each.
+// Shared memory per warp: weights of the chosen, scores and sums of groups, [experts] each.
 __global__ void __launch_bounds__(route_warps * 32)
     experts_route(DeviceRouting r, uint32_t n, const float* logits, DeviceCheck check,
                   DeviceChoice* chosen) {
   extern __shared__ float route_memory[];
   let_next_begin();
   after_previous();
-  const uint32_t token = blockIdx.x * route_warps + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t token = blockIdx.x * route_warps + threadIdx.x / 32;
   if (token >= n) return;
-  float *const p = route_memory + threadIdx.x / 32 * 3 * r.experts, *const scores = p + r.experts;
+  float* const memory = route_memory + threadIdx.x / 32 * 3 * r.experts;
   logits += std::size_t{token} * r.experts;
-  bool bad = false;
-  for (uint32_t i = lane; i < r.experts; i += 32) {
-    p[i] = scores[i] = logits[i];
-    bad |= !(fabsf(p[i]) < check.limit);
-  }
-  report(bad, check);
-  gate(r, p);
-  for (uint32_t i = lane; i < r.experts; i += 32) {
-    if (!r.chooses_by_logits) scores[i] = p[i];
-    if (r.bias) scores[i] += r.bias[i];
-    scores[i] = fmaxf(scores[i], -FLT_MAX);  // NaN too: the choices differ, whatever the logits are
-  }
-  __syncwarp();
-  if (r.groups_used < r.groups) exclude_groups(r, scores, scores + r.experts);
   chosen += std::size_t{token} * r.used;
-  for (uint32_t i = 0; i < r.used; ++i) {
-    const uint32_t best = best_of(scores, r.experts);
-    if (lane == 0) {
-      chosen[i] = {best, p[best]};
-      scores[best] = excluded;
-    }
-    __syncwarp();
-  }
-  if (lane == 0) weigh(r, chosen);
+  if (r.experts <= 8 * 32) route<8>(r, logits, check, memory, chosen);
+  else route<DeviceRouting::max_experts / 32>(r, logits, check, memory, chosen);
 }
 
 // One block. The tiles of each expert, those of the first one first; then empty ones.

@@ -1,6 +1,8 @@
 // The quantised weight formats of GGUF files on the device: how a unit of 32 weights is laid out
 // (layout.h) and decoded.
 // Every weight is  w = scale * u + offset  with u of 8 bits; a scale and an offset per 16 weights.
+// Where the middle of the quants' range stands for zero, u is the quant less that middle, in the
+// upper bits of a signed byte, and there is no offset.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -40,7 +42,10 @@ struct Blocks {
   static constexpr int low = layout_of(type).low_bits, high = layout_of(type).high_bits;
   static constexpr int scale_bytes = layout_of(type).scale_bytes,
                        super_bytes = layout_of(type).super_bytes;
-  static constexpr bool has_offset = offset_ || zero_ != 0;
+  static constexpr bool is_centred = zero_ != 0 && zero_ == 1 << (low + high - 1);
+  static constexpr int shift = is_centred ? 8 - low - high : 0;  // of a quant in its byte
+  static constexpr float unit = 1.0f / (1 << shift);             // that u counts
+  static constexpr bool has_offset = offset_ || (zero_ != 0 && !is_centred);
   static constexpr bool two_scales = false;  // one per 16 weights
 };
 
@@ -56,7 +61,7 @@ struct Blocks32 : Blocks<type, block_bytes_, 32, zero_, offset_> {
       out[0] = __half22float2(reinterpret_cast<const __half2*>(planes.scales)[unit]);
     } else {
       const float s = __half2float(reinterpret_cast<const __half*>(planes.scales)[unit]);
-      out[0] = make_float2(s, -s * zero_);
+      out[0] = make_float2(s * Blocks32::unit, 0);
     }
     out[1] = out[0];
   }
@@ -103,13 +108,12 @@ struct Format<TensorType::q2_k> : Blocks<TensorType::q2_k, 84, 256, 0, true> {
 };
 
 // Q3_K and Q6_K: a signed scale per 16 weights, no offset except the zero.
-template <int zero_>
+template <class F>
 __device__ inline void scales_signed(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
-  const float super = __half2float(reinterpret_cast<const __half*>(planes.supers)[unit / 8]);
+  const float super =
+      __half2float(reinterpret_cast<const __half*>(planes.supers)[unit / 8]) * F::unit;
   const char2 s = reinterpret_cast<const char2*>(planes.scales)[unit];
-  const float a = super * s.x, b = super * s.y;
-  out[0] = make_float2(a, -a * zero_);
-  out[1] = make_float2(b, -b * zero_);
+  out[0] = make_float2(super * s.x, 0), out[1] = make_float2(super * s.y, 0);
 }
 
 template <>
@@ -128,7 +132,7 @@ struct Format<TensorType::q3_k> : Blocks<TensorType::q3_k, 110, 256, 4, false> {
   }
   __device__ static void put_supers(Bytes p, uint8_t* to) { to[0] = p[108], to[1] = p[109]; }
   __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
-    scales_signed<4>(planes, unit, out);
+    scales_signed<Format>(planes, unit, out);
   }
 };
 
@@ -146,7 +150,7 @@ struct Format<TensorType::q6_k> : Blocks<TensorType::q6_k, 210, 256, 32, false> 
   }
   __device__ static void put_supers(Bytes p, uint8_t* to) { to[0] = p[208], to[1] = p[209]; }
   __device__ static void scales(const Planes& planes, std::size_t unit, float2 (&out)[2]) {
-    scales_signed<32>(planes, unit, out);
+    scales_signed<Format>(planes, unit, out);
   }
 };
 
@@ -424,7 +428,16 @@ struct Format<TensorType::tq2_0> : BlocksTernary<TensorType::tq2_0, 66> {
   }
 };
 
-// The 32 quants of a unit in order, four per word.
+// Four quants, a byte each, to the four u of the weights.
+template <TensorType type>
+__device__ inline uint32_t numbers_of(uint32_t quants) {
+  using F = Format<type>;
+  if constexpr (is_table(type)) return F::look_up(quants);
+  else if constexpr (F::is_centred) return quants << F::shift ^ 0x80808080;
+  else return quants;
+}
+
+// The 32 numbers u of a unit in order, four per word.
 template <TensorType type>
 __device__ inline void load_quants(const Planes& planes, std::size_t unit, uint32_t (&u)[8]) {
   using F = Format<type>;
@@ -451,10 +464,8 @@ __device__ inline void load_quants(const Planes& planes, std::size_t unit, uint3
 #pragma unroll
     for (int k = 0; k < 8; ++k) u[k] |= ((k < 4 ? h.x : h.y) >> 2 * (k % 4) & 0x03030303) << F::low;
   }
-  if constexpr (is_table(type)) {
 #pragma unroll
-    for (int k = 0; k < 8; ++k) u[k] = F::look_up(u[k]);
-  }
+  for (int k = 0; k < 8; ++k) u[k] = numbers_of<type>(u[k]);
 }
 
 // Copies unit `unit` of the file's blocks to the planes.

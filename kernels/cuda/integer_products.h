@@ -6,6 +6,10 @@
 
 namespace kvasir::cuda {
 
+// An integer sum d that starts with it is, as a float, as_float_value + d; exactly, as |d| < 2^22.
+constexpr int as_float = 0x4b400000;
+constexpr float as_float_value = 12582912;
+
 // d = start + a . b.
 __device__ inline void multiply_32_from(int (&d)[4], int start, const uint32_t (&a)[4],
                                         const uint32_t (&b)[2]) {

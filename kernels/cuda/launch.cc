@@ -1,9 +1,10 @@
 // The operations: which kernel runs, on how many blocks.
 #include <algorithm>
 #include <cstdio>
-#include <cstring>
+#include <initializer_list>
 #include <iterator>
 #include <span>
+#include <utility>
 
 #include "backend/device_operations.h"
 #include "launch.h"
@@ -42,62 +43,93 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
                                     reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
 }
 
-// Multiplies `count` matrices of one type in one launch.
-int multiply(DeviceStream* s, const DeviceProduct* given, std::size_t count,
-             const DeviceActivations& x, bool add) {
-  const TensorType type = given->w.type;
-  const bool quantised = is_quantised(type), wide = x.n >= min_wide_inputs && has_wide(type);
-  const bool few = quantised && x.n > 1 && x.n <= max_few_inputs;
-  const auto few_blocks = [&](unsigned rows) {
+// How a product runs: one input, a few, more of quantised weights, or more of float weights.
+struct Shape {
+  const char* kind;
+  unsigned rows, inputs, threads;  // of a block
+};
+
+// blocks(rows): the blocks of so many rows.
+template <class Blocks>
+Shape shape_of(const DeviceContext& c, TensorType type, uint32_t n, Blocks&& blocks) {
+  if (n == 1) return {"row_", row_warps, 1, row_warps * 32};
+  if (!is_quantised(type)) return {"tile_", tile_rows, tile_inputs, tile_threads};
+  if (n <= max_few_inputs) return {"few_", few_rows(c, blocks), max_few_inputs, few_threads};
+  // Large blocks do more with what they read, and small ones keep a device busy.
+  const bool many = has_many(type) &&
+                    10 * blocks(many_rows) * blocks_for(n, many_inputs) >= 9 * c.multiprocessors;
+  const unsigned rows = many ? many_rows : some_rows;
+  return {many ? "many_" : "some_", rows, many_inputs, many_threads(type, rows)};
+}
+
+int multiply_parts(DeviceStream* s, std::span<const DeviceProduct> given,
+                   const DeviceActivations& x, bool add);
+
+// Multiplies matrices of one type in one launch.
+int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
+             bool add) {
+  const TensorType type = given[0].w.type;
+  const bool quantised = is_quantised(type);
+  const auto blocks_of_rows = [&](unsigned rows) {
     unsigned sum = 0;
-    for (std::size_t i = 0; i < count; ++i) sum += blocks_for(given[i].w.rows, rows);
+    for (const DeviceProduct& p : given) sum += blocks_for(p.w.rows, rows);
     return sum;
   };
-  const unsigned rows = x.n == 1 ? row_warps
-                        : few    ? few_rows(*s->context, few_blocks)
-                        : wide   ? wide_rows
-                                 : tile_rows;
-  const unsigned threads = x.n == 1 ? row_warps * 32
-                           : few    ? few_threads
-                           : wide   ? wide_threads
-                                    : tile_threads,
-                 inputs = wide ? wide_inputs : tile_inputs;
+  // Reading a small matrix twice is faster than a few large blocks.
+  if (quantised && x.n > max_few_inputs && x.n <= 2 * max_few_inputs &&
+      2 * blocks_of_rows(many_rows) < s->context->multiprocessors)
+    return multiply_parts(s, given, x, add);
+  const Shape shape = shape_of(*s->context, type, x.n, blocks_of_rows);
   Products products{};
   unsigned blocks = 0;
   for (Product& p : products.list) p.begin = UINT32_MAX;
-  for (std::size_t i = 0; i < count; ++i) {
+  for (std::size_t i = 0; i < given.size(); ++i) {
     const auto& [w, bias, y] = given[i];
     const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr,
                         nullptr, nullptr};
     products.list[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y, w.scale};
-    blocks += blocks_for(w.rows, rows);
+    blocks += blocks_for(w.rows, shape.rows);
   }
   products.add = add;
-  const Name name(x.n == 1 ? "row_" : few ? "few_" : wide ? "wide_" : "tile_", type);
-  if (few) {
+  const Name name(shape.kind, type);
+  Grid grid{blocks, blocks_for(x.n, shape.inputs)};
+  if (quantised && x.n > 1 && x.n <= max_few_inputs) {
     const unsigned room = blocks_for(x.n, 8) * 8,
-                   steps = few_steps(*s->context, type, rows, room, blocks);
-    const Grid grid{blocks, 1, 1,
-                    few_sum_bytes(rows, room) + steps * few_step_bytes(type, rows, room)};
-    return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums,
-                  rows, steps);
+                   steps = few_steps(*s->context, type, shape.rows, room, blocks);
+    grid.shared = few_sum_bytes(shape.rows, room) + steps * few_step_bytes(type, shape.rows, room);
+    return launch(s, name.text, grid, shape.threads, products, x.cols / 32, x.n, x.q, x.scale,
+                  x.sums, shape.rows, steps);
   }
-  const Grid grid{blocks, blocks_for(x.n, inputs), 1, wide ? wide_shared_bytes : 0};
-  if (quantised)
-    return launch(s, name.text, grid, threads, products, x.cols / 32, x.n, x.q, x.scale, x.sums);
-  return launch(s, name.text, grid, threads, products, x.cols, x.n, x.f32);
+  if (!quantised) return launch(s, name.text, grid, shape.threads, products, x.cols, x.n, x.f32);
+  if (x.n > max_few_inputs) grid.shared = 2 * many_tile_bytes(type, shape.rows);
+  return launch(s, name.text, grid, shape.threads, products, x.cols / 32, x.n, x.q, x.scale,
+                x.sums);
 }
 
-// With many inputs one matrix keeps a device busy, and its cache is more effective while no other
-// matrix is read.
+// Halves of the inputs, one after the other.
+int multiply_parts(DeviceStream* s, std::span<const DeviceProduct> given,
+                   const DeviceActivations& x, bool add) {
+  DeviceProduct products[max_products];
+  for (uint32_t first = 0, n; first < x.n; first += n) {
+    n = first ? x.n - first : blocks_for(x.n, 16) * 8;  // never one: its sums have another order
+    DeviceActivations part = x;
+    part.n = n, part.q += std::size_t{first} * x.cols;
+    part.scale += std::size_t{first} * (x.cols / 32),
+        part.sums += std::size_t{first} * (x.cols / 16);
+    for (std::size_t i = 0; i < given.size(); ++i)
+      products[i] = given[i], products[i].y += std::size_t{first} * given[i].w.rows;
+    if (const int error = multiply(s, {products, given.size()}, part, add)) return error;
+  }
+  return 0;
+}
+
 int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
            bool add) {
-  const std::size_t max_count = x.n <= tile_inputs ? max_products : 1;
   for (std::size_t i = 0, count; i < products.size(); i += count) {
-    for (count = 1; count < max_count && i + count < products.size() &&
+    for (count = 1; count < max_products && i + count < products.size() &&
                     products[i + count].w.type == products[i].w.type;)
       ++count;
-    if (const int error = multiply(s, &products[i], count, x, add)) return error;
+    if (const int error = multiply(s, products.subspan(i, count), x, add)) return error;
   }
   return 0;
 }
@@ -322,21 +354,28 @@ int find_kernels(DeviceContext* context) {
   for (const char* name :
        {"quantize", "rms_norm", "add_rms_norm", "layer_norm", "activate", "scale", "rotate"})
     if (const int error = find(name, context->modules[0])) return error;
+  const auto find_types = [&](std::initializer_list<const char*> kinds, bool quantised,
+                              CUmodule module) -> int {
+    for (TensorType type : types)
+      for (const char* kind : kinds)
+        if (is_quantised(type) == quantised)
+          if (const int error = find(Name(kind, type).text, module)) return error;
+    return 0;
+  };
+  if (const int error = find_types({"lay_out_", "row_"}, true, context->modules[1])) return error;
+  if (const int error = find_types({"row_", "tile_"}, false, context->modules[1])) return error;
+  if (const int error = find_types({"few_"}, true, context->modules[6])) return error;
+  if (const int error = find_types({"some_"}, true, context->modules[11])) return error;
   for (TensorType type : types)
-    for (const char* kind : {"lay_out_", "row_", "tile_", "wide_"})
-      if (std::strcmp(kind, "wide_") == 0
-              ? has_wide(type)
-              : is_quantised(type) || std::strcmp(kind, "lay_out_") != 0)
-        if (const int error = find(Name(kind, type).text, context->modules[1])) return error;
-  for (TensorType type : types)
-    if (is_quantised(type))
-      if (const int error = find(Name("few_", type).text, context->modules[6])) return error;
+    if (has_many(type))
+      if (const int error = find(Name("many_", type).text, context->modules[11])) return error;
   for (const char* name :
        {"experts_route", "experts_tiles", "experts_place", "experts_gather", "experts_sum"})
     if (const int error = find(name, context->modules[7])) return error;
-  for (TensorType type : types)
-    for (const char* kind : {"experts_row_", is_quantised(type) ? "experts_few_" : "experts_tile_"})
-      if (const int error = find(Name(kind, type).text, context->modules[8])) return error;
+  if (const int error = find_types({"experts_row_", "experts_few_"}, true, context->modules[8]))
+    return error;
+  if (const int error = find_types({"experts_row_", "experts_tile_"}, false, context->modules[8]))
+    return error;
   CUmodule attention = context->modules[2], choice = context->modules[3];
   for (const char* name :
        {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"})
@@ -375,9 +414,11 @@ int find_kernels(DeviceContext* context) {
       if (const int error = allow(PrefillName(windowed, dim).text, prefill_shared_bytes(dim)))
         return error;
   for (const TensorType type : types) {
-    if (has_wide(type))
-      if (const int error = allow(Name("wide_", type).text, wide_shared_bytes)) return error;
     if (!is_quantised(type)) continue;
+    for (const auto& [kind, rows] : {std::pair{"some_", some_rows}, std::pair{"many_", many_rows}})
+      if (rows == some_rows || has_many(type))
+        if (const int error = allow(Name(kind, type).text, 2 * many_tile_bytes(type, rows)))
+          return error;
     for (const char* kind : {"few_", "experts_few_"})
       if (const int error = allow(Name(kind, type).text, context->block_shared_bytes)) return error;
   }

@@ -24,10 +24,6 @@
 
 namespace kvasir::cuda {
 
-// The types with a kernel of their own for many inputs, which is large and copies weights as they
-// are in memory. On an H200 it does 239 in place of 143 T operations/s for Q8_0 with 512 inputs.
-constexpr bool has_wide(TensorType type) { return type == TensorType::q8_0; }
-
 struct Planes {
   uint8_t *low, *high, *scales, *supers;
 };
@@ -113,7 +109,7 @@ struct Product {
   float* y;     // [inputs][rows]
   float scale;  // of the products
 };
-constexpr uint32_t max_products = 3;
+constexpr uint32_t max_products = 4;
 struct Products {
   Product list[max_products];
   bool add;  // adds to y
@@ -128,10 +124,31 @@ struct ExpertProducts {
 // Launch parameters, for host code and kernels.
 // Rows of a block, one input.
 constexpr uint32_t row_warps = 4;
-// Of a block, more inputs.
-constexpr uint32_t tile_rows = 64, tile_inputs = 64, tile_threads = 128;
-// Of a block, many inputs, for types with has_wide().
-constexpr uint32_t wide_rows = 128, wide_inputs = 128, wide_threads = 256, min_wide_inputs = 192;
+// Of a block, float weights and more inputs.
+constexpr uint32_t tile_rows = 32, tile_inputs = 32, tile_threads = 128;
+// Of a block, quantised weights and more than max_few_inputs, with two tiles of units.
+constexpr uint32_t many_inputs = 128, many_units = 4;
+// Rows of such a block: many for the most common types and large matrices, else some.
+constexpr uint32_t many_rows = 128, some_rows = 64;
+constexpr bool has_many(TensorType type) {
+  switch (type) {
+    case TensorType::q8_0:
+    case TensorType::q4_0:
+    case TensorType::q4_k:
+    case TensorType::q5_k:
+    case TensorType::q6_k:
+    case TensorType::iq4_nl:
+    case TensorType::iq4_xs:
+    case TensorType::mxfp4:
+      return true;
+    default:
+      return false;
+  }
+}
+// A warp has half of the rows and 64 inputs, or 32 where there is nothing to unpack.
+constexpr uint32_t many_threads(TensorType type, uint32_t rows) {
+  return type == TensorType::q8_0 && rows == many_rows ? 256 : 128;
+}
 // Of a block, 2 to 64 inputs, with a ring of steps of units.
 constexpr uint32_t few_threads = 256, max_few_inputs = 64, few_units = 8, max_few_steps = 6;
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
@@ -147,8 +164,6 @@ constexpr uint32_t begin_threads = 256, near_threads = 512, scan_threads = 256, 
 // share_quads: quads of one KV head that a block has at a time.
 constexpr uint32_t share_threads = 384, share_each = 4, share_quads = share_threads * share_each,
                    share_blocks = 3;
-// Two tiles of four units and their scales.
-constexpr uint32_t wide_shared_bytes = 2 * (wide_rows + wide_inputs) * 4 * (32 + 4);
 // Prefill; a warp has a quarter of a block's rows.
 constexpr uint32_t prefill_layout_threads = 256, prefill_threads = 128;
 // Rows of a block and keys of a tile: fewer of large heads, so that they fit any device.
@@ -188,7 +203,47 @@ constexpr bool is_table(TensorType type) {
   }
 }
 // Whether an offset is multiplied with the sums.
-constexpr bool has_sums(TensorType type) { return type != TensorType::q8_0 && !is_table(type); }
+constexpr bool has_sums(TensorType type) {
+  switch (type) {
+    case TensorType::q4_1:
+    case TensorType::q5_1:
+    case TensorType::q2_k:
+    case TensorType::q4_k:
+    case TensorType::q5_k:
+    case TensorType::tq1_0:
+    case TensorType::tq2_0:
+      return true;
+    default:
+      return false;
+  }
+}
+// Whether there are two scales in a unit, one per 16 weights.
+constexpr bool has_two_scales(TensorType type) {
+  switch (type) {
+    case TensorType::q2_k:
+    case TensorType::q3_k:
+    case TensorType::q6_k:
+    case TensorType::nvfp4:
+    case TensorType::iq2_xs:
+    case TensorType::iq2_s:
+    case TensorType::iq1_m:
+      return true;
+    default:
+      return false;
+  }
+}
+// Shared memory of a tile of units with many inputs; matmul_many.cu explains it. Gaps between rows
+// put the words that a warp reads of eight rows at once into different banks.
+constexpr uint32_t many_pitch(uint32_t bits) {
+  return bits == 0 ? 0 : bits == 8 ? many_units * 32 : many_units * bits * 4 + 16;
+}
+constexpr uint32_t many_tile_bytes(TensorType type, uint32_t rows) {
+  const Layout l = layout_of(type);
+  const uint32_t halves = has_two_scales(type) ? 2 : 1, offsets = has_sums(type) ? halves : 0;
+  return many_inputs * many_units * 32 + rows * (many_pitch(l.low_bits) + many_pitch(l.high_bits)) +
+         many_units * 4 * (rows * (halves + offsets) + many_inputs * (1 + offsets));
+}
+static_assert(2 * many_tile_bytes(TensorType::q6_k, many_rows) <= 99 << 10);
 // Shared memory of a step of units with few inputs: the planes of each row, then quants, scales and
 // sums of each input. matmul_few.cu explains the gaps between rows.
 // bytes: of a unit.

@@ -8,8 +8,7 @@
 namespace kvasir::cuda {
 namespace {
 
-static_assert(DeviceExpertTile::max_rows <= max_few_inputs &&
-              DeviceExpertTile::max_rows <= tile_inputs);
+static_assert(DeviceExpertTile::max_rows <= max_few_inputs);
 
 #define GivenExperts const __grid_constant__ ExpertProducts
 
@@ -84,7 +83,10 @@ __device__ inline void multiply_float_group(const ExpertProducts& given,
   uint32_t first;
   const Product product = product_of_expert(given, tile_rows, tile.expert, tile.first, &first);
   const Rows rows{product, first, std::size_t{tile.expert} * product.rows + first, false};
-  multiply_float_tile<T>(rows, cols, tile.rows, x + std::size_t{tile.first} * cols, 0);
+  const float* const its = x + std::size_t{tile.first} * cols;
+  for (uint32_t input = 0; input < tile.rows; input += tile_inputs)
+    if (cols % 4) multiply_float_tile<T, false>(rows, cols, tile.rows, its, input);
+    else multiply_float_tile<T, true>(rows, cols, tile.rows, its, input);
 }
 
 }  // namespace

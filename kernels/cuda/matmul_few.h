@@ -9,18 +9,11 @@
 #include "integer_products.h"
 #include "products.h"
 #include "tiles.h"
+#include "weight_words.h"
 
 namespace kvasir::cuda {
 
-// An integer sum d that starts with it is, as a float, as_float_value + d; exactly, as |d| < 2^22.
-constexpr int as_float = 0x4b400000;
-constexpr float as_float_value = 12582912;
 constexpr uint32_t warps = few_threads / 32;
-
-__device__ inline void copy_word_async(uint32_t to, const void* from, bool there) {  // or zeros
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
-               "r"(there ? 4 : 0));
-}
 
 // Waits until all groups of copies except the last `younger` have arrived.
 template <int younger>
@@ -130,34 +123,6 @@ __device__ inline void copy_inputs(uint32_t to, const Step<type>& step, const in
   }
 }
 
-// Words t and 4 + t of a unit's quants, of rows r and r + 8, in the order of a product of 16 rows.
-template <TensorType type>
-__device__ inline void load_weights(uint32_t (&a)[4], const uint8_t* low, const uint8_t* high,
-                                    uint32_t t) {
-  using F = Format<type>;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint8_t *row_bits = low + i * 8 * Step<type>::low_pitch,
-                  *high_bits = high + i * 8 * Step<type>::high_pitch;
-    if constexpr (F::low == 4) {
-      const uint32_t both = *reinterpret_cast<const uint32_t*>(row_bits + t * 4);
-      a[i] = both & 0x0f0f0f0f, a[i + 2] = both >> 4 & 0x0f0f0f0f;
-    } else {
-      const uint2 both = *reinterpret_cast<const uint2*>(row_bits);
-      a[i] = both.x >> 2 * t & 0x03030303, a[i + 2] = both.y >> 2 * t & 0x03030303;
-    }
-    if constexpr (F::high == 1) {
-      const uint32_t h = *reinterpret_cast<const uint32_t*>(high_bits) >> t;
-      a[i] |= (h & 0x01010101) << F::low, a[i + 2] |= (h >> 4 & 0x01010101) << F::low;
-    } else if constexpr (F::high == 2) {
-      const uint2 h = *reinterpret_cast<const uint2*>(high_bits);
-      a[i] |= (h.x >> 2 * t & 0x03030303) << F::low, a[i + 2] |= (h.y >> 2 * t & 0x03030303)
-                                                                 << F::low;
-    }
-    if constexpr (is_table(type)) a[i] = F::look_up(a[i]), a[i + 2] = F::look_up(a[i + 2]);
-  }
-}
-
 // Adds the products of a unit. of[i]: scale and offset of row r + i * 8, per half; b: 8 inputs, of
 // which this thread has the sums of two.
 template <TensorType type>
@@ -222,8 +187,9 @@ __device__ inline void multiply_step(float4* totals, const uint8_t* memory, cons
         load_matrices(a[u], shared_address(memory + (share.row + lane % 16) * S::low_pitch +
                                            (k + u) * 32 + lane / 16 * 16));
       else
-        load_weights<type>(a[u], memory + r * S::low_pitch + (k + u) * (F::low * 4),
-                           memory + step.high + r * S::high_pitch + (k + u) * (F::high * 4), t);
+        load_weights<type, S::low_pitch, S::high_pitch>(
+            a[u], memory + r * S::low_pitch + (k + u) * (F::low * 4),
+            memory + step.high + r * S::high_pitch + (k + u) * (F::high * 4), t);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

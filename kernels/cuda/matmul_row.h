@@ -111,45 +111,90 @@ __device__ inline void multiply_float_row(const Rows& block, uint32_t cols, cons
     y[row] = before + (__fmul_rn(total, scale) + (bias ? bias[row] : 0.0f));
 }
 
-// Floats: tiles of 64 by 64, 8 rows and 4 inputs per thread.
-template <class T>
+// Floats: tiles of 32 rows and 32 inputs, 4 rows and 2 inputs per thread. The next columns are read
+// while these are multiplied. A router's matrix is small: large tiles would leave most of a device
+// idle. aligned: cols is a multiple of 4.
+template <class T, bool aligned>
 __device__ inline void multiply_float_tile(const Rows& block, uint32_t cols, uint32_t n,
                                            const float* x, uint32_t first_input) {
-  constexpr int depth = 16;
-  __shared__ float weights[depth][tile_rows + 1], inputs[depth][tile_inputs + 1];
+  constexpr uint32_t depth = 64, pitch = depth + 4, in_row = depth / 4,
+                     stride = tile_threads / in_row, each = tile_rows / stride;
+  static_assert(tile_rows == 32 && tile_inputs == 32);
+  struct alignas(4 * sizeof(T)) Four {
+    T values[4];
+  };
+  __shared__ __align__(16) float weights[tile_rows][pitch], inputs[tile_inputs][pitch];
   const Product& product = block.product;
-  const uint32_t first_row = block.first;
-  const uint32_t rows = product.rows;
+  const uint32_t first_row = block.first, rows = product.rows;
   const T* w = reinterpret_cast<const T*>(product.w.low);
   after_previous();
-  const int thread = static_cast<int>(threadIdx.x), row = thread % 8 * 8, input = thread / 8 * 4;
-  float total[8][4] = {};
+  const uint32_t c = threadIdx.x % in_row * 4, r = threadIdx.x / in_row;
+  float4 next_weights[each], next_inputs[each];
+  const auto load = [&](uint32_t at) {
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i) {
+      const uint32_t row = first_row + r + i * stride, input = first_input + r + i * stride;
+      const T* from = w + (block.first_weights + r + i * stride) * cols + at + c;
+      const float* from_x = x + std::size_t{input} * cols + at + c;
+      float v[4] = {}, y[4] = {};
+      if constexpr (aligned) {
+        if (row < rows && at + c < cols) {
+          const Four some = *reinterpret_cast<const Four*>(from);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) v[k] = to_float(some.values[k]);
+        }
+        if (input < n && at + c < cols) {
+          const float4 some = *reinterpret_cast<const float4*>(from_x);
+          y[0] = some.x, y[1] = some.y, y[2] = some.z, y[3] = some.w;
+        }
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          if (row < rows && at + c + k < cols) v[k] = to_float(from[k]);
+          if (input < n && at + c + k < cols) y[k] = from_x[k];
+        }
+      }
+      next_weights[i] = make_float4(v[0], v[1], v[2], v[3]);
+      next_inputs[i] = make_float4(y[0], y[1], y[2], y[3]);
+    }
+  };
+  const uint32_t own_row = threadIdx.x % 8, own_input = threadIdx.x / 8;
+  float total[4][2] = {};
+  load(0);
+#pragma unroll 1
   for (uint32_t at = 0; at < cols; at += depth) {
     __syncthreads();
-    for (int i = thread; i < tile_rows * depth; i += tile_threads) {
-      const int r = i / depth, c = i % depth;
-      const bool there = at + c < cols;
-      weights[c][r] = there && first_row + r < rows
-                          ? to_float(w[(block.first_weights + r) * cols + at + c])
-                          : 0.0f;
-      inputs[c][r] =
-          there && first_input + r < n ? x[std::size_t{first_input + r} * cols + at + c] : 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i) {
+      *reinterpret_cast<float4*>(&weights[r + i * stride][c]) = next_weights[i];
+      *reinterpret_cast<float4*>(&inputs[r + i * stride][c]) = next_inputs[i];
     }
     __syncthreads();
-    for (int c = 0; c < depth; ++c) {
+    if (at + depth < cols) load(at + depth);
+#pragma unroll 4
+    for (uint32_t k = 0; k < depth; k += 4) {
+      float4 b[2];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
+      for (int j = 0; j < 2; ++j)
+        b[j] = *reinterpret_cast<const float4*>(&inputs[own_input + j * 16][k]);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) total[i][j] += weights[c][row + i] * inputs[c][input + j];
+      for (int i = 0; i < 4; ++i) {
+        const float4 a = *reinterpret_cast<const float4*>(&weights[own_row + i * 8][k]);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          total[i][j] = fmaf(a.x, b[j].x, total[i][j]);
+          total[i][j] = fmaf(a.y, b[j].y, total[i][j]);
+          total[i][j] = fmaf(a.z, b[j].z, total[i][j]);
+          total[i][j] = fmaf(a.w, b[j].w, total[i][j]);
+        }
       }
     }
   }
-  for (int i = 0; i < 8; ++i) {
-    for (int j = 0; j < 4; ++j) {
-      const uint32_t r = first_row + row + i, t = first_input + input + j;
-      if (r < rows && t < n) put(block.add, product, t, r, total[i][j]);
+  for (uint32_t i = 0; i < 4; ++i)
+    for (uint32_t j = 0; j < 2; ++j) {
+      const uint32_t row = first_row + own_row + i * 8, input = first_input + own_input + j * 16;
+      if (row < rows && input < n) put(block.add, product, input, row, total[i][j]);
     }
-  }
 }
 
 }  // namespace kvasir::cuda

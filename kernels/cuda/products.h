@@ -17,10 +17,10 @@ namespace kvasir::cuda {
 // The product of the block; first_row: of the block.
 __device__ inline const Product& product_of_block(const Products& products, uint32_t rows_of_block,
                                                   uint32_t* first_row) {
-  static_assert(max_products == 3);
-  const Product& product =
-      products
-          .list[(blockIdx.x >= products.list[1].begin) + (blockIdx.x >= products.list[2].begin)];
+  uint32_t which = 0;
+#pragma unroll
+  for (uint32_t i = 1; i < max_products; ++i) which += blockIdx.x >= products.list[i].begin;
+  const Product& product = products.list[which];
   *first_row = (blockIdx.x - product.begin) * rows_of_block;
   return product;
 }

@@ -133,6 +133,7 @@ class GpuExecutor final : public LayerExecutor {
   void enqueue_feed_forward(uint32_t layer, const DeviceActivations& a);
   void check_and_feed_forward(uint32_t layer, float* a);
   void enqueue_experts(uint32_t layer);
+  void enqueue_routers(uint32_t layer, const DeviceActivations& h, bool routed, bool shared);
   void enqueue_routed(uint32_t layer, const DeviceActivations& h);
   void enqueue_shared(uint32_t layer, const DeviceActivations& h);
   void enqueue_sum(uint32_t layer);

@@ -59,11 +59,12 @@ void GpuExecutor::enqueue_experts(uint32_t layer) {
   DeviceActivations h;
   if (here && c.has_dense()) {
     h = expert_norm(e.router_norm.get(), layer);
-    multiply(h, {{&e.routed.router, experts_work_.logits}});
+    enqueue_routers(layer, h, true, false);
     h = expert_norm(e.input_norm.get(), layer);
+    enqueue_routers(layer, h, false, shared);
   } else if (here || shared) {
     h = expert_norm(w.ffn_norm.weight.get(), layer);
-    if (here) multiply(h, {{&e.routed.router, experts_work_.logits}});
+    enqueue_routers(layer, h, here, shared);
   }
   if (here) enqueue_routed(layer, h);
   if (error_) return;
@@ -92,6 +93,24 @@ DeviceExpertRows GpuExecutor::expert_rows(uint32_t layer) const {
   DeviceExpertRows rows{.n = n_, .used = c.used, .experts = c.count, .chosen = to.chosen};
   if (n_ > 1) rows.row_of = to.row_of, rows.choice_of = to.choice_of, rows.tiles = to.tiles;
   return rows;
+}
+
+// The logits of the routed experts, and the gate of the shared one.
+void GpuExecutor::enqueue_routers(uint32_t layer, const DeviceActivations& h, bool routed,
+                                  bool shared) {
+  const DeviceWeights::Experts& e = weights_.layers()[local(layer)].experts;
+  std::array<DeviceProduct, 2> products;
+  std::size_t count = 0;
+  if (routed) {
+    const DeviceWeights::Matrix& router = e.routed.router;
+    products[count++] = {router.w, router.bias.get(), experts_work_.logits};
+  }
+  if (shared && e.shared_router.get()) {
+    const DeviceMatrix row{TensorType::f32, 1, config_.width,
+                           reinterpret_cast<const std::byte*>(e.shared_router.get())};
+    products[count++] = {row, nullptr, experts_work_.shared_gate};
+  }
+  enqueue(ops_.matmul(stream_, {products.data(), count}, h, false));
 }
 
 // The choice of each token's experts, and their outputs. h: their input.
@@ -136,12 +155,6 @@ void GpuExecutor::enqueue_routed(uint32_t layer, const DeviceActivations& h) {
 void GpuExecutor::enqueue_shared(uint32_t layer, const DeviceActivations& h) {
   const DeviceWeights::Experts& e = weights_.layers()[local(layer)].experts;
   const ExpertWorkspace& to = experts_work_;
-  if (e.shared_router.get()) {
-    const DeviceMatrix row{TensorType::f32, 1, config_.width,
-                           reinterpret_cast<const std::byte*>(e.shared_router.get())};
-    const DeviceProduct product{row, nullptr, to.shared_gate};
-    enqueue(ops_.matmul(stream_, {&product, 1}, h, false));
-  }
   const LayerConfig& c = config_.layer(layer);
   if (c.gated) multiply(h, {{&e.shared_gate, to.gate}, {&e.shared_up, to.up}});
   else multiply(h, {{&e.shared_up, to.gate}});
