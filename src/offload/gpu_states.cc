@@ -1,5 +1,7 @@
 #include "offload/gpu_states.h"
 
+#include <algorithm>
+#include <mutex>
 #include <utility>
 
 #include "base/memory.h"
@@ -8,9 +10,17 @@ namespace kvasir {
 
 constexpr const char* subject = "states of recurrent layers";
 
+// Pinned memory through which states come to host memory, several times as fast as without.
+struct GpuStates::Staging {
+  static constexpr std::size_t floats = std::size_t{2} << 20;
+  std::mutex mutex;
+  PinnedBuffer<float> memory;
+};
+
 class GpuStates::Part final : public StatePart {
  public:
-  explicit Part(std::size_t first_float) : at_(first_float) {}
+  Part(std::size_t first_float, std::shared_ptr<Staging> staging)
+      : at_(first_float), staging_(std::move(staging)) {}
   Status allocate(const std::shared_ptr<Device>& device, std::size_t floats) {
     device_ = device;
     return floats_.allocate(device, floats, subject);
@@ -20,8 +30,7 @@ class GpuStates::Part final : public StatePart {
     const DeviceKernels& ops = device_->kernels();
     DeviceStream* stream = nullptr;  // of this thread
     RETURN_IF_ERROR(device_->status(ops.open_stream(device_->context(), &stream), "a stream"));
-    int error = ops.download(stream, out, floats_.get(), floats_.bytes());
-    if (const int e = ops.wait(stream); !error) error = e;
+    int error = copy(stream, out);
     if (const int e = ops.close_stream(stream); !error) error = e;
     return device_->status(error, subject);
   }
@@ -34,7 +43,29 @@ class GpuStates::Part final : public StatePart {
   float* floats() const { return floats_.get(); }
 
  private:
+  int copy(DeviceStream* stream, float* out) const {
+    const DeviceKernels& ops = device_->kernels();
+    const std::size_t all = floats_.bytes() / sizeof(float);
+    const std::scoped_lock lock(staging_->mutex);
+    PinnedBuffer<float>& memory = staging_->memory;
+    const std::size_t room = std::min(all, Staging::floats);
+    // Without pinned memory the driver copies through its own.
+    if (!memory.get() && !memory.allocate(device_, room).ok()) {
+      const int error = ops.download(stream, out, floats_.get(), floats_.bytes());
+      return error ? error : ops.wait(stream);
+    }
+    for (std::size_t at = 0, n; at < all; at += n) {
+      n = std::min(all - at, room);
+      int error = ops.download(stream, memory.get(), floats_.get() + at, n * sizeof(float));
+      if (!error) error = ops.wait(stream);
+      if (error) return error;
+      std::copy_n(memory.get(), n, out + at);
+    }
+    return 0;
+  }
+
   const std::size_t at_;
+  const std::shared_ptr<Staging> staging_;  // of states of one size
   std::shared_ptr<Device> device_;
   DeviceBuffer<float> floats_;
 };
@@ -42,14 +73,14 @@ class GpuStates::Part final : public StatePart {
 GpuStates::GpuStates(const std::shared_ptr<Device>& device, const ModelConfig& config,
                      uint32_t first, uint32_t layers)
     : device_(device), ops_(device->kernels()), first_(first), layers_(layers),
-      layer_size_(config.recurrent.state_size()) {}
+      layer_size_(config.recurrent.state_size()), staging_(std::make_shared<Staging>()) {}
 
 // One that nobody else has. from: the state before the step, which is used again after it. Another
 // one that others have stays theirs.
 Status GpuStates::take(const Part* from, std::shared_ptr<Part>* out) {
   for (const auto& part : own_)
     if (is_sole(part)) return *out = part, Status();
-  auto part = std::make_shared<Part>(first_ * layer_size_);
+  auto part = std::make_shared<Part>(first_ * layer_size_, staging_);
   RETURN_IF_ERROR(part->allocate(device_, size()));
   if (own_.size() == most_own) own_.erase(own_.begin() + (own_.front().get() == from ? 1 : 0));
   own_.push_back(part);

@@ -37,6 +37,7 @@ class GpuStates {
 
  private:
   class Part;
+  struct Staging;
   Status take(const Part* from, std::shared_ptr<Part>* out);
   std::size_t size() const { return layers_ * layer_size_; }
 
@@ -46,6 +47,7 @@ class GpuStates {
   const std::size_t layer_size_;
   static constexpr std::size_t most_own = 2;
   std::vector<std::shared_ptr<Part>> own_;  // they are used in turn
+  const std::shared_ptr<Staging> staging_;
   DeviceBuffer<DeviceStates> addresses_;
   PinnedBuffer<DeviceStates> addresses_host_;
 };

@@ -240,7 +240,7 @@ class Session {
   Status run_step(const AppendRequest& request, ForwardStep* step);
   Status run_open_step(const AppendRequest& request, ForwardStep* step);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
-  void keep_checkpoint(const AppendRequest& request);
+  void keep_checkpoint(const AppendRequest& request, uint64_t left);
   Status keep_document();
   void limit_checkpoints();
   Status append_token(Token token, const Cancel* cancel);

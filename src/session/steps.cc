@@ -59,7 +59,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     if (last && request.all_logits)
       std::copy_n(request.all_logits + (all - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) sequence_.logits.swap(next_logits_), sequence_.logits_at = sequence_.tokens.size();
-    keep_checkpoint(request);
+    keep_checkpoint(request, all - *done);
     if (last && request.kind == TextKind::document && sketch_is_due())
       RETURN_IF_ERROR(finish_sketch(request.cancel));
     if (request.progress && !request.progress->update(*done, all) && !last)
@@ -151,17 +151,24 @@ Status Session::keep_document() {
   return {};
 }
 
-// A checkpoint every so many tokens of a document. The prefill goes on without one that cannot be
-// kept; the next chunk tries again.
-void Session::keep_checkpoint(const AppendRequest& request) {
+// A checkpoint every so many tokens of a document, of which `left` follow. States take long to
+// copy: those that would be dropped before the document's end are left out, but for one in eight
+// intervals, where a cancelled prefill may stop. The prefill goes on without a checkpoint that
+// cannot be kept; the next chunk tries again.
+void Session::keep_checkpoint(const AppendRequest& request, uint64_t left) {
   std::optional<RecurrentState>& states = sequence_.states;
   KvStore* windows = options_.full_precision ? nullptr : sequence_.windows_or_null();
   if (request.kind != TextKind::document || (!states && !windows)) return;
   const uint64_t last = states ? states->last_checkpoint() : windows->last_checkpoint();
-  if (sequence_.tokens.size() - last < options_.checkpoint_interval) return;
+  const uint64_t now = sequence_.tokens.size(), interval = options_.checkpoint_interval;
+  if (now - last < interval) return;
   limit_checkpoints();
+  constexpr uint64_t most_intervals = 8;
   Status s;
   try {
+    if (states && left > 0 && now - last < most_intervals * interval &&
+        !states->outlives(now + left, interval))
+      return;
     if (states) s = states->keep();
     if (windows && s.ok()) windows->keep();
   } catch (const std::bad_alloc&) {

@@ -3,6 +3,7 @@
 // dropped there.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -46,6 +47,19 @@ void thin_out(const CheckpointLimits& limits, uint64_t end, At&& at,
         least_useful_checkpoint(checkpoints->size(), end, limits.stays,
                                 [&](std::size_t i) { return at((*checkpoints)[i]); });
     checkpoints->erase(checkpoints->begin() + static_cast<std::ptrdiff_t>(worst));
+  }
+}
+
+// Whether a new checkpoint at `position`, behind the ascending ones of `kept`, is still there when
+// all up to `end` has been read, with one more every `interval` tokens.
+inline bool outlives(const CheckpointLimits& limits, std::vector<uint64_t> kept, uint64_t position,
+                     uint64_t interval, uint64_t end) {
+  for (uint64_t at = position;; at += interval) {
+    kept.push_back(at);
+    thin_out(
+        limits, at, [](uint64_t x) { return x; }, &kept);
+    if (!std::binary_search(kept.begin(), kept.end(), position)) return false;
+    if (end - at < interval) return true;
   }
 }
 

@@ -105,6 +105,12 @@ void RecurrentState::thin_out(uint64_t end) {
       limits_, end, [](const Snapshot& s) { return s.tokens; }, &checkpoints_);
 }
 
+bool RecurrentState::outlives(uint64_t end, uint64_t interval) const {
+  std::vector<uint64_t> kept;
+  for (const Snapshot& s : checkpoints_) kept.push_back(s.tokens);
+  return kvasir::outlives(limits_, std::move(kept), end_.tokens, interval, end);
+}
+
 void RecurrentState::limit_checkpoints(const CheckpointLimits& limits) {
   limits_ = limits;
   thin_out(end_.tokens);

@@ -219,6 +219,36 @@ TEST_CASE("the checkpoint where the document ends is dropped last") {
   CHECK(left(0, 1000).empty());
 }
 
+TEST_CASE("checkpoints that would be dropped before the document's end are left out") {
+  const auto same = [](uint64_t x) { return x; };
+  for (const uint32_t most : {1u, 3u, 8u, 32u})
+    for (const uint64_t end : {900u, 5000u, 32768u, 131069u}) {
+      CAPTURE(most);
+      CAPTURE(end);
+      const CheckpointLimits limits{most};
+      std::vector<uint64_t> all, some;
+      uint32_t kept = 0;
+      for (uint64_t at = 1024; at <= end; at += 1024) {
+        all.push_back(at);
+        thin_out(limits, at, same, &all);
+        if (!outlives(limits, some, at, 1024, end)) continue;
+        some.push_back(at), ++kept;
+        thin_out(limits, at, same, &some);
+      }
+      CHECK(kept <= most + most / 4 + 2);
+      CHECK(some.size() == all.size());
+      // From each position the way to the nearest one is as long as before, or little longer.
+      const auto way = [&](const std::vector<uint64_t>& kept_at, uint64_t from) {
+        uint64_t nearest = 0;
+        for (const uint64_t at : kept_at)
+          if (at <= from) nearest = at;
+        return from - nearest;
+      };
+      for (uint64_t from = end; from > 1024; from -= 1024)
+        CHECK(way(some, from) <= 3 * std::max(way(all, from), (end - from) / 2 + 1024));
+    }
+}
+
 TEST_CASE("a prefill is complete though its checkpoint has no room") {
   for (const bool windows : {true, false}) {
     CAPTURE(windows);
