@@ -1,9 +1,9 @@
 // Products of quantised weights with more inputs than matmul_few.cu takes, with the tensor cores'
-// integer products. A block has 128 or 64 rows and 128 inputs. Two tiles of four units are in shared
-// memory: one is filled while the other is multiplied. Weights stay packed there; each warp unpacks
-// those that it multiplies. Each output is computed by the same operations in the same order as in
-// matmul_few.cu, so it does not depend on the number of inputs. On an H100 a block waits for its
-// instructions: 272 T operations/s of Q8_0 and 183 of Q4_K with 1,024 inputs.
+// integer products. A block has 128 or 64 rows and 128 inputs. Two tiles of four units are in
+// shared memory: one is filled while the other is multiplied. Weights stay packed there; each warp
+// unpacks those that it multiplies. Each output is computed by the same operations in the same
+// order as in matmul_few.cu, so it does not depend on the number of inputs. On an H100 the
+// instructions bound it: 272 T operations/s of Q8_0 and 183 of Q4_K with 1,024 inputs.
 #include "dependent.h"
 #include "formats.h"
 #include "integer_products.h"
@@ -335,8 +335,8 @@ extern "C" {
 KVASIR_QUANTISED_TYPES(SOME_KERNEL)
 MANY_KERNEL(q8_0)
 MANY_KERNEL(q4_0)
-MANY_KERNEL(q4_k) MANY_KERNEL(q5_k) MANY_KERNEL(q6_k) MANY_KERNEL(iq4_nl) MANY_KERNEL(iq4_xs)
-    MANY_KERNEL(mxfp4)
+MANY_KERNEL(q4_k)
+MANY_KERNEL(q5_k) MANY_KERNEL(q6_k) MANY_KERNEL(iq4_nl) MANY_KERNEL(iq4_xs) MANY_KERNEL(mxfp4)
 
 }  // extern "C"
 }  // namespace kvasir::cuda
