@@ -21,7 +21,7 @@
 //   word, transpose         bytes of a word of a panel: neighbours of one row; `lanes` rows of
 //                           4 * lanes bytes become words of `lanes` rows
 // There are no kernels for AMX. Its tiles cannot scale the sums of 32 columns, so every sum goes
-// through memory; on Sapphire Rapids that took as long as all of AVX-512's product.
+// through memory; on Sapphire Rapids a product then took as long as with AVX-512 VNNI.
 //
 // Included by one file per instruction set; everything here has internal linkage.
 #pragma once
