@@ -35,9 +35,10 @@ class ByteAlphabet {  // 10 KiB: on the heap
 
   const std::string& spell(unsigned char byte) const { return spelling_[byte]; }
 
-  // The bytes of `spelling`. Characters outside the alphabet stand for themselves.
-  std::string decode(std::string_view spelling) const {
-    std::string out;
+  // *to = the bytes of `spelling`. Characters outside the alphabet stand for themselves.
+  void decode(std::string_view spelling, std::string* to) const {
+    std::string& out = *to;
+    out.clear();
     std::size_t length;
     for (std::size_t i = 0; i < spelling.size(); i += length) {
       const bool valid = utf8_step(spelling.substr(i), &length) == Utf8::valid;
@@ -50,7 +51,6 @@ class ByteAlphabet {  // 10 KiB: on the heap
       if (code < kCodes && bytes_[code] >= 0) out.push_back(static_cast<char>(bytes_[code]));
       else out.append(spelling.substr(i, length));
     }
-    return out;
   }
 
  private:
@@ -126,6 +126,9 @@ Status BpeTokenizer::encode_word(std::string_view word, EncodeScratch* scratch,
 
 StringList decode_pieces(const Vocabulary& vocabulary, const ByteAlphabet& alphabet) {
   StringList pieces;
+  pieces.reserve(vocabulary.size(),
+                 vocabulary.text_bytes());  // a byte is not longer than its spelling
+  std::string decoded;
   for (uint32_t i = 0; i < vocabulary.size(); ++i) {
     const auto token = static_cast<Token>(i);
     const std::string_view text = vocabulary.text(token);
@@ -133,7 +136,7 @@ StringList decode_pieces(const Vocabulary& vocabulary, const ByteAlphabet& alpha
     const int byte = kind == TokenKind::byte ? Vocabulary::byte_of(text) : -1;
     if (byte >= 0) pieces.add(std::string(1, static_cast<char>(byte)));
     else if (kind == TokenKind::normal || kind == TokenKind::unused || kind == TokenKind::byte)
-      pieces.add(alphabet.decode(text));
+      alphabet.decode(text, &decoded), pieces.add(decoded);
     else pieces.add(text);  // special tokens are spelled literally
   }
   return pieces;

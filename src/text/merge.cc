@@ -13,39 +13,42 @@ namespace {
 constexpr uint64_t kFreePair = UINT64_MAX;  // (kNoSymbol, kNoSymbol) is never added
 constexpr uint32_t kEnd = UINT32_MAX;
 
-uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | right; }
-
 }  // namespace
 
-// Grows as merges are added: a count in a file is no reason to reserve memory.
+static unsigned shift_for(std::size_t capacity) {
+  return static_cast<unsigned>(std::countl_zero(capacity)) + 1;
+}
+
 MergeTable::MergeTable() : multiplier_(os::hash_seed() | 1) {
   constexpr std::size_t capacity = 1024;
   slots_.assign(capacity, Slot{kFreePair, {}});
-  shift_ = static_cast<unsigned>(std::countl_zero(capacity)) + 1;
+  shift_ = shift_for(capacity);
 }
 
 std::size_t MergeTable::place(uint64_t pair) const {
   const std::size_t mask = slots_.size() - 1;
-  // Multiplies by an odd number of this process, so that nobody can choose pairs that collide. Then
-  // Fibonacci hashing separates values that an unlucky number leaves close: the highest bits of the
-  // product with the golden ratio's multiplier are well mixed.
-  const uint64_t mixed = pair * multiplier_;
-  std::size_t i = static_cast<std::size_t>((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> shift_);
+  std::size_t i = first_place(pair);
   while (slots_[i].pair != pair && slots_[i].pair != kFreePair) i = (i + 1) & mask;
   return i;
 }
 
-void MergeTable::grow() {
-  Array<Slot> old(slots_.size() * 2, Slot{kFreePair, {}});
+void MergeTable::grow(std::size_t capacity) {
+  Array<Slot> old(capacity, Slot{kFreePair, {}});
   old.swap(slots_);
-  --shift_;
+  shift_ = shift_for(capacity);
   for (const Slot& slot : old) {
     if (slot.pair != kFreePair) slots_[place(slot.pair)] = slot;
   }
 }
 
+void MergeTable::reserve(std::size_t merges) {
+  std::size_t capacity = slots_.size();
+  while (capacity < merges * 2) capacity *= 2;
+  if (capacity > slots_.size()) grow(capacity);
+}
+
 void MergeTable::add(Symbol left, Symbol right, Merge merge) {
-  if ((used_ + 1) * 2 > slots_.size()) grow();
+  if ((used_ + 1) * 2 > slots_.size()) grow(slots_.size() * 2);
   const uint64_t pair = pair_of(left, right);
   Slot& slot = slots_[place(pair)];
   if (slot.pair == pair) return;

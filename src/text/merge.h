@@ -26,9 +26,15 @@ class MergeTable {
   };
 
   MergeTable();
+  // Makes room for so many merges, which the caller has seen in the file.
+  void reserve(std::size_t merges);
   // The first merge of a pair counts; later ones of the same pair are dropped. Neither symbol may
   // be kNoSymbol.
   void add(Symbol left, Symbol right, Merge merge);
+  // What add() reads first. The table exceeds the cache: prefetch it before.
+  const void* first_slot(Symbol left, Symbol right) const {
+    return &slots_[first_place(pair_of(left, right))];
+  }
   const Merge* find(Symbol left, Symbol right) const;  // null when the two do not merge
 
  private:
@@ -36,7 +42,15 @@ class MergeTable {
     uint64_t pair;
     Merge merge;
   };
-  void grow();
+  void grow(std::size_t capacity);
+  static uint64_t pair_of(Symbol left, Symbol right) { return uint64_t{left} << 32 | right; }
+  // Multiplies by an odd number of this process, so that nobody can choose pairs that collide. Then
+  // Fibonacci hashing separates values that an unlucky number leaves close: the highest bits of the
+  // product with the golden ratio's multiplier are well mixed.
+  std::size_t first_place(uint64_t pair) const {
+    const uint64_t mixed = pair * multiplier_;
+    return static_cast<std::size_t>((mixed ^ mixed >> 32) * 0x9E3779B97F4A7C15u >> shift_);
+  }
   std::size_t place(uint64_t pair) const;  // its slot, or the free slot for it
 
   Array<Slot> slots_;    // open addressing, a power of two, at most half full

@@ -196,21 +196,51 @@ Status MergeModel::load_list(const Gguf& gguf) {
                          " bytes: at most %" PRIu64 " of %" PRIu64 " can be read",
                          list->size(), list->bytes() - 8 * list->size(), gguf_limits::merges,
                          gguf_limits::all_merges_bytes);
+  const auto parts_of = [](std::string_view merge) {
+    const std::size_t space = std::min(merge.find(' ', 1), merge.size());
+    return std::pair(merge.substr(0, space), merge.substr(std::min(space + 1, merge.size())));
+  };
+  // A merge without two parts is refused: a count in a file is no reason to reserve memory.
+  std::size_t spelled = 0;
+  for (const std::string_view merge : *list) spelled += merge.size() >= 3 ? 1u : 0u;
+  merges_.reserve(spelled);
+  constexpr std::size_t distance = 16;  // merges between a prefetch and its use
+  auto ahead = list->begin();
+  for (std::size_t i = 0; i < distance && ahead != list->end(); ++i) ++ahead;
+  struct {
+    Symbol left, right;
+    MergeTable::Merge merge;
+  } pending[distance] = {};
+  const auto add = [&](std::size_t rank) {
+    const auto& p = pending[rank % distance];
+    merges_.add(p.left, p.right, p.merge);
+  };
   std::string whole;
   std::size_t rank = 0;
+  Symbol merged = kNoSymbol;
   for (const std::string_view merge : *list) {
-    const std::size_t space = merge.find(' ', 1);
-    if (space == std::string_view::npos || space + 1 == merge.size())
+    if (ahead != list->end()) {
+      const auto [left, right] = parts_of(*ahead);
+      __builtin_prefetch(symbols_.first_slot(left));
+      __builtin_prefetch(symbols_.first_slot(right));
+      ++ahead;
+    }
+    const auto [left, right] = parts_of(merge);
+    if (right.empty())
       return Status::error(Code::corrupt,
                            "tokenizer.ggml.merges: merge %zu is not two parts with a space between",
                            rank);
-    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
     whole.assign(left).append(right);
     const Symbol left_symbol = symbols_.find_or_add(left),
                  right_symbol = symbols_.find_or_add(right);
-    merges_.add(left_symbol, right_symbol,
-                {static_cast<uint32_t>(rank++), symbols_.find_or_add(whole)});
+    // in most files tokens have the order of the merges that make them
+    merged = symbols_.find_or_add(whole, merged == kNoSymbol ? merged : merged + 1);
+    if (rank >= distance) add(rank - distance);
+    __builtin_prefetch(merges_.first_slot(left_symbol, right_symbol));
+    pending[rank % distance] = {left_symbol, right_symbol, {static_cast<uint32_t>(rank), merged}};
+    ++rank;
   }
+  for (std::size_t i = rank - std::min(rank, distance); i < rank; ++i) add(i);
   return {};
 }
 

@@ -61,10 +61,6 @@ constexpr TurnEnd kTurnEnds[] = {
     {.name = "<|observation|>", .only_with = "[gMASK]"},
 };
 
-bool is_plain(TokenKind kind) {
-  return kind == TokenKind::normal || kind == TokenKind::user_defined || kind == TokenKind::unused;
-}
-
 uint32_t hash_of(std::string_view text) {
   return static_cast<uint32_t>(checksum(text.data(), text.size(), os::hash_seed()));
 }
@@ -120,13 +116,18 @@ std::size_t TextIndex::place(const StringList& list, std::string_view text, uint
   return i;
 }
 
-void TextIndex::add(const StringList& list, uint32_t number) {
+bool TextIndex::add(const StringList& list, uint32_t number) {
   if ((used_ + 1) * 2 > slots_.size()) reserve(used_ * 2 + 8);
   const uint32_t hash = hash_of(list[number]);
   Slot& slot = slots_[place(list, list[number], hash)];
-  if (slot.number != kFreeNumber) return;
+  if (slot.number != kFreeNumber) return false;
   slot = {number, hash};
   ++used_;
+  return true;
+}
+
+const void* TextIndex::first_slot(std::string_view text) const {
+  return slots_.empty() ? nullptr : &slots_[hash_of(text) & (slots_.size() - 1)];
 }
 
 uint32_t TextIndex::find(const StringList& list, std::string_view text) const {
@@ -218,8 +219,11 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
   std::size_t spelled = 0;  // tokens with a text: empty ones take no space in a sparse file
   for (std::size_t i = 0; i < n; ++i) spelled += texts_[i].empty() ? 0u : 1u;
   index_.reserve(spelled);
+  constexpr std::size_t ahead = 16;
   for (std::size_t i = 0; i < n; ++i) {
-    if (!texts_[i].empty()) index_.add(texts_, static_cast<uint32_t>(i));
+    if (i + ahead < n) __builtin_prefetch(index_.first_slot(texts_[i + ahead]));
+    if (!texts_[i].empty() && !index_.add(texts_, static_cast<uint32_t>(i)))
+      repeated_.push_back(static_cast<uint32_t>(i));
   }
   find_turn_ends();
   // In some files they are marked as ordinary text.
@@ -247,11 +251,9 @@ Status Vocabulary::load_kinds(const Gguf& gguf) {
                          "the special tokens have %" PRIu64 " bytes of text: at most %" PRIu64
                          " can be read",
                          special_bytes, gguf_limits::all_special_bytes);
-  plain_index_.reserve(spelled);
-  for (std::size_t i = 0; i < n; ++i) {
-    if (!texts_[i].empty() && is_plain(kinds_[i]))
-      plain_index_.add(texts_, static_cast<uint32_t>(i));
-  }
+  for (const uint32_t i : repeated_)
+    if (is_plain(kinds_[i]) && !is_plain(kinds_[index_.find(texts_, texts_[i])]))
+      plain_index_.add(texts_, i);
   return {};
 }
 
@@ -317,6 +319,8 @@ Token Vocabulary::find(std::string_view text) const {
 }
 
 Token Vocabulary::find_plain(std::string_view text) const {
+  const Token first = find(text);
+  if (first < 0 || is_plain(kind(first))) return first;
   const uint32_t number = plain_index_.find(texts_, text);
   return number == kFreeNumber ? -1 : static_cast<Token>(number);
 }
@@ -338,7 +342,10 @@ Symbol SymbolTable::find(std::string_view text) const {
   return number == kFreeNumber ? kNoSymbol : vocabulary_.size() + number;
 }
 
-Symbol SymbolTable::find_or_add(std::string_view text) {
+Symbol SymbolTable::find_or_add(std::string_view text, Symbol guess) {
+  if (guess < vocabulary_.size() && vocabulary_.is_found_plain(static_cast<Token>(guess)) &&
+      vocabulary_.text(static_cast<Token>(guess)) == text)
+    return guess;
   const Symbol known = find(text);
   if (known != kNoSymbol) return known;
   const auto number = static_cast<uint32_t>(extra_.size());

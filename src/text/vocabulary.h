@@ -19,6 +19,7 @@ namespace kvasir {
 class StringList {
  public:
   std::size_t size() const { return ends_.size(); }
+  std::size_t bytes() const { return bytes_.size(); }  // of all strings
   void reserve(std::size_t strings, std::size_t bytes);
   void add(std::string_view text);
   std::string_view operator[](std::size_t i) const;
@@ -32,7 +33,11 @@ class StringList {
 class TextIndex {
  public:
   void reserve(std::size_t strings);
-  void add(const StringList& list, uint32_t number);
+  // Returns false where the list's string was added before.
+  bool add(const StringList& list, uint32_t number);
+  // What find() reads first, or null. An index exceeds the cache: prefetch it before. (A function
+  // that only prefetches has no effect for compilers, which drop its calls.)
+  const void* first_slot(std::string_view text) const;
   uint32_t find(const StringList& list, std::string_view text) const;  // UINT32_MAX when absent
 
  private:
@@ -59,12 +64,16 @@ class Vocabulary {
 
   uint32_t size() const { return static_cast<uint32_t>(kinds_.size()); }
   std::string_view text(Token token) const { return texts_[static_cast<std::size_t>(token)]; }
+  std::size_t text_bytes() const { return texts_.bytes(); }  // of all tokens
   TokenKind kind(Token token) const { return kinds_[static_cast<std::size_t>(token)]; }
   bool contains(Token token) const { return token >= 0 && static_cast<uint32_t>(token) < size(); }
 
   Token find(std::string_view text) const;  // -1 when absent
   // find(), but only tokens that ordinary text may become: never control, unknown or byte tokens.
   Token find_plain(std::string_view text) const;
+  // Whether find_plain(text(token)) is known to be the token.
+  bool is_found_plain(Token token) const { return repeated_.empty() && is_plain(kind(token)); }
+  const void* first_slot(std::string_view text) const { return index_.first_slot(text); }
 
   const SpecialIds& special() const { return special_; }
   bool adds_bos() const { return adds_bos_; }
@@ -76,6 +85,10 @@ class Vocabulary {
   static int byte_of(std::string_view spelling);
 
  private:
+  static bool is_plain(TokenKind kind) {
+    return kind == TokenKind::normal || kind == TokenKind::user_defined ||
+           kind == TokenKind::unused;
+  }
   Status load_texts(const Gguf& gguf);
   Status load_kinds(const Gguf& gguf);
   Status load_special(const Gguf& gguf, SpecialIds defaults);
@@ -84,7 +97,9 @@ class Vocabulary {
 
   StringList texts_;              // [tokens]
   std::vector<TokenKind> kinds_;  // [tokens]
-  TextIndex index_, plain_index_;
+  TextIndex index_;
+  TextIndex plain_index_;           // of plain tokens whose text index_ finds in another token
+  std::vector<uint32_t> repeated_;  // tokens whose text an earlier token has
   SpecialIds special_;
   bool adds_bos_ = false, adds_eos_ = false;
   std::vector<Token> turn_ends_;   // sorted once loaded
@@ -96,7 +111,9 @@ class SymbolTable {
  public:
   explicit SymbolTable(const Vocabulary& vocabulary) : vocabulary_(vocabulary) {}
   Symbol find(std::string_view text) const;  // kNoSymbol when absent
-  Symbol find_or_add(std::string_view text);
+  // guess: where the text is likely, which takes no search.
+  Symbol find_or_add(std::string_view text, Symbol guess = kNoSymbol);
+  const void* first_slot(std::string_view text) const { return vocabulary_.first_slot(text); }
   bool is_token(Symbol symbol) const { return symbol < vocabulary_.size(); }
   std::string_view text(Symbol symbol) const;
 

@@ -51,6 +51,23 @@ TEST_CASE("merges happen in another order than the list's") {
   CHECK(ids_of(*tokenizer, "bcbc") == std::vector<Token>{bc, bc});
 }
 
+TEST_CASE("merges take the first plain token of their text, in any order of tokens and merges") {
+  for (const bool in_order : {true, false}) {
+    TestVocabulary vocabulary = byte_vocabulary();
+    vocabulary.add("ab", 3);  // control: never text
+    vocabulary.merges = {"a b", "c d", "ab cd"};
+    std::vector<Token> first;
+    for (const char* text : {"ab", "cd", "abcd"}) first.push_back(vocabulary.add(text));
+    if (!in_order) vocabulary.merges = {"c d", "a b", "ab cd"};
+    vocabulary.add("cd"), vocabulary.add("ab"), vocabulary.add("abcd");  // again
+    auto file = bpe_file(vocabulary);
+    const auto tokenizer = tokenizer_of(file);
+    CHECK(ids_of(*tokenizer, "ab") == std::vector<Token>{first[0]});
+    CHECK(ids_of(*tokenizer, "cd") == std::vector<Token>{first[1]});
+    CHECK(ids_of(*tokenizer, "abcd") == std::vector<Token>{first[2]});
+  }
+}
+
 TEST_CASE("a merge whose result is no token loses the text") {
   TestVocabulary vocabulary = byte_vocabulary();
   vocabulary.merges = {"x y", "xy z"};
