@@ -40,22 +40,33 @@ class Sampler {
   explicit Sampler(const SamplingOptions& options, std::span<const Token> suppressed = {})
       : options_(options), suppressed_(suppressed) {}
 
-  // logits: [vocabulary], overwritten. recent: the whole sequence. Code::corrupt: a logit is NaN
-  // (damaged weights).
+  // logits: [vocabulary], overwritten and restored. recent: the whole sequence. Code::corrupt: a
+  // logit is NaN (damaged weights). Throws std::bad_alloc.
   Status sample(std::span<float> logits, std::span<const Token> recent, Token* out);
 
  private:
   struct Candidate {
-    float logit;
+    float logit;  // relative to the largest, over the temperature
     Token token;
+    double weight;  // e^logit
   };
-  void penalise(std::span<float> logits, std::span<const Token> recent) const;
-  Token draw(std::span<const float> logits, uint64_t position);
+  void replace(std::span<float> logits, Token token, float logit);
+  void penalise(std::span<float> logits, std::span<const Token> recent);
+  void suppress(std::span<float> logits);
+  Token draw(std::span<const float> logits, float top, uint64_t position);
+  bool has_top_k(std::span<const float> logits) const {
+    return options_.top_k > 0 && options_.top_k < logits.size();
+  }
+  void add_candidate(Token token, float logit, float top);
+  void sort_candidates(std::size_t first);
+  void find_top_k(std::span<const float> logits, float top);
+  void add_band(std::span<const float> logits, float top, uint32_t band);
+  double keep(std::span<const float> logits, float top, double total, double enough);
 
   SamplingOptions options_;
   std::span<const Token> suppressed_;
-  Array<Candidate> candidates_;
-  Array<double> weights_;
+  Array<Candidate> replaced_;    // tokens with their own logits
+  Array<Candidate> candidates_;  // the likeliest first
 };
 
 }  // namespace kvasir

@@ -301,11 +301,9 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   RETURN_IF_ERROR(prepare_index(false, cancel, &none));
   RETURN_IF_ERROR(refresh_logits(cancel, {}));
   const uint64_t begin = os::now_ns();
-  Array<float> logits(
-      sequence_.logits);  // a copy, because sampling overwrites it and the step may fail
   Token chosen = 0;
   RETURN_IF_ERROR(Sampler(sampling, model_->tokenizer().suppressed())
-                      .sample(logits, sequence_.tokens, &chosen));
+                      .sample(sequence_.logits, sequence_.tokens, &chosen));
   forward_->attention().reset_counts();
   const struct Cut {  // however the step ends
     SequenceState& sequence;

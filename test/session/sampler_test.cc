@@ -155,3 +155,87 @@ TEST_CASE(
     }
   }
 }
+
+namespace {
+
+// Draws as the definition says: sorts all tokens.
+Token plain_draw(const std::vector<float>& logits, const SamplingOptions& o, double part) {
+  struct Item {
+    float logit;
+    Token token;
+  };
+  std::vector<Item> items;
+  const float top = *std::max_element(logits.begin(), logits.end());
+  for (std::size_t i = 0; i < logits.size(); ++i)
+    items.push_back({(logits[i] - top) / o.temperature, static_cast<Token>(i)});
+  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+    return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+  });
+  if (o.top_k && o.top_k < items.size()) items.resize(o.top_k);
+  const auto weight = [&](std::size_t i) { return std::exp(static_cast<double>(items[i].logit)); };
+  double total = 0, kept = 0;
+  for (std::size_t i = 0; i < items.size(); ++i) total += weight(i);
+  std::size_t n = 0;
+  for (; n < items.size(); ++n) {
+    const bool enough = o.top_p < 1 && kept >= static_cast<double>(o.top_p) * total;
+    if (n > 0 && (enough || weight(n) < static_cast<double>(o.min_p))) break;
+    kept += weight(n);
+  }
+  double at = part * kept;
+  for (std::size_t i = 0; i + 1 < n; ++i)
+    if ((at -= weight(i)) < 0) return items[i].token;
+  return items[n - 1].token;
+}
+
+// The number that the sampler draws by at a position.
+double part_at(uint64_t seed, uint64_t position) {
+  uint64_t x = seed + (position + 1) * 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return static_cast<double>((x ^ (x >> 31)) >> 11) * 0x1p-53;
+}
+
+}  // namespace
+
+TEST_CASE("a draw from a large vocabulary is that of all tokens sorted, and the logits stay") {
+  std::vector<float> logits(50000);
+  uint64_t state = 5;
+  for (float& x : logits) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    x = std::round(static_cast<float>(state >> 40) * 0x1p-24f * 240) / 16;  // many are alike
+  }
+  for (std::size_t i = 0; i < 20; ++i) logits[i * 2003] += static_cast<float>(i);
+  const std::vector<float> before = logits;
+  const std::vector<Token> suppressed = {7, 11};
+  for (const float temperature : {0.01f, 0.7f, 1.0f, 3.0f, 100.0f})
+    for (const uint32_t top_k : {0u, 1u, 40u, 3000u, 50000u})
+      for (const float top_p : {1.0f, 0.9f, 0.3f})
+        for (const float min_p : {0.0f, 0.05f}) {
+          SamplingOptions o;
+          o.temperature = temperature, o.top_k = top_k, o.top_p = top_p, o.min_p = min_p;
+          o.seed = top_k + 3;
+          Sampler sampler(o, suppressed);
+          std::vector<Token> recent;
+          for (int i = 0; i < 6; ++i, recent.push_back(0)) {
+            Token token = -1;
+            REQUIRE(sampler.sample(logits, recent, &token).ok());
+            std::vector<float> allowed = logits;
+            for (const Token t : suppressed)
+              allowed[static_cast<std::size_t>(t)] = -std::numeric_limits<float>::infinity();
+            CAPTURE(temperature);
+            CAPTURE(top_k);
+            CAPTURE(top_p);
+            CAPTURE(min_p);
+            CHECK(token == plain_draw(allowed, o, part_at(o.seed, recent.size())));
+            CHECK(logits == before);
+          }
+        }
+}
+
+TEST_CASE("an infinite logit is drawn") {
+  SamplingOptions o;
+  o.temperature = 1;
+  const float infinity = std::numeric_limits<float>::infinity();
+  CHECK(draw({1, infinity, 2}, o) == 1);
+  CHECK(draw({-infinity, 3, -infinity}, o) == 1);
+}
