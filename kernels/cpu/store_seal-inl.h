@@ -187,9 +187,9 @@ void unseal_page(const PageShape& shape, const int8_t* data, const uint16_t* sca
   for (uint32_t t = 0; t < tokens; ++t) {
     const float k_scale = from_bf16(scales[t]), v_scale = from_bf16(scales[tokens + t]);
     const int8_t* key = data + shape.key_at(t);
-    for (uint32_t d = 0; d < dim; ++d)
-      k[t * dim + d] = static_cast<float>(key[d / 4 * PageShape::key_stride + d % 4]) * k_scale;
-    if (shape.latent) continue;
+    for (uint32_t d = 0; d < dim; d += 4, key += PageShape::key_stride)
+      for (uint32_t i = 0; i < 4; ++i) k[t * dim + d + i] = static_cast<float>(key[i]) * k_scale;
+    if (shape.latent || !v) continue;
     for (uint32_t d = 0; d < dim; ++d)
       v[t * dim + d] = static_cast<float>(values[(t / 4 * dim + d) * 4 + t % 4]) * v_scale;
   }

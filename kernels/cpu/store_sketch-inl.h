@@ -62,11 +62,17 @@ void by_columns(uint32_t n, F&& f) {
 template <class Isa>
 void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b,
               std::size_t b_stride, uint32_t cols, uint32_t n, float* out, std::size_t out_stride) {
+  const auto same = [](uint32_t, typename Isa::F x) { return x; };
   by_columns<Isa>(cols, [&](auto vectors, uint32_t c) {
-    for (uint32_t r = 0; r < rows; r += product_rows)
+    uint32_t r = 0;
+    for (; r + product_rows <= rows; r += product_rows)
       sum_products<Isa, product_rows, vectors.value>(
           [=](uint32_t k) { return a + r * row + k * step; }, row, b + c, b_stride, n,
-          out + r * out_stride + c, out_stride, [](uint32_t, typename Isa::F x) { return x; });
+          out + r * out_stride + c, out_stride, same);
+    for (; r < rows; ++r)
+      sum_products<Isa, 1, vectors.value>([=](uint32_t k) { return a + r * row + k * step; }, row,
+                                          b + c, b_stride, n, out + r * out_stride + c, out_stride,
+                                          same);
   });
 }
 

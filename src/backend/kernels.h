@@ -245,7 +245,8 @@ struct Kernels {
   // bytes. v is not read where the shape is latent.
   void (*seal_page)(const PageShape& shape, const float* k, const float* v, uint32_t page,
                     int8_t* pages, uint16_t* scales, int8_t* bounds);
-  // The reverse for one page: k, v: [page_tokens][dim]. v is not written where the shape is latent.
+  // The reverse for one page: k, v: [page_tokens][dim]. v is not written where it is null or the
+  // shape is latent.
   void (*unseal_page)(const PageShape& shape, const int8_t* data, const uint16_t* scales, float* k,
                       float* v);
 
@@ -257,8 +258,8 @@ struct Kernels {
                        const int8_t* next, float* scores, std::size_t stride);
 
   // out[r * out_stride + c] = sum over k < n of a[r * row + k * step] * b[k * b_stride + c], in
-  // float, for r < rows and c < cols; finds the bases of sketches. rows and cols: multiples of 8,
-  // cols at least 16. Any alignment.
+  // float, for r < rows and c < cols; finds the bases of sketches. cols: at least 16. Any
+  // alignment.
   void (*multiply)(const float* a, std::size_t row, std::size_t step, uint32_t rows, const float* b,
                    std::size_t b_stride, uint32_t cols, uint32_t n, float* out,
                    std::size_t out_stride);

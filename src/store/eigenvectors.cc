@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "store/matrix_product.h"
+
 namespace kvasir {
 namespace {
 
@@ -34,12 +36,6 @@ struct Rotation {
          rest;
 }
 
-// y += factor x.
-[[gnu::noinline]] void add(float factor, const float* __restrict x, uint32_t n,
-                           float* __restrict y) {
-  for (uint32_t i = 0; i < n; ++i) y[i] += factor * x[i];
-}
-
 [[gnu::noinline]] void rotate(float c, float s, uint32_t n, float* __restrict x,
                               float* __restrict y) {
   for (uint32_t i = 0; i < n; ++i) {
@@ -49,39 +45,127 @@ struct Rotation {
   }
 }
 
+// Reflections H = 1 - beta v v^T of neighbouring columns that are applied together.
+constexpr uint32_t panel = 16;
+constexpr uint32_t strip = 32;  // rows of a product that is subtracted from a matrix
+
+// The reflections of a panel. A -= sum of left[i] right[i]^T applies them to the rows and columns
+// behind it: v w^T and w v^T of each.
+struct Panel {
+  explicit Panel(uint32_t size) : n(size), left(2 * panel * n), right(left.size()) {}
+  float* left_row(uint32_t i) { return left.data() + std::size_t{i} * n; }
+  float* right_row(uint32_t i) { return right.data() + std::size_t{i} * n; }
+  uint32_t n;
+  std::vector<float> left, right;  // [2 * panel][n]
+};
+
+// Makes a reflection that maps v to a multiple of its first element, which it returns. v becomes
+// the direction, with 1 as its first element. nothing: the square of a rounding error, which has no
+// direction; *beta is then 0.
+double reflect(float* v, uint32_t size, double nothing, float* beta) {
+  const double rest = static_cast<double>(dot(v + 1, v + 1, size - 1)),
+               first = static_cast<double>(v[0]);
+  *beta = 0;
+  if (!(rest > nothing)) return first;
+  const double norm =
+      first > 0 ? -std::sqrt(first * first + rest) : std::sqrt(first * first + rest);
+  const double pivot = first - norm;
+  *beta = static_cast<float>(2 / (1 + rest / (pivot * pivot)));
+  for (uint32_t i = 1; i < size; ++i) v[i] = static_cast<float>(static_cast<double>(v[i]) / pivot);
+  v[0] = 1;
+  return norm;
+}
+
+// w = beta A v - (beta / 2) (w . v) v of reflection j of a panel that begins at row `first`. A is
+// the matrix behind the panel's earlier reflections. w: [n].
+void find_update(const Kernels& kernels, const float* a, uint32_t first, uint32_t j, float beta,
+                 Panel* p, float* w, float* product) {
+  const uint32_t n = p->n, begin = first + j + 1, size = n - begin,
+                 aligned = begin / 16 * 16;  // columns before `begin` are not used
+  const float* v = p->left_row(2 * j) + begin;
+  multiply(kernels, v, 0, 1, 1, a + std::size_t{begin} * n + aligned, n, n - aligned, size,
+           w + aligned, n);
+  float shares[2 * panel];
+  for (uint32_t i = 0; i < 2 * j; ++i) shares[i] = dot(p->right_row(i) + begin, v, size);
+  multiply(kernels, shares, 0, 1, 1, p->left.data() + begin, n, size, 2 * j, product, n);
+  for (uint32_t i = 0; i < size; ++i) w[begin + i] = beta * (w[begin + i] - product[i]);
+  add_multiple(-beta / 2 * dot(w + begin, v, size), v, size, w + begin);
+}
+
 // a becomes Q T Q^T with Q = H_0 H_1 ..., H_k = 1 - beta_k v_k v_k^T. Row k of a keeps v_k behind
-// the diagonal. T has the diagonal, and off-diagonal elements off_diagonal[i] at (i, i + 1).
-void make_tridiagonal(float* a, uint32_t n, double* diagonal, double* off_diagonal, float* beta) {
-  std::vector<float> p(n);
+// the diagonal. T has the diagonal, and off-diagonal elements off_diagonal[i] at (i, i + 1). A
+// panel of reflections changes the rows behind it at once (Golub and Van Loan, section 5.2.3).
+void make_tridiagonal(const Kernels& kernels, float* a, uint32_t n, double* diagonal,
+                      double* off_diagonal, float* beta) {
+  std::vector<float> w(n), product(std::size_t{strip} * n);
+  Panel p(n);
   double trace = 0;
   for (uint32_t k = 0; k < n; ++k) trace += std::fabs(static_cast<double>(a[k * n + k]));
-  // Bound of squares: a reflection of a rounding error has no direction.
   const double nothing = negligible * trace * (negligible * trace);
-  for (uint32_t k = 0; k < n; ++k) {
-    diagonal[k] = static_cast<double>(a[k * n + k]);
-    if (k + 1 == n) break;
-    float* v = a + k * n + k + 1;
-    const uint32_t size = n - k - 1;
-    float* below = a + (std::size_t{k} + 1) * n + k + 1;  // [size][size], in rows of n
-    const double rest = static_cast<double>(dot(v + 1, v + 1, size - 1)),
-                 first = static_cast<double>(v[0]);
-    beta[k] = 0;
-    off_diagonal[k] = first;
-    if (!(rest > nothing)) continue;
-    const double norm =
-        first > 0 ? -std::sqrt(first * first + rest) : std::sqrt(first * first + rest);
-    off_diagonal[k] = norm;
-    v[0] = static_cast<float>(first - norm);
-    beta[k] =
-        static_cast<float>(2 / (static_cast<double>(v[0]) * static_cast<double>(v[0]) + rest));
-    for (uint32_t i = 0; i < size; ++i) p[i] = beta[k] * dot(below + std::size_t{i} * n, v, size);
-    const float share = beta[k] / 2 * dot(p.data(), v, size);
-    add(-share, v, size, p.data());
-    for (uint32_t i = 0; i < size; ++i) {
-      float* row = below + std::size_t{i} * n;
-      add(-v[i], p.data(), size, row);
-      add(-p[i], v, size, row);
+  for (uint32_t first = 0; first < n; first += panel) {
+    const uint32_t end = std::min(n, first + panel);
+    std::fill(p.left.begin(), p.left.end(), 0.0f);
+    std::fill(p.right.begin(), p.right.end(), 0.0f);
+    for (uint32_t k = first; k < end; ++k) {
+      const uint32_t j = k - first;
+      float* row = a + std::size_t{k} * n + k;
+      multiply(kernels, p.left.data() + k, 0, n, 1, p.right.data() + k, n, n - k, 2 * j,
+               product.data(), n);
+      subtract(product.data(), n, 1, n - k, row, n);
+      diagonal[k] = static_cast<double>(row[0]);
+      if (k + 1 == n) break;
+      off_diagonal[k] = reflect(row + 1, n - k - 1, nothing, &beta[k]);
+      if (!(beta[k] > 0)) continue;
+      std::copy_n(row + 1, n - k - 1, p.left_row(2 * j) + k + 1);
+      std::copy_n(row + 1, n - k - 1, p.right_row(2 * j + 1) + k + 1);
+      find_update(kernels, a, first, j, beta[k], &p, w.data(), product.data());
+      std::copy_n(w.data() + k + 1, n - k - 1, p.left_row(2 * j + 1) + k + 1);
+      std::copy_n(w.data() + k + 1, n - k - 1, p.right_row(2 * j) + k + 1);
     }
+    for (uint32_t r = end; r < n; r += strip) {
+      const uint32_t rows = std::min(strip, n - r);
+      multiply(kernels, p.left.data() + r, 1, n, rows, p.right.data() + end, n, n - end, 2 * panel,
+               product.data(), n);
+      subtract(product.data(), n, rows, n - end, a + std::size_t{r} * n + end, n);
+    }
+  }
+}
+
+// u = H_0 H_1 ... u for u [n][m], a panel of reflections at a time: their product is 1 - V^T S V
+// with an upper triangular S (the same, section 5.2.3).
+void apply_reflections(const Kernels& kernels, const float* a, const float* beta, uint32_t n,
+                       uint32_t m, float* u) {
+  std::vector<float> v(std::size_t{panel} * n), shares(std::size_t{panel} * m),
+      mixed(shares.size()), product(std::size_t{strip} * m);
+  for (uint32_t first = (n - 1) / panel * panel;; first -= panel) {
+    const uint32_t count = std::min(panel, n - 1 - first), size = n - 1 - first;
+    std::fill(v.begin(), v.end(), 0.0f);
+    float s[panel][panel] = {};
+    for (uint32_t j = 0; j < count; ++j) {
+      const uint32_t k = first + j;
+      float* row = v.data() + std::size_t{j} * n + j;
+      if (!(beta[k] > 0)) continue;
+      std::copy_n(a + std::size_t{k} * n + k + 1, n - k - 1, row);
+      s[j][j] = beta[k];
+      float products[panel];
+      for (uint32_t i = 0; i < j; ++i)
+        products[i] = dot(v.data() + std::size_t{i} * n + j, row, n - k - 1);
+      for (uint32_t i = 0; i < j; ++i)
+        for (uint32_t l = i; l < j; ++l) s[i][j] -= beta[k] * s[i][l] * products[l];
+    }
+    float* behind = u + (std::size_t{first} + 1) * m;
+    multiply(kernels, v.data(), n, 1, count, behind, m, m, size, shares.data(), m);
+    std::fill(mixed.begin(), mixed.end(), 0.0f);
+    for (uint32_t i = 0; i < count; ++i)
+      for (uint32_t j = i; j < count; ++j)
+        add_multiple(s[i][j], shares.data() + std::size_t{j} * m, m,
+                     mixed.data() + std::size_t{i} * m);
+    for (uint32_t r = 0; r < size; r += strip) {
+      const uint32_t rows = std::min(strip, size - r);
+      multiply(kernels, v.data() + r, 1, n, rows, mixed.data(), m, m, count, product.data(), m);
+      subtract(product.data(), m, rows, m, behind + std::size_t{r} * m, m);
+    }
+    if (first == 0) return;
   }
 }
 
@@ -129,11 +213,11 @@ std::vector<Rotation> make_diagonal(uint32_t n, double* diagonal, double* off_di
 
 }  // namespace
 
-void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m,
+void leading_eigenvectors(const Kernels& kernels, std::vector<float>* a, uint32_t n, uint32_t m,
                           std::vector<float>* vectors, std::vector<double>* values) {
   std::vector<double> diagonal(n), off_diagonal(n);
-  std::vector<float> beta(n), shares(m);
-  make_tridiagonal(a->data(), n, diagonal.data(), off_diagonal.data(), beta.data());
+  std::vector<float> beta(n);
+  make_tridiagonal(kernels, a->data(), n, diagonal.data(), off_diagonal.data(), beta.data());
   const std::vector<Rotation> rotations = make_diagonal(n, diagonal.data(), off_diagonal.data());
   vectors->assign(std::size_t{n} * m, 0.0f);
   values->resize(m);
@@ -148,13 +232,7 @@ void leading_eigenvectors(std::vector<float>* a, uint32_t n, uint32_t m,
     const Rotation r = rotations[at];
     rotate(r.c, r.s, m, u + std::size_t{r.row} * m, u + (std::size_t{r.row} + 1) * m);
   }
-  for (uint32_t k = n - 1; k-- > 0;) {
-    const float* v = a->data() + k * n;
-    std::fill(shares.begin(), shares.end(), 0.0f);
-    for (uint32_t i = k + 1; i < n; ++i) add(v[i], u + std::size_t{i} * m, m, shares.data());
-    for (uint32_t i = k + 1; i < n; ++i)
-      add(-beta[k] * v[i], shares.data(), m, u + std::size_t{i} * m);
-  }
+  apply_reflections(kernels, a->data(), beta.data(), n, m, u);
 }
 
 }  // namespace kvasir

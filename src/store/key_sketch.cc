@@ -2,18 +2,17 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstring>
+#include <memory>
 #include <utility>
 
-#include "backend/second_moment.h"
 #include "base/checked.h"
 #include "base/stamp.h"
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
 #include "cachefile/section_rules.h"
 #include "os/os.h"
-#include "store/eigenvectors.h"
+#include "store/sketch_bases.h"
 
 namespace kvasir {
 
@@ -21,124 +20,95 @@ using format::SectionKind;
 
 namespace {
 
-constexpr uint32_t sampled_tokens = 4096;  // tokens of a head for the second moment of its keys
-constexpr uint32_t summed_tokens = 256;    // tokens summed in float; these sums are added in double
-constexpr double known_queries = 0.5;      // their part of the second moment of queries
-// Exponent of a coordinate's variance. Of 1/4, 1/3, 3/8 and 1/2 (which makes keys vary alike in all
-// coordinates) it left the least error.
-constexpr double scaled_by = 1.0 / 3;
-// Relative to the largest variance; coordinates below it are not enlarged.
-constexpr double min_variance = 1e-6;
+// Heads whose moments are in memory at once.
+constexpr uint32_t group_heads = 64;
+// Tasks a thread that the moments are divided into, where there are few heads.
+constexpr uint32_t moment_tasks = 4, max_moment_parts = 4;
 
-using Square = std::vector<double>;  // [n][n]
-
-double dot(const double* a, const double* b, uint32_t n) {
-  double even = 0, odd = 0;
-  for (uint32_t i = 0; i + 1 < n; i += 2) even += a[i] * b[i], odd += a[i + 1] * b[i + 1];
-  return even + odd + (n % 2 ? a[n - 1] * b[n - 1] : 0);
-}
-
-double trace_of(const Square& a, uint32_t n) {
-  double trace = 0;
-  for (uint32_t i = 0; i < n; ++i) trace += a[i * n + i];
-  return trace > 0 && trace < 1e300 ? trace : 0;  // also for NaN and infinity
-}
-
-// Replaces a by the lower L of L L^T = a, with zeros above.
-void factor(Square& a, uint32_t n) {
-  for (uint32_t i = 0; i < n; ++i) {
-    double* row = a.data() + std::size_t{i} * n;
-    for (uint32_t j = 0; j < i; ++j)
-      row[j] = (row[j] - dot(row, a.data() + std::size_t{j} * n, j)) / a[j * n + j];
-    row[i] = std::sqrt(row[i] - dot(row, row, i));
-    std::fill(row + i + 1, row + n, 0.0);
+// A workspace per thread, which the thread makes at its first task.
+template <class W>
+class Workspaces {
+ public:
+  explicit Workspaces(const ThreadPool& pool) : made_(pool.threads()) {}
+  template <class... Args>
+  W& of(uint32_t worker, const Args&... args) {
+    if (!made_[worker]) made_[worker] = std::make_unique<W>(args...);
+    return *made_[worker];
   }
-}
 
-// Scratch memory for finding the bases of a head, per thread.
-struct BasisWorkspace {
-  BasisWorkspace(uint32_t n, uint32_t m, uint32_t page_tokens)
-      : keys(std::size_t{n} * n), queries(keys.size()), scaled(keys.size()), l(keys.size()),
-        product(keys.size()), moment(keys.size()), base(std::size_t{n} * m),
-        directions(std::size_t{n} * m), below(m), variances(m),
-        rows(std::size_t{summed_tokens} * n), values(std::size_t{page_tokens} * n) {}
-  Square keys, queries;                           // second moments, [n][n]; `queries` then holds L
-  std::vector<float> scaled, l, product, moment;  // [n][n]
-  std::vector<float> base, directions;            // [n][m]
-  std::vector<double> below, variances;           // [m]
-  Array<float> rows, values;  // [summed_tokens][n] keys; [page_tokens][n] values of a page
+ private:
+  std::vector<std::unique_ptr<W>> made_;
 };
 
-// Computes the second moment of a head's keys from a sample of its pages, and verifies all pages.
-// at: layer * kv_heads + head. Returns false if a page of a mapped file is damaged.
-bool add_keys(const PageStore& pages, uint32_t at, const Kernels& kernels,
-              const CancelLatch& cancel, BasisWorkspace* w) {
-  const StoreShape& shape = pages.shape();
-  const uint32_t layer = at / shape.kv_heads, head = at % shape.kv_heads, dim = shape.page.dim,
-                 page_tokens = shape.page.page_tokens, count = pages.pages();
-  const auto stride =
-      static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / page_tokens)));
-  std::fill(w->keys.begin(), w->keys.end(), 0.0);
-  uint32_t rows = 0;
-  for (uint32_t p = 0; p < count; ++p) {
-    if (cancel.fired()) return true;
-    if (!pages.intact_page(layer, head, p)) return false;
-    // The keys of the sinks are outliers that are never selected.
-    if (p % stride != stride - 1 || (p == 0 && count > 1)) continue;
-    const PageRef ref = pages.page(layer, head, p);
-    kernels.unseal_page(shape.page, ref.data, ref.scales, w->rows.data() + std::size_t{rows} * dim,
-                        w->values.data());
-    rows += page_tokens;
-    if (rows < summed_tokens) continue;
-    add_moment(kernels, w->rows.data(), std::exchange(rows, 0), dim, w->product.data(),
-               w->keys.data());
-  }
-  add_moment(kernels, w->rows.data(), rows, dim, w->product.data(), w->keys.data());
-  return true;
-}
+// Finds the bases of a store's heads.
+class BasesBuild {
+ public:
+  BasesBuild(const PageStore& pages, const KeySketch::QueryMoment& queries, const Kernels& kernels,
+             ThreadPool* pool, const CancelLatch& latch)
+      : pages_(pages), queries_(queries), kernels_(kernels), pool_(pool), latch_(latch),
+        dim_(pages.shape().page.dim), group_(std::min(group_heads, pages.shape().heads_total())),
+        bounds_(moment_parts(
+            dim_,
+            std::min<uint32_t>(max_moment_parts, 1 + moment_tasks * pool->threads() / group_))),
+        keys_(make_buffer<float>(group_ * square())),
+        factors_(make_buffer<float>(group_ * square())), samples_(*pool), moments_(*pool),
+        finders_(*pool) {}
 
-// A and B of one head, [n][m], from the second moments of its keys and queries; see key_sketch.h.
-void find_bases(const Kernels& kernels, BasisWorkspace* w, uint32_t n, uint32_t m, float* key_basis,
-                float* query_basis) {
-  const double query_trace = trace_of(w->queries, n), key_trace = trace_of(w->keys, n),
-               known = query_trace > 0 ? known_queries : 0;
-  for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t j = 0; j < n; ++j) {
-      double& q = w->queries[i * n + j];
-      q = (known > 0 ? known * q * n / query_trace : 0) + (i == j ? 1 - known : 0);
-      w->scaled[i * n + j] =
-          key_trace > 0 ? static_cast<float>(w->keys[i * n + j] * n / key_trace) : 0;
+  // a, b: of all heads, [dim][sketch_dim] each. Returns false if a page of a mapped file is
+  // damaged. Stops where the latch fires.
+  bool run(float* a, float* b) {
+    const uint32_t heads = pages_.shape().heads_total(), m = pages_.shape().page.sketch_dim();
+    for (uint32_t first = 0; first < heads && intact_ && !latch_.fired(); first += group_) {
+      const uint32_t count = std::min(group_, heads - first);
+      find_moments(first, count);
+      pool_->run(count, [&](uint32_t i, uint32_t worker) {
+        if (!intact_ || latch_.fired()) return;
+        const std::size_t at = (std::size_t{first} + i) * dim_ * m;
+        finders_.of(worker, kernels_, dim_, m)
+            .find(keys_.get() + i * square(), factors_.get() + i * square(), a + at, b + at);
+      });
     }
-  factor(w->queries, n);
-  const Square& l = w->queries;
-  std::transform(l.begin(), l.end(), w->l.begin(), [](double x) { return static_cast<float>(x); });
-  kernels.multiply(w->scaled.data(), n, 1, n, w->l.data(), n, n, n, w->product.data(), n);  // K L
-  // L^T K L
-  kernels.multiply(w->l.data(), 1, n, n, w->product.data(), n, n, n, w->moment.data(), n);
-  leading_eigenvectors(&w->moment, n, m, &w->directions, &w->variances);
-  kernels.multiply(w->l.data(), n, 1, n, w->directions.data(), m, m, n, w->base.data(), m);  // L W
-  const double largest = w->variances[0];
-  std::vector<double>& scales = w->variances;
-  for (double& v : scales)
-    v = largest > 0 ? std::pow(std::max(v / largest, min_variance), scaled_by) : 1;
-  for (uint32_t i = 0; i < n; ++i)
-    for (uint32_t j = 0; j < m; ++j)
-      key_basis[i * m + j] =
-          static_cast<float>(static_cast<double>(w->base[i * m + j]) / scales[j]);
-  for (uint32_t i = n; i-- > 0;) {  // L^-T W, from the last row up, in place of W
-    std::fill(w->below.begin(), w->below.end(), 0.0);
-    for (uint32_t k = i + 1; k < n; ++k) {
-      const float* row = w->directions.data() + std::size_t{k} * m;
-      const double share = l[k * n + i];
-      for (uint32_t j = 0; j < m; ++j) w->below[j] += share * static_cast<double>(row[j]);
-    }
-    for (uint32_t j = 0; j < m; ++j) {
-      const double x = (static_cast<double>(w->directions[i * m + j]) - w->below[j]) / l[i * n + i];
-      w->directions[i * m + j] = static_cast<float>(x);
-      query_basis[i * m + j] = static_cast<float>(x * scales[j]);
-    }
+    return intact_;
   }
-}
+
+ private:
+  std::size_t square() const { return std::size_t{dim_} * dim_; }
+
+  // The moments of the keys, and the factors of those of queries, of a group of heads.
+  void find_moments(uint32_t first, uint32_t count) {
+    const auto parts = static_cast<uint32_t>(bounds_.size() - 1);
+    pool_->run(count * (parts + 1), [&](uint32_t task, uint32_t worker) {
+      if (!intact_ || latch_.fired()) return;
+      const uint32_t i = task / (parts + 1), part = task % (parts + 1),
+                     layer = (first + i) / pages_.shape().kv_heads,
+                     head = (first + i) % pages_.shape().kv_heads;
+      if (part < parts) {
+        if (!KeySample(pages_, layer, head)
+                 .add(kernels_, bounds_[part], bounds_[part + 1], &samples_.of(worker),
+                      keys_.get() + i * square()))
+          intact_ = false;
+        return;
+      }
+      std::vector<double>& moment = moments_.of(worker);
+      moment.assign(square(), 0.0);
+      if (queries_) queries_(layer, head, moment.data());
+      factor_queries(kernels_, moment, dim_, factors_.get() + i * square());
+    });
+  }
+
+  const PageStore& pages_;
+  const KeySketch::QueryMoment& queries_;
+  const Kernels& kernels_;
+  ThreadPool* pool_;
+  const CancelLatch& latch_;
+  uint32_t dim_, group_;
+  std::vector<uint32_t> bounds_;  // of the parts of a moment
+  Buffer<float> keys_, factors_;  // [group_][dim_][dim_]
+  Workspaces<KeySample::Workspace> samples_;
+  Workspaces<std::vector<double>> moments_;
+  Workspaces<BasisFinder> finders_;
+  std::atomic<bool> intact_{true};
+};
 
 // Zeroes page p of an extent for all heads; page.h has the layout.
 void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
@@ -173,30 +143,26 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
 
 Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels,
                         ThreadPool* pool, const Cancel* cancel) {
-  const uint32_t dim = shape_.page.dim, n = shape_.page.sketch_dim(), heads = shape_.heads_total(),
-                 count = pages.pages();
+  const uint32_t heads = shape_.heads_total(), count = pages.pages();
   if (count == 0) return {};
   auto bases = std::make_shared<Bases>(2 * heads * basis_floats());
+  const CancelLatch latch(cancel);
+  std::atomic<bool> intact{
+      BasesBuild(pages, queries, kernels, pool, latch)
+          .run(bases->floats.get(), bases->floats.get() + heads * basis_floats())};
   std::vector<Extent> extents;
   extents.reserve(pages.extents());
-  while (extents.size() < pages.extents()) extents.push_back(new_extent());
-
-  std::vector<std::unique_ptr<BasisWorkspace>> scratch(pool->threads());
-  for (std::unique_ptr<BasisWorkspace>& w : scratch)
-    w = std::make_unique<BasisWorkspace>(dim, n, shape_.page.page_tokens);
-  const CancelLatch latch(cancel);
-  std::atomic<bool> intact{true};
-  pool->run(heads, [&](uint32_t at, uint32_t worker) {
-    const uint32_t layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
-    BasisWorkspace& w = *scratch[worker];
-    if (!add_keys(pages, at, kernels, latch, &w)) intact = false;
-    if (!intact || latch.fired()) return;
-    std::fill(w.queries.begin(), w.queries.end(), 0.0);
-    if (queries) queries(layer, head, w.queries.data());
-    find_bases(kernels, &w, dim, n, bases->floats.get() + at * basis_floats(),
-               bases->floats.get() + (heads + at) * basis_floats());
-    for (uint32_t p = 0; p < count && !latch.fired(); ++p)
-      seal(&extents[p / extent_pages], pages, *bases, at, p, kernels);
+  while (intact && !latch.fired() && extents.size() < pages.extents())
+    extents.push_back(new_extent());
+  const auto tasks = static_cast<uint32_t>(extents.size() * heads);
+  pool->run(tasks, [&](uint32_t task, uint32_t) {
+    const uint32_t at = task % heads, e = task / heads;
+    for (uint32_t p = e * extent_pages; p < std::min(count, (e + 1) * extent_pages); ++p) {
+      if (!intact || latch.fired()) return;
+      if (pages.intact_page(at / shape_.kv_heads, at % shape_.kv_heads, p))
+        seal(&extents[e], pages, *bases, at, p, kernels);
+      else intact = false;
+    }
   });
   if (!intact) return pages.damaged();
   if (latch.fired())

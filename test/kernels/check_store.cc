@@ -82,11 +82,10 @@ struct ScoreBounds {
 
 struct Multiply {
   Multiply(Random& random, bool random_shape)
-      : rows(random_shape ? 8 * (1 + random.below(5)) : 128),
-        cols(random_shape ? 8 * (2 + random.below(31)) : 128),
-        n(random_shape ? random.below(40) : 40), stride(cols + random.below(9)),
-        out_stride(cols + random.below(9)), a(rows * (n + std::size_t{9})), b(n * stride + 1),
-        out(rows * out_stride) {
+      : rows(random_shape ? 1 + random.below(41) : 128),
+        cols(random_shape ? 16 + random.below(250) : 128), n(random_shape ? random.below(40) : 40),
+        stride(cols + random.below(9)), out_stride(cols + random.below(9)),
+        a(rows * (n + std::size_t{9})), b(n * stride + 1), out(rows * out_stride) {
     const bool transposed = random.below(2) != 0;
     row = transposed ? 1 : n + random.below(9);
     step = transposed ? rows : 1;

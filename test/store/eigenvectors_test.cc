@@ -38,7 +38,7 @@ void check(const std::vector<double>& values, uint32_t m, uint32_t seed) {
   const std::vector<float> a = matrix_of(values, seed);
   std::vector<float> used = a, u;
   std::vector<double> found;
-  leading_eigenvectors(&used, n, m, &u, &found);
+  leading_eigenvectors(cpu_kernels(), &used, n, m, &u, &found);
   REQUIRE(u.size() == std::size_t{n} * m);
   std::vector<double> sorted = values;
   std::sort(sorted.rbegin(), sorted.rend());
@@ -81,7 +81,7 @@ TEST_CASE(
         for (uint32_t i = 0; other == value && i < n; ++i) a[i] = a[std::size_t{i} * n] = value;
         a[0] = value;
         std::vector<double> found;
-        leading_eigenvectors(&a, n, n / 2, &u, &found);
+        leading_eigenvectors(cpu_kernels(), &a, n, n / 2, &u, &found);
         CAPTURE(n);
         CAPTURE(value);
         CAPTURE(other);

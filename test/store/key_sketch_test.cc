@@ -194,6 +194,37 @@ TEST_CASE("a sketch is the same on any number of threads") {
   CHECK(contents(one) == contents(two));
 }
 
+TEST_CASE("a head's sketch is the same among many heads and among few") {
+  constexpr uint32_t many = 33, count = 5;  // more heads than have moments in memory at once
+  const auto sketch_of = [&](uint32_t first, uint32_t end, uint32_t threads, KeySketch* out) {
+    const StoreShape its_shape{end - first, heads, shape.page};
+    PageStore pages(its_shape);
+    REQUIRE(pages.reserve(count).ok());
+    Array<float> k(sketch_page_tokens * shape.page.dim), v(k.size());
+    for (uint32_t l = first; l < end; ++l)
+      for (uint32_t h = 0; h < heads; ++h)
+        for (uint32_t p = 0; p < count; ++p) {
+          std::mt19937 random(l * 977 + h * 31 + p);
+          std::normal_distribution<float> normal;
+          for (float& x : k) x = normal(random);
+          pages.seal(cpu_kernels(), l - first, h, p, k.data(), v.data());
+        }
+    pages.commit(count);
+    *out = KeySketch(its_shape);
+    REQUIRE(out->build(pages, nullptr, cpu_kernels(), &pool(threads), nullptr).ok());
+  };
+  KeySketch all(shape), last(shape);
+  sketch_of(0, many, 2, &all);
+  sketch_of(many - 1, many, 8, &last);
+  for (uint32_t h = 0; h < heads; ++h) {
+    const std::size_t floats = shape.page.dim * shape.page.sketch_dim();
+    CHECK(std::equal(all.query_basis(many - 1, h), all.query_basis(many - 1, h) + floats,
+                     last.query_basis(0, h)));
+    CHECK(std::memcmp(all.extent(many - 1, h, 0), last.extent(0, h, 0),
+                      shape.page.sketch_bytes()) == 0);
+  }
+}
+
 TEST_CASE(
     "appended pages get what building them with the same bases gives, and a fork does not see "
     "them") {
