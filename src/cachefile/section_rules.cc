@@ -30,8 +30,9 @@ const char* wrong_floats(std::span<const float> values) {
 }
 
 const char* wrong_state_floats(std::span<const float> values) {
-  if (const char* what = wrong_floats(values)) return what;
-  return all_below(values, max_state_number) ? nullptr : "holds a number of 1e30 or more";
+  if (all_below(values, max_state_number)) return nullptr;
+  const char* what = wrong_floats(values);
+  return what ? what : "holds a number of 1e30 or more";
 }
 
 const char* wrong_count(uint64_t count, const SectionFacts& facts) {

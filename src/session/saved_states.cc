@@ -37,12 +37,9 @@ class FileStates final : public StateSource {
   Status read(std::size_t number, std::size_t size, ThreadPool* pool, const Cancel* cancel,
               float* out) const {
     const uint64_t bytes = uint64_t{size} * sizeof(float);
-    RETURN_IF_ERROR(copy_floats(*file_, *file_->find(SectionKind::recurrent),
-                                recurrent_head_bytes + number * bytes, 1, size, pool, cancel,
-                                [&](uint64_t) { return out; }));
-    const char* what = wrong_state_floats({out, size});
-    if (!what) return {};
-    return Status::error(Code::corrupt, "%s: section 'recurrent' %s", file_->path().c_str(), what);
+    return copy_floats(
+        *file_, *file_->find(SectionKind::recurrent), recurrent_head_bytes + number * bytes, 1,
+        size, pool, cancel, [&](uint64_t) { return out; }, wrong_state_floats);
   }
 
  private:
@@ -148,7 +145,7 @@ Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStat
                    RecurrentState* out) {
   if (saved.empty()) return {};
   const auto source = std::make_shared<FileStates>(file);
-  std::shared_ptr<float[]> end(Allocator<float>().allocate(out->size()), Deallocate());
+  std::shared_ptr<float[]> end = out->make();
   RETURN_IF_ERROR(source->read(saved.size() - 1, out->size(), pool, cancel, end.get()));
   out->limit_checkpoints(wanted.limits);
   out->restore(saved, wanted.tokens, std::move(end), source);

@@ -3,10 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "os/os.h"
+
 namespace kvasir {
 
 std::shared_ptr<float[]> RecurrentState::make() const {
-  return std::shared_ptr<float[]>(Allocator<float>().allocate(size()), Deallocate());
+  std::shared_ptr<float[]> floats(Allocator<float>().allocate(size()), Deallocate());
+  os::prefer_huge_pages(floats.get(), size() * sizeof(float));
+  return floats;
 }
 
 uint64_t RecurrentState::bytes() const {

@@ -73,6 +73,8 @@ class RecurrentState {
   // The same of a sequence without checkpoints and without such a copy: before and after a step.
   uint64_t step_bytes() const { return 2 * size() * sizeof(float); }
 
+  // Room for a state of all layers, not written. Throws std::bad_alloc.
+  std::shared_ptr<float[]> make() const;
   // Makes room for a step of which all tokens stay, or for the states after each of so many.
   // in_host: the step has layers in host memory. Throws std::bad_alloc.
   void prepare(uint32_t each = 0, bool in_host = true);
@@ -140,7 +142,6 @@ class RecurrentState {
     Parts parts;             // of the end
     bool is_whole = true;    // the floats have the parts' layers too
   };
-  std::shared_ptr<float[]> make() const;
   Status fetch();
   Status read_parts(float* to) const;
   void thin_out(uint64_t end);
