@@ -78,6 +78,9 @@ std::string ExecutionPlan::text(const std::vector<std::string>& names) const {
       if (s.sixteenths < 16) out += " " + std::to_string(s.sixteenths) + "/16";
       out += " " + executor(s.executor) + " (" + name_of(s.place) + ")";
     }
+    if (run.by_layers) out += ", layer by layer";
+    if (run.streamed_layers > 0)
+      out += ", weights of " + std::to_string(run.streamed_layers) + " layers streamed";
     if (run.has_windows) out += ", sliding windows " + executor(run.windows_executor);
     if (!run.has_experts) continue;
     if (run.experts_end > run.first_layer) out += ", experts " + executor(run.executor);

@@ -59,6 +59,9 @@ struct LayerRun {
   // Layers whose queries see a window; windows_executor attends them.
   bool has_windows = false;
   int windows_executor = on_cpu;
+  // Of a span: the layers whose weights, or experts, come to the GPU when their turn comes.
+  bool by_layers = false;
+  uint32_t streamed_layers = 0;
   std::vector<Segment> segments;
 };
 

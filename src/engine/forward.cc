@@ -41,6 +41,8 @@ Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPoo
 
 Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   if (step.chunk > 0) return run_span(step, stores);
+  end_spans();
+  last_is_span_ = false;
   const CancelLatch cancel(step.cancel);
   resize(step.size());
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());

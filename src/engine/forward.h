@@ -35,6 +35,12 @@ class Forward {
   uint64_t span_tokens(const ForwardStep& step, const StepStores& stores, uint32_t chunk) const;
   // Tokens of a span, in place of a choice; 0: chosen. Only tests and measurements have a use.
   void force_spans(uint64_t tokens) { forced_span_ = tokens; }
+  // Releases what spans have taken. The next span takes it again.
+  void end_spans();
+  // Why the last span_tokens() was 0, where spans would serve.
+  Fallback span_fallback() const { return span_fallback_; }
+  // After run() has returned Code::no_memory for a span: whether steps can do without.
+  bool refuse_spans();
 
   // Makes now what GPUs need to attend by the step's plan, which run() does some at a time.
   // Code::cancelled, also by the progress callback, and errors as run().
@@ -42,7 +48,7 @@ class Forward {
 
   Attention& attention() { return host_.attention(); }
   // Of the last step, or of prepare(): a run an executor, those of GPUs first.
-  const ExecutionPlan& plan() const { return plan_; }
+  const ExecutionPlan& plan() const { return last_is_span_ ? span_plan_ : plan_; }
 
  private:
   struct Span;
@@ -56,12 +62,17 @@ class Forward {
   void commit(const StepContext& c, uint32_t kept);
 
   Status run_span(const ForwardStep& step, const StepStores& stores);
+  Status open_spans();
+  LayerExecutor* span_executor(std::size_t i) const;
+  LayerExecutor::Request span_request(const StepContext& c) const;
   Status begin_span(Span* span);
-  Status run_layer(Span* span, LayerExecutor* executor, uint32_t layer);
-  Status run_chunk(Span* span, LayerExecutor* executor, uint32_t layer, std::size_t chunk);
+  void make_span_memory(Span* span);
+  Status run_layer(Span* span, std::size_t executor, uint32_t layer);
+  Status run_chunk(Span* span, std::size_t executor, uint32_t layer, std::size_t chunk);
+  Status write_span_logits(const StepContext& c, LayerExecutor* executor);
   void commit_span(Span* span, const StepStores& stores);
   bool prefers_spans() const;
-  std::size_t run_of(uint32_t layer) const;  // its place in plan_.runs
+  Fallback why_no_span(const StepStores& stores) const;
 
   std::shared_ptr<const Model> model_;
   const std::vector<Rope>& ropes_;  // of the model
@@ -76,6 +87,15 @@ class Forward {
   Buffer<float> cos_, sin_;  // [RoPE sets][n][rope dim / 2]
   LayerInputs layer_inputs_;
   uint64_t forced_span_ = 0;
+  bool refuses_spans_ = false;
+  mutable Fallback span_fallback_ = Fallback::none;  // of the last span_tokens()
+  // Of spans on GPUs: a run each, in order. Only while spans follow one another: others need the
+  // memory.
+  std::vector<std::unique_ptr<LayerExecutor>> span_executors_;
+  ExecutionPlan span_plan_;
+  bool last_is_span_ = false;  // the last step, on GPUs
+  PinnedBuffer<float> span_memory_;
+  std::size_t span_memory_floats_ = 0;
 };
 
 }  // namespace kvasir

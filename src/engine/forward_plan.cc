@@ -24,12 +24,16 @@ LayerExecutor::Request Forward::request_of(const StepContext& c) const {
 Status Forward::make_plan(const StepContext& c) {
   const LayerExecutor::Request request = request_of(c);
   RETURN_IF_ERROR(host_.begin(c, request.gpu));
-  for (std::size_t i = 0; i < executors_.size(); ++i)
+  for (std::size_t i = 0; i < executors_.size(); ++i) {
+    plan_.runs[i].by_layers = false;
     RETURN_IF_ERROR(executors_[i]->plan(c, request, &plan_.runs[i]));
+  }
   return {};
 }
 
 Status Forward::prepare(const ForwardStep& planned, KvStore* store, Progress* progress) {
+  end_spans();
+  last_is_span_ = false;
   const Token any = 0;
   ForwardStep step = planned;
   step.tokens = {&any, 1};  // a step of an answer

@@ -13,7 +13,8 @@
 
 namespace kvasir {
 
-constexpr uint64_t min_span = 8192, max_span = 65536;  // tokens
+constexpr uint64_t min_span = 8192, max_span = 65536;     // tokens
+constexpr uint64_t max_span_bytes = uint64_t{512} << 20;  // of the residual stream and its angles
 
 Status step_cancelled() {
   return Status::error(Code::cancelled, "cancelled; the sequence is as it was before the chunk");
@@ -41,15 +42,33 @@ struct Forward::Span {
   KvStore store;
   std::optional<KvStore> windows;
   std::optional<RecurrentState> states;
-  const uint64_t begin;        // its first token's position
-  std::vector<uint32_t> ends;  // of chunks
-  uint64_t done = 0;           // tokens of layers
-  Buffer<float> x;             // [tokens][width]
-  Buffer<float> cos, sin;      // of each chunk: [RoPE sets][n][rope dim / 2]
+  const uint64_t begin;                  // its first token's position
+  std::vector<uint32_t> ends;            // of chunks
+  uint64_t done = 0;                     // tokens of layers
+  Buffer<float> memory;                  // of the next three, where they are not pinned
+  float* x = nullptr;                    // [tokens][width]
+  float *cos = nullptr, *sin = nullptr;  // of each chunk: [RoPE sets][n][rope dim / 2]
 };
 
-// Whether weights would be read from the file again with each chunk.
-bool Forward::prefers_spans() const { return model_->weights().bytes > os::available_memory(); }
+// Whether weights would be read from the file, or computed by the CPU in place of a GPU, with each
+// chunk.
+bool Forward::prefers_spans() const {
+  const std::vector<DeviceWeights>& gpus = model_->device_weights();
+  if (gpus.empty()) return model_->weights().bytes > os::available_memory();
+  if (gpus.back().end_layer() < model_->config().depth()) return true;
+  for (const DeviceWeights& d : gpus)
+    if (d.experts_end() < d.end_layer()) return true;
+  return false;
+}
+
+Fallback Forward::why_no_span(const StepStores& stores) const {
+  const ModelConfig& config = model_->config();
+  if (refuses_spans_) return Fallback::no_room_for_weights;
+  if (stores.store.budget().bytes > 0) return Fallback::memory_limit;
+  if (stores.store.window_tokens() == KvStore::keep_all) return Fallback::full_precision;
+  if (config.streams > 1 || config.layer_input > 0) return Fallback::more_streams;
+  return config.shares_kv() ? Fallback::shared_keys : Fallback::none;
+}
 
 uint64_t Forward::span_tokens(const ForwardStep& step, const StepStores& stores,
                               uint32_t chunk) const {
@@ -57,31 +76,57 @@ uint64_t Forward::span_tokens(const ForwardStep& step, const StepStores& stores,
   const bool plain = !step.selector && !step.trace && !step.asked && !step.hidden && !step.accept &&
                      !step.open && !step.inputs;
   const bool follows = stores.store.can_span() && (!stores.windows || stores.windows->can_span());
-  // These have more than the residual stream between layers.
-  const bool has_stream_alone =
-      config.streams == 1 && config.layer_input == 0 && !config.shares_kv();
-  if (!plain || !follows || !has_stream_alone) return 0;
+  const bool prefers = forced_span_ > 0 || prefers_spans();
+  span_fallback_ = prefers ? why_no_span(stores) : Fallback::none;
+  if (!plain || !follows || !prefers || span_fallback_ != Fallback::none) return 0;
   if (forced_span_ > 0) return forced_span_;
-  if (!prefers_spans()) return 0;
   const uint64_t token = uint64_t{config.width + 2 * config.angles()} * sizeof(float);
-  const uint64_t room = os::available_memory() / 8 / token;
+  const uint64_t room = std::min(os::available_memory() / 8, max_span_bytes) / token;
   return std::clamp(room, min_span, max_span) / chunk * chunk;
 }
 
 Status Forward::run_span(const ForwardStep& step, const StepStores& stores) {
+  RETURN_IF_ERROR(open_spans());
   Span span(step, stores);
   RETURN_IF_ERROR(begin_span(&span));
-  for (const auto& executor : executors_)
-    for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l)
-      RETURN_IF_ERROR(run_layer(&span, executor.get(), l));
+  last_is_span_ = !model_->device_weights().empty();
+  const auto& runs = model_->device_weights().empty() ? plan_.runs : span_plan_.runs;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    for (uint32_t l = runs[i].first_layer; l < runs[i].end_layer; ++l)
+      RETURN_IF_ERROR(run_layer(&span, i, l));
   commit_span(&span, stores);
   return {};
 }
 
-std::size_t Forward::run_of(uint32_t layer) const {
-  std::size_t i = 0;
-  while (plan_.runs[i].end_layer <= layer) ++i;
-  return i;
+// The GPUs' executors of spans, which take the memory of the others.
+Status Forward::open_spans() {
+  const std::vector<DeviceWeights>& gpus = model_->device_weights();
+  if (gpus.empty() || !span_executors_.empty()) return {};
+  for (const auto& executor : executors_) executor->rest();
+  std::vector<std::unique_ptr<LayerExecutor>> opened;
+  span_plan_ = {};
+  for (std::size_t i = 0; i < gpus.size(); ++i) {
+    std::unique_ptr<LayerExecutor> executor;
+    RETURN_IF_ERROR(make_span_executor(*model_, static_cast<int>(i), &host_, &executor));
+    LayerRun run;
+    run.first_layer = gpus[i].first_layer();
+    run.end_layer = i + 1 == gpus.size() ? model_->config().depth() : gpus[i].end_layer();
+    run.executor = static_cast<int>(i);
+    span_plan_.runs.push_back(std::move(run));
+    opened.push_back(std::move(executor));
+  }
+  span_executors_ = std::move(opened);
+  return {};
+}
+
+void Forward::end_spans() {
+  span_executors_.clear();
+  span_memory_ = {}, span_memory_floats_ = 0;
+}
+
+bool Forward::refuse_spans() {
+  end_spans();
+  return !std::exchange(refuses_spans_, true);
 }
 
 Status Forward::begin_span(Span* span) {
@@ -93,33 +138,92 @@ Status Forward::begin_span(Span* span) {
   if (span->states) RETURN_IF_ERROR(span->states->begin_span());
   if (step.queries) step.queries->prepare(n);
   const std::size_t width = model_->config().width, angles = model_->config().angles();
-  span->x = make_buffer<float>(n * width);
-  span->cos = make_buffer<float>(n * angles);
-  span->sin = make_buffer<float>(n * angles);
+  make_span_memory(span);
   for (std::size_t i = 0; i < span->ends.size(); ++i) {
     if (span->cancel.fired()) return step_cancelled();
     const uint32_t first = span->first(i);
     ForwardStep part;
     part.tokens = step.tokens.subspan(first, span->ends[i] - first);
-    const StepContext c{
-        part, span->cancel, span->store, nullptr, nullptr, pool_, span->x.get() + first * width};
-    embed(c, span->begin + first, span->cos.get() + first * angles,
-          span->sin.get() + first * angles);
+    const StepContext c{part,  span->cancel,           span->store, nullptr, nullptr,
+                        pool_, span->x + first * width};
+    embed(c, span->begin + first, span->cos + first * angles, span->sin + first * angles);
   }
   return {};
 }
 
-Status Forward::run_layer(Span* span, LayerExecutor* executor, uint32_t layer) {
+// GPUs copy the stream of each chunk to and fro: pinned, where the system has so much.
+void Forward::make_span_memory(Span* span) {
+  const std::size_t n = span->step.size(), width = model_->config().width,
+                    angles = model_->config().angles(), floats = n * (width + 2 * angles);
+  const std::vector<DeviceWeights>& gpus = model_->device_weights();
+  if (floats > span_memory_floats_) span_memory_ = {}, span_memory_floats_ = 0;
+  if (!gpus.empty() && floats > span_memory_floats_ &&
+      span_memory_.allocate(gpus[0].device(), floats).ok())
+    span_memory_floats_ = floats;
+  if (span_memory_floats_ == 0) span->memory = make_buffer<float>(floats);
+  span->x = span_memory_floats_ > 0 ? span_memory_.get() : span->memory.get();
+  span->cos = span->x + n * width;
+  span->sin = span->cos + n * angles;
+}
+
+Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
   span->store.begin_layer();
   if (span->windows) span->windows->begin_layer();
-  RETURN_IF_ERROR(executor->begin_layer(layer, span->cancel));
-  for (std::size_t i = 0; i < span->ends.size(); ++i)
-    RETURN_IF_ERROR(run_chunk(span, executor, layer, i));
+  const auto chunks = static_cast<uint32_t>(span->ends.size());
+  LayerExecutor* const e = span_executor(executor);
+  RETURN_IF_ERROR(e->begin_layer({layer, chunks, pool_, span->cancel}));
+  for (std::size_t i = 0; i < chunks; ++i) RETURN_IF_ERROR(run_chunk(span, executor, layer, i));
   return {};
 }
 
+LayerExecutor* Forward::span_executor(std::size_t i) const {
+  return (span_executors_.empty() ? executors_ : span_executors_)[i].get();
+}
+
+// What a chunk's plan has of the layers of a run.
+static void merge(LayerRun&& from, LayerRun* to) {
+  if (!from.segments.empty()) {
+    to->attention = from.attention;
+    to->segments = std::move(from.segments);
+    to->fallback = from.fallback;
+  }
+  to->by_layers = true;
+  to->streamed_layers = from.streamed_layers;
+  to->has_experts = from.has_experts, to->experts_end = from.experts_end;
+  if (!from.has_windows) return;
+  to->has_windows = true, to->windows_executor = from.windows_executor;
+}
+
+// A chunk of one token is no step of an answer.
+LayerExecutor::Request Forward::span_request(const StepContext& c) const {
+  const LayerExecutor::Request request = request_of(c);
+  if (request.gpu != HostAttention::GpuWork::decode) return request;
+  return {HostAttention::GpuWork::none, Fallback::few_tokens};
+}
+
+// Of the last layer's chunk. The CPU computes them where no GPU has the output.
+Status Forward::write_span_logits(const StepContext& c, LayerExecutor* executor) {
+  const std::vector<DeviceWeights>& gpus = model_->device_weights();
+  const uint32_t wanted = c.step.logits_wanted(), first = c.tokens() - wanted;
+  if (wanted == 0) return {};
+  if (gpus.empty() || gpus.back().has_output()) return write_logits(c, executor);
+  ForwardStep part = c.step;
+  part.tokens = c.step.tokens.subspan(first);
+  const StepContext output{part,
+                           c.cancel,
+                           c.store,
+                           c.windows,
+                           c.states,
+                           pool_,
+                           c.x + std::size_t{first} * model_->config().width};
+  LayerExecutor* const cpu = executors_.back().get();
+  RETURN_IF_ERROR(cpu->begin(output));
+  return write_logits(output, cpu);
+}
+
 // A chunk of a layer, as a step of that layer alone.
-Status Forward::run_chunk(Span* span, LayerExecutor* executor, uint32_t layer, std::size_t i) {
+Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::size_t i) {
+  LayerExecutor* const executor = span_executor(number);
   const ModelConfig& config = model_->config();
   const LayerConfig& l = config.layer(layer);
   const uint32_t first = span->first(i), n = span->ends[i] - first;
@@ -137,21 +241,25 @@ Status Forward::run_chunk(Span* span, LayerExecutor* executor, uint32_t layer, s
                       span->windows ? &*span->windows : nullptr,
                       span->states ? &*span->states : nullptr,
                       pool_,
-                      span->x.get() + std::size_t{first} * config.width,
-                      span->cos.get() + first * config.angles(),
-                      span->sin.get() + first * config.angles(),
-                      gpus};
+                      span->x + std::size_t{first} * config.width,
+                      span->cos + first * config.angles(),
+                      span->sin + first * config.angles(),
+                      gpus,
+                      nullptr,
+                      span_memory_floats_ > 0};
   if (c.states) c.states->prepare();
   const bool attends = l.has_attention() && !l.is_windowed();
   if (part.queries && attends && i > 0) part.queries->make_way(l.kv, n);
   host_.begin_chunk(c, layer);
-  RETURN_IF_ERROR(executor->plan(c, request_of(c), &plan_.runs[run_of(layer)]));
+  LayerRun run;
+  RETURN_IF_ERROR(executor->plan(c, span_request(c), &run));
+  merge(std::move(run), &(gpus == 0 ? plan_ : span_plan_).runs[number]);
   StepPart step_part(executor);
   RETURN_IF_ERROR(executor->begin(c));
   RETURN_IF_ERROR(executor->mixer(layer));
   RETURN_IF_ERROR(executor->feed_forward(layer));
   RETURN_IF_ERROR(executor->end());
-  if (last_layer) RETURN_IF_ERROR(write_logits(c, executor));
+  if (last_layer) RETURN_IF_ERROR(write_span_logits(c, executor));
   if (span->cancel.fired()) return step_cancelled();
   step_part.complete();
   span->store.end_chunk(attends ? l.kv : KvStore::no_layer, n, cpu_kernels(), pool_);

@@ -7,7 +7,7 @@ namespace kvasir {
 // check is of the layer's input, which the layer before made. The normalised input of a parallel
 // layer stays for its network.
 void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const DeviceWeights::Recurrent& r = w.recurrent;
   const LayerConfig& c = config_.layer(layer);
   if (c.mixer == MixerKind::none) return;
@@ -21,7 +21,7 @@ void GpuExecutor::enqueue_projection(uint32_t layer, float* qkv) {
 
 // y: the normalised input.
 void GpuExecutor::enqueue_heads(uint32_t layer, const DeviceActivations& y, float* qkv) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const LayerConfig& c = config_.layer(layer);
   const auto [q, k, v] = projected(layer, qkv);
   if (!c.writes_kv) multiply(y, {{&w.q, q}});
@@ -36,7 +36,7 @@ void GpuExecutor::enqueue_heads(uint32_t layer, const DeviceActivations& y, floa
 
 // What is done with each head of a projection.
 DeviceHeads GpuExecutor::heads_of(uint32_t layer, float* qkv) const {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const LayerConfig& c = config_.layer(layer);
   DeviceHeads h{.n = n_,
                 .heads = c.heads,
@@ -69,8 +69,7 @@ DeviceActivations GpuExecutor::attended_output(uint32_t layer) const {
 
 // The output of a layer's attention, which is in a.
 DeviceActivations GpuExecutor::output_of(uint32_t layer, float* a) const {
-  DeviceActivations x =
-      inputs(a, config_.layer(layer).q_width(), {&weights_.layers()[local(layer)].o});
+  DeviceActivations x = inputs(a, config_.layer(layer).q_width(), {&weights_of(layer).o});
   x.f32 = a;
   return x;
 }
@@ -89,7 +88,7 @@ void GpuExecutor::check_and_feed_forward(uint32_t layer, float* a) {
 
 // a: the output of the layer's attention, which has been checked, where it has attention.
 void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& a) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const LayerConfig& c = config_.layer(layer);
   if (c.has_attention()) add_product(a, w.o, w.mixer_post_norm, layer);
   if (c.is_recurrent()) add_recurrent(layer);
@@ -102,7 +101,7 @@ void GpuExecutor::enqueue_feed_forward(uint32_t layer, const DeviceActivations& 
 
 // The input of the dense network's last matrix: f(W_gate h) * W_up h.
 DeviceActivations GpuExecutor::enqueue_gated(uint32_t layer) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const LayerConfig& c = config_.layer(layer);
   DeviceActivations h = inputs(work_.y, size_.width, {&w.gate, &w.up});
   if (c.is_parallel()) h.f32 = work_.y, enqueue(ops_.quantize(stream_, h, check(layer)));
@@ -117,7 +116,7 @@ DeviceActivations GpuExecutor::enqueue_gated(uint32_t layer) {
 
 // x += norm(W_out (gelu(W_gate x) * the layer's input)), then the factor of the layer's output.
 void GpuExecutor::finish_layer(uint32_t layer) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   if (const uint32_t size = config_.layer_input; size > 0) {
     const std::size_t all = step_->tokens(), first = all - n_;
     const float* own = work_.layer_inputs + (layer * all + first) * size;

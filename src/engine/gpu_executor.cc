@@ -35,23 +35,27 @@ GpuExecutor::KvLayers GpuExecutor::state_layers(const ModelConfig& config,
   return out;
 }
 
-GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attention)
+GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attention,
+                         std::unique_ptr<WeightStream> streamed)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
       model_(model), config_(model.config()), size_(widths_of(config_)), number_(number),
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
-      kv_(kv_layers(config_, weights_, false)), windows_kv_(kv_layers(config_, weights_, true)),
-      device_(weights_.device()), ops_(device_->kernels()), host_(attention),
-      graphs_(ops_, 3 * std::size_t{layers()} + 3),
-      has_experts_(count_experts(config_, weights_) > 0),
-      waits_for_experts_(count_experts(config_, weights_) > weights_.expert_layers()),
-      experts_size_(expert_widths_of(config_, model.weights(), weights_.expert_layers() > 0)),
+      streamed_(std::move(streamed)), kv_(kv_layers(config_, weights_, false)),
+      windows_kv_(kv_layers(config_, weights_, true)), device_(weights_.device()),
+      ops_(device_->kernels()), host_(attention), graphs_(ops_, 3 * std::size_t{layers()} + 3),
+      has_experts_(expert_widths_of(config_, model.weights(), false).has_experts),
+      waits_for_experts_(!streamed_ && count_experts(config_, weights_) > weights_.expert_layers()),
+      experts_size_(
+          expert_widths_of(config_, model.weights(), streamed_ || weights_.expert_layers() > 0)),
       states_(device_, config_, state_layers(config_, weights_).first,
               state_layers(config_, weights_).count),
-      windows_(device_, config_, windows_kv_.first, windows_kv_.count),
+      windows_(device_, config_, windows_kv_.first, streamed_ ? 1 : windows_kv_.count),
       selective_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
       hybrid_(device_, weights_.sketches(), config_, model.store_shape(), kv_.first, kv_.count),
-      prefill_attention_(device_, config_, model.store_shape(), kv_.first, kv_.count) {
+      prefill_attention_(device_, config_, model.store_shape(), kv_.first,
+                         streamed_ ? 1 : kv_.count) {
+  if (streamed_) return;  // begin_layer() follows
   attention_number_.push_back(0);
   for (uint32_t l = first_layer(); l < end_layer(); ++l) {
     const LayerConfig& c = config_.layer(l);
@@ -104,7 +108,7 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   if (kv_.count == 0) work = HostAttention::GpuWork::none;
   switch (work) {
     case HostAttention::GpuWork::none:
-      trim();
+      if (!streamed_) trim();
       break;
     case HostAttention::GpuWork::prefill:
       RETURN_IF_ERROR(plan_prefill(c, &why));
@@ -118,7 +122,8 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   run->fallback = why;
   run->staging = staging();
   run->has_experts = has_experts_;
-  run->experts_end = weights_.experts_end();
+  run->experts_end = streamed_ ? config_.depth() : weights_.experts_end();
+  run->streamed_layers = streamed_ ? streamed_->streamed_layers() : 0;
   run->has_windows = windows_kv_.count > 0;
   run->windows_executor = has_windows_ ? number_ : on_cpu;
   run->share = hybrid ? hybrid_.share() : std::string();
@@ -170,7 +175,8 @@ Status GpuExecutor::begin(const StepContext& c) {
   *bad_layer_.get() = no_layer;
   enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
   const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
-  const bool by_host = x + 2 * angles <= prefill_host_room_;  // large; the buffer is unused so far
+  // large; the buffer is unused so far
+  const bool by_host = !c.is_pinned && x + 2 * angles <= prefill_host_room_;
   const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
     if (by_host) {
       parallel_copy(from, n, prefill_host_.get() + at, c.pool);
@@ -190,7 +196,8 @@ Status GpuExecutor::begin(const StepContext& c) {
     enqueue(ops_.upload(stream_, work_.factors, factors.data(), n_ * sizeof(float)));
   }
   if (config_.layer_input > 0) enqueue_layer_inputs(&staged);
-  if (!by_host || !factors.empty() || !staged.empty()) RETURN_IF_ERROR(wait("a step"));
+  if (!(by_host || c.is_pinned) || !factors.empty() || !staged.empty())
+    RETURN_IF_ERROR(wait("a step"));
   switch (mode_) {
     case AttentionMode::cpu:
       return resize_host(n_);
@@ -276,7 +283,7 @@ Status GpuExecutor::end() {
       break;
   }
   if (!s.ok() || step_->cancel.fired()) return s;
-  if (weights_.has_output()) return {};
+  if (ends_model()) return {};
   enqueue(ops_.download(stream_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
   return wait("a step");
 }
@@ -347,6 +354,7 @@ Status GpuExecutor::end_on_cpu() {
     complete_before(end_layer());
     enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   });
+  RETURN_IF_ERROR(advance_weights());
   return wait("a step");
 }
 

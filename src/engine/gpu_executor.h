@@ -23,6 +23,7 @@
 #include "engine/gpu_graphs.h"
 #include "engine/layer_executor.h"
 #include "model/gpu_expert_workspace.h"
+#include "model/weight_stream.h"
 #include "offload/gpu_hybrid_attention.h"
 #include "offload/gpu_prefill_attention.h"
 #include "offload/gpu_selective_attention.h"
@@ -33,7 +34,9 @@ namespace kvasir {
 
 class GpuExecutor final : public LayerExecutor {
  public:
-  GpuExecutor(const Model& model, int number, HostAttention* attention);
+  // streamed: of the executor of spans; null: of one that keeps its weights on the GPU.
+  GpuExecutor(const Model& model, int number, HostAttention* attention,
+              std::unique_ptr<WeightStream> streamed = nullptr);
   ~GpuExecutor() override;
   Status open();
 
@@ -45,6 +48,8 @@ class GpuExecutor final : public LayerExecutor {
   void abandon() noexcept override;
   Status logits(uint32_t first, float* out) override;
   void committed(const StepContext& step) override;
+  Status begin_layer(const SpanLayer& span) override;
+  void rest() noexcept override;
 
  private:
   static constexpr uint32_t no_layer = UINT32_MAX;
@@ -65,6 +70,14 @@ class GpuExecutor final : public LayerExecutor {
   bool attends_window(uint32_t layer) const {
     return has_windows_ && has_attention(layer) && config_.layer(layer).is_windowed();
   }
+  const DeviceWeights::Layer& weights_of(uint32_t layer) const {
+    return streamed_ ? streamed_->layer(layer) : weights_.layers()[local(layer)];
+  }
+  const DeviceWeights::Experts::Routed& routed_of(uint32_t layer) const {
+    return streamed_ ? streamed_->routed(layer) : weights_of(layer).experts.routed;
+  }
+  // Whether the step's last layer leaves logits, and nothing for another executor.
+  bool ends_model() const { return weights_.has_output() && !streamed_; }
   bool has_attention(uint32_t layer) const { return config_.layer(layer).has_attention(); }
   // A layer's arrays in one of n_ tokens.
   struct Projected {
@@ -106,6 +119,7 @@ class GpuExecutor final : public LayerExecutor {
   Status end_selective();
   Status end_hybrid();
   Status end_prefill();
+  Status advance_weights();
 
   // ---- work of the stream ---------------------------------------------------------------------
   void enqueue(int error) { error_ = error_ ? error_ : error; }  // keeps the step's first error
@@ -113,13 +127,13 @@ class GpuExecutor final : public LayerExecutor {
   // Enqueues a part of the step, by f() or by its graph; part: an index of graphs_.
   template <class F>
   void as_graph(uint32_t part, F&& f) {
-    if (n_ > 1 || waits_for_experts_) return f();
+    if (n_ > 1 || waits_for_experts_ || streamed_) return f();
     if (!graphs_.begin(stream_, part, &error_)) return;
     f();
     if (!graphs_.end(stream_, part, &error_)) f();
   }
   bool records_step() const {
-    return n_ == 1 && !waits_for_experts_ && !selective_.needs_staging();
+    return n_ == 1 && !waits_for_experts_ && !streamed_ && !selective_.needs_staging();
   }
   void begin_recording(uint32_t part);
   void end_recording();
@@ -213,6 +227,7 @@ class GpuExecutor final : public LayerExecutor {
   std::size_t prefill_floats(uint32_t n) const;
   // Layers with attention use two slots in turn.
   std::size_t slot_of(uint32_t layer) const { return attention_number_[local(layer)] % 2; }
+  std::size_t slots() const { return streamed_ ? 1 : 2; }  // a span's layer is delivered at once
   float* prefill_slot(uint32_t layer) const {
     return prefill_.get() + slot_of(layer) * prefill_floats(n_);
   }
@@ -223,7 +238,9 @@ class GpuExecutor final : public LayerExecutor {
   const Widths size_;
   const int number_;
   const DeviceWeights& weights_;
-  const KvLayers kv_, windows_kv_;  // without and with a window
+  const std::unique_ptr<WeightStream> streamed_;
+  uint32_t span_chunks_ = 1;
+  KvLayers kv_, windows_kv_;  // without and with a window
   // [layers + 1] layers with attention before each: its place among what a step leaves
   std::vector<uint32_t> attention_number_;
   // The layer whose keys and values later layers with a window attend, and the last of those.

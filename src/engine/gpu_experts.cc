@@ -16,7 +16,7 @@ namespace {
 
 bool is_float(const DeviceMatrix& m) { return tensor_type_info(m.type)->block_elements == 1; }
 
-DeviceRouting routing_of(const ExpertConfig& c, const DeviceWeights::Experts& e) {
+DeviceRouting routing_of(const ExpertConfig& c, const DeviceWeights::Experts::Routed& w) {
   static_assert(DeviceRouting::max_experts == gguf_limits::experts);
   return {.experts = c.count,
           .used = c.used,
@@ -26,7 +26,7 @@ DeviceRouting routing_of(const ExpertConfig& c, const DeviceWeights::Experts& e)
           .normalise = c.normalise,
           .chooses_by_logits = c.chooses_by_logits,
           .scale = c.scale,
-          .bias = e.routed.selection_bias.get()};
+          .bias = w.selection_bias.get()};
 }
 
 DeviceExpertProduct product_of(const DeviceWeights::ExpertMatrices& m, float* y) {
@@ -51,9 +51,10 @@ DeviceActivations GpuExecutor::expert_inputs(
 // x += experts(norm(x)), with what the layer has besides.
 void GpuExecutor::enqueue_experts(uint32_t layer) {
   const LayerConfig& c = config_.layer(layer);
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const DeviceWeights::Experts& e = w.experts;
-  const bool here = e.are_here(), shared = c.experts.shared_width > 0;
+  const DeviceWeights::Experts::Routed& routed = routed_of(layer);
+  const bool here = routed.are_here(), shared = c.experts.shared_width > 0;
   if (!here) enqueue_host_copy();
   if (c.has_dense()) multiply(enqueue_gated(layer), {{&w.down, experts_work_.dense}});
   DeviceActivations h;
@@ -75,10 +76,11 @@ void GpuExecutor::enqueue_experts(uint32_t layer) {
 
 // The norm of the residual stream, as the input of all that experts have.
 DeviceActivations GpuExecutor::expert_norm(const float* weight, uint32_t layer) {
-  const DeviceWeights::Experts& e = weights_.layers()[local(layer)].experts;
+  const DeviceWeights::Experts& e = weights_of(layer).experts;
   DeviceActivations out{n_, config_.width, work_.h};  // of the shared expert's gate, and checks
+  const DeviceWeights::Experts::Routed& routed = routed_of(layer);
   for (const DeviceMatrix* m :
-       {&e.routed.router.w, &e.routed.gate.w, &e.routed.up.w, &e.shared_gate.w, &e.shared_up.w})
+       {&routed.router.w, &routed.gate.w, &routed.up.w, &e.shared_gate.w, &e.shared_up.w})
     if (m->data && !is_float(*m))
       out.q = work_.quants, out.scale = work_.scales, out.sums = work_.sums;
   enqueue(ops_.rms_norm(stream_, work_.x, weight, config_.norm_epsilon, check(layer), out));
@@ -86,8 +88,7 @@ DeviceActivations GpuExecutor::expert_norm(const float* weight, uint32_t layer) 
 }
 
 DeviceExpertRows GpuExecutor::expert_rows(uint32_t layer) const {
-  const DeviceWeights::Experts& e = weights_.layers()[local(layer)].experts;
-  if (!e.are_here()) return {.n = n_, .used = 1, .experts = 1};
+  if (!routed_of(layer).are_here()) return {.n = n_, .used = 1, .experts = 1};
   const ExpertConfig& c = config_.layer(layer).experts;
   const ExpertWorkspace& to = experts_work_;
   DeviceExpertRows rows{.n = n_, .used = c.used, .experts = c.count, .chosen = to.chosen};
@@ -98,11 +99,11 @@ DeviceExpertRows GpuExecutor::expert_rows(uint32_t layer) const {
 // The logits of the routed experts, and the gate of the shared one.
 void GpuExecutor::enqueue_routers(uint32_t layer, const DeviceActivations& h, bool routed,
                                   bool shared) {
-  const DeviceWeights::Experts& e = weights_.layers()[local(layer)].experts;
+  const DeviceWeights::Experts& e = weights_of(layer).experts;
   std::array<DeviceProduct, 2> products;
   std::size_t count = 0;
   if (routed) {
-    const DeviceWeights::Matrix& router = e.routed.router;
+    const DeviceWeights::Matrix& router = routed_of(layer).router;
     products[count++] = {router.w, router.bias.get(), experts_work_.logits};
   }
   if (shared && e.shared_router.get()) {
@@ -116,13 +117,12 @@ void GpuExecutor::enqueue_routers(uint32_t layer, const DeviceActivations& h, bo
 // The choice of each token's experts, and their outputs. h: their input.
 void GpuExecutor::enqueue_routed(uint32_t layer, const DeviceActivations& h) {
   const ExpertConfig& c = config_.layer(layer).experts;
-  const DeviceWeights::Experts& e = weights_.layers()[local(layer)].experts;
-  const DeviceWeights::Experts::Routed& w = e.routed;
+  const DeviceWeights::Experts::Routed& w = routed_of(layer);
   const ExpertWorkspace& to = experts_work_;
   const DeviceExpertRows rows = expert_rows(layer);
   DeviceCheck finite = check(layer);
   finite.limit = std::numeric_limits<float>::infinity();
-  enqueue(ops_.route(stream_, routing_of(c, e), to.logits, finite, rows));
+  enqueue(ops_.route(stream_, routing_of(c, w), to.logits, finite, rows));
   const auto choices = static_cast<uint32_t>(rows.choices());
   DeviceActivations input = h;
   if (n_ > 1) enqueue(ops_.group_choices(stream_, rows));
@@ -153,7 +153,7 @@ void GpuExecutor::enqueue_routed(uint32_t layer, const DeviceActivations& h) {
 
 // The shared expert, and the gate of its output.
 void GpuExecutor::enqueue_shared(uint32_t layer, const DeviceActivations& h) {
-  const DeviceWeights::Experts& e = weights_.layers()[local(layer)].experts;
+  const DeviceWeights::Experts& e = weights_of(layer).experts;
   const ExpertWorkspace& to = experts_work_;
   const LayerConfig& c = config_.layer(layer);
   if (c.gated) multiply(h, {{&e.shared_gate, to.gate}, {&e.shared_up, to.up}});
@@ -168,13 +168,13 @@ void GpuExecutor::enqueue_shared(uint32_t layer, const DeviceActivations& h) {
 // The experts' outputs go to the residual stream.
 void GpuExecutor::enqueue_sum(uint32_t layer) {
   const LayerConfig& c = config_.layer(layer);
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const DeviceWeights::Experts& e = w.experts;
   const ExpertWorkspace& from = experts_work_;
   const float* const post_norm = w.ffn_post_norm.weight.get();
   const bool added = !c.has_dense() && !post_norm;
   DeviceExpertSum sum{.rows = from.rows};
-  sum.weighs = e.are_here() && !c.experts.weighs_input;
+  sum.weighs = routed_of(layer).are_here() && !c.experts.weighs_input;
   if (c.experts.shared_width > 0) sum.shared = from.shared;
   if (e.shared_router.get()) sum.shared_gate = from.shared_gate;
   sum.add = added;

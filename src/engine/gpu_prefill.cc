@@ -49,11 +49,11 @@ float* GpuExecutor::prefill_output(uint32_t layer) const {
 }
 
 Status GpuExecutor::resize_prefill(uint32_t n) {
-  if (2 * prefill_floats(n) * sizeof(float) <= prefill_.bytes()) return {};
+  if (slots() * prefill_floats(n) * sizeof(float) <= prefill_.bytes()) return {};
   prefill_ = {}, prefill_host_ = {}, prefill_host_room_ = 0;
-  const std::size_t room = 2 * (prefill_floats(n) - n * size_.q);
-  Status s =
-      prefill_.allocate(device_, 2 * prefill_floats(n), "two layers' queries, keys and values");
+  const std::size_t room = slots() * (prefill_floats(n) - n * size_.q);
+  Status s = prefill_.allocate(device_, slots() * prefill_floats(n),
+                               "two layers' queries, keys and values");
   if (s.ok()) s = prefill_host_.allocate(device_, room);
   s.ok() ? void(prefill_host_room_ = room) : void(prefill_ = {});
   return s;
@@ -89,7 +89,7 @@ Status GpuExecutor::begin_delivery() {
   outputs_ = host_->outputs_wanted(step_->step);
   if (outputs_room_ >= outputs_) return {};
   outputs_room_ = 0;
-  RETURN_IF_ERROR(prefill_outputs_.allocate(device_, std::size_t{2} * outputs_ * size_.q));
+  RETURN_IF_ERROR(prefill_outputs_.allocate(device_, slots() * outputs_ * size_.q));
   outputs_room_ = outputs_;
   return {};
 }
@@ -130,6 +130,7 @@ Status GpuExecutor::deliver(uint32_t layer) {
 Status GpuExecutor::end_prefill() {
   const uint32_t last = end_layer() - 1;
   enqueue_last_feed_forward(last, prefill_output(last));
+  RETURN_IF_ERROR(advance_weights());
   RETURN_IF_ERROR(deliver(attention_before(end_layer())));
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   enqueue(ops_.wait(copies_));
@@ -140,7 +141,7 @@ Status GpuExecutor::end_prefill() {
 
 // Of tokens that something needs: those of the logits, or all where another executor goes on.
 void GpuExecutor::enqueue_last_feed_forward(uint32_t layer, float* a) {
-  const uint32_t wanted = weights_.has_output() ? step_->step.logits_wanted() : n_;
+  const uint32_t wanted = ends_model() ? step_->step.logits_wanted() : n_;
   if (wanted == 0) return;
   const uint32_t n = std::exchange(n_, wanted), first = n - wanted;
   first_row_ = first;

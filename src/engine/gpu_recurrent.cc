@@ -45,7 +45,7 @@ Status GpuExecutor::mix_without_attention(uint32_t layer) {
 
 // The mixer's output stays in the workspace. y: the normalised input.
 void GpuExecutor::enqueue_recurrent(uint32_t layer, const DeviceActivations& y) {
-  const DeviceWeights::Recurrent& w = weights_.layers()[local(layer)].recurrent;
+  const DeviceWeights::Recurrent& w = weights_of(layer).recurrent;
   const RecurrentConfig& r = config_.recurrent;
   const Workspace::Recurrent& to = work_.recurrent;
   multiply(y, {{&w.in, to.in}, {&w.gate, to.gate}, {&w.alpha, to.alpha}, {&w.beta, to.beta}});
@@ -71,7 +71,7 @@ void GpuExecutor::enqueue_recurrent(uint32_t layer, const DeviceActivations& y) 
 
 // The heads' matrices, and the gates of their output.
 void GpuExecutor::enqueue_states(uint32_t layer) {
-  const DeviceWeights::Recurrent& w = weights_.layers()[local(layer)].recurrent;
+  const DeviceWeights::Recurrent& w = weights_of(layer).recurrent;
   const RecurrentConfig& r = config_.recurrent;
   const Workspace::Recurrent& to = work_.recurrent;
   const bool delta = r.kind == RecurrentKind::delta_net;
@@ -116,7 +116,7 @@ void GpuExecutor::enqueue_states(uint32_t layer) {
 
 // x += W_out of the mixer's output
 void GpuExecutor::add_recurrent(uint32_t layer) {
-  const DeviceWeights::Layer& w = weights_.layers()[local(layer)];
+  const DeviceWeights::Layer& w = weights_of(layer);
   const RecurrentConfig& r = config_.recurrent;
   const bool alone = r.kind == RecurrentKind::convolution;
   float* out =

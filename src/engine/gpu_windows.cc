@@ -27,9 +27,8 @@ void GpuExecutor::enqueue_window(uint32_t layer, float* qkv, float* out) {
                   kv = c.writes_kv ? own : projected(source_, work_.shared);
   // The ring loses tokens that later layers attend.
   const bool keeps = c.writes_kv && layer != source_ ? true : layer == last_sharing_;
-  enqueue(windows_.enqueue(stream_, c.kv - windows_kv_.first,
-                           weights_.layers()[local(layer)].sinks.get(), {own.q, kv.k, kv.v, out},
-                           keeps));
+  enqueue(windows_.enqueue(stream_, c.kv - windows_kv_.first, weights_of(layer).sinks.get(),
+                           {own.q, kv.k, kv.v, out}, keeps));
 }
 
 Status GpuExecutor::mix_window(uint32_t layer) {

@@ -53,15 +53,27 @@ class LayerExecutor {
   virtual Status logits(uint32_t first, float* out) = 0;
   virtual void committed(const StepContext&) {}
 
-  // The following steps are of chunks of this layer alone. The span context's cancel is tested.
-  virtual Status begin_layer(uint32_t, const CancelLatch&) { return {}; }
+  // The following steps are of chunks of this layer alone. Code::device, Code::cancelled.
+  struct SpanLayer {
+    uint32_t layer, chunks;
+    ThreadPool* pool;
+    const CancelLatch& cancel;
+  };
+  virtual Status begin_layer(const SpanLayer&) { return {}; }
+  // Releases what can be made again: another executor of the same device needs the memory.
+  virtual void rest() noexcept {}
 
   // Magnitudes below this keep sums and differences finite. A larger one is Code::corrupt: it would
   // persist in a saved sequence, or be lost where a product rounds its inputs.
   static constexpr float too_large = 1e30f;
 
+ protected:
+  void move_to(uint32_t first_layer, uint32_t end_layer) {
+    first_layer_ = first_layer, end_layer_ = end_layer;
+  }
+
  private:
-  const uint32_t first_layer_, end_layer_;
+  uint32_t first_layer_, end_layer_;
 };
 
 // Abandons an executor's part of a step unless it is complete.
@@ -91,5 +103,10 @@ std::unique_ptr<LayerExecutor> make_cpu_executor(const Model& model, uint32_t fi
 // Code::device.
 Status make_gpu_executor(const Model& model, int number, HostAttention* attention,
                          std::unique_ptr<LayerExecutor>* out);
+// Creates an executor of chunks of spans, for the GPU's layers; of the last GPU also for all layers
+// behind them. Weights that the GPU has no room for come through it (model/weight_stream.h). It
+// computes after begin_layer() alone. Code::no_memory, Code::device.
+Status make_span_executor(const Model& model, int number, HostAttention* attention,
+                          std::unique_ptr<LayerExecutor>* out);
 
 }  // namespace kvasir

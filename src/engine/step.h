@@ -80,6 +80,7 @@ struct StepContext {
   const float *cos = nullptr, *sin = nullptr;  // [RoPE sets][tokens][rope dim / 2]
   uint32_t gpus = 0;                           // GPUs that have layers
   const float* layer_inputs = nullptr;         // LayerInputs::get()
+  bool is_pinned = false;                      // x, cos and sin are in pinned memory
 
   uint32_t tokens() const { return step.size(); }
   bool attends_everything() const { return !step.selector; }

@@ -10,6 +10,8 @@ namespace kvasir {
 // Tokens whose keys and values experts leave room for in a device's memory: a document of usual
 // length is attended there.
 constexpr uint64_t kept_free_tokens = 16384;
+// The same of one layer, where weights come in prefill: no other layer's keys and values are there.
+constexpr uint64_t streamed_tokens = 32768;
 
 std::size_t matrix_room(const DeviceKernels& kernels, const WeightView& w) {
   return w.data ? round_up(kernels.matrix_bytes(w.type, w.rows, w.cols), 256) : 0;
@@ -70,6 +72,33 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
   const uint64_t states = config.state_size() * sizeof(float);
   if (states >= Device::rounded_bytes / 2) margin += 3 * Device::rounded_bytes;
   experts_margin = workspace(true) - workspace(false);
+  stream_margin = stream_room();
+}
+
+// Two layers' weights and two pieces of them; keys and values of a layer, as they are in pages and
+// as attention reads them, with an eighth more of these; and a step's queries, keys and values.
+uint64_t DeviceSizes::stream_room() const {
+  uint64_t weights = 0;
+  for (const LayerSizes& layer : layers) weights = std::max(weights, layer.base + layer.experts);
+  const uint64_t piece_room = std::min<uint64_t>(weights, streamed_piece);
+  const Widths w = widths_of(config_);
+  const uint64_t tokens = std::min(config_.context, streamed_tokens),
+                 keys = tokens * w.kv * (2 + 4) + tokens / 8 * w.kv * 4,
+                 step = uint64_t{usual_step} * ((2 * w.q + 2 * w.kv + config_.heads) * 4 + w.q * 2);
+  return 2 * Device::allocated_size(weights) + 2 * Device::allocated_size(piece_room) +
+         Device::allocated_size(keys) + Device::allocated_size(step) + experts_margin;
+}
+
+DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {
+  const std::span<const LayerSizes> all = std::span(layers).subspan(first_layer);
+  DevicePlan plan = plan_devices(all, output, experts_margin, rooms);
+  if (plan.complete) return plan;
+  std::vector<LayerSizes> sizes(all.begin(), all.end());
+  std::vector<uint64_t> left(rooms.begin(), rooms.end());
+  for (LayerSizes& layer : sizes) layer.attention = 0;  // stream_margin has that of one layer
+  for (uint64_t& room : left) room -= std::min(room, stream_margin);
+  DevicePlan streaming = plan_devices(sizes, output, experts_margin, left);
+  return streaming.parts[0].layers > 0 ? streaming : plan;
 }
 
 uint64_t DeviceSizes::room(const Device& device) const {

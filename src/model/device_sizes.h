@@ -31,17 +31,19 @@ std::size_t routed_room(const DeviceKernels& kernels, const ExpertWeights& w, ui
 struct DeviceSizes {
   // Of a matrix that is on its way; a row that is longer goes alone.
   static constexpr std::size_t piece_bytes = std::size_t{32} << 20;
+  // The same of a WeightStream, of which two are on their way.
+  static constexpr std::size_t streamed_piece = std::size_t{16} << 20;
 
   DeviceSizes(const Weights& weights, const ModelConfig& config, const DeviceKernels& kernels);
   uint64_t room(const Device& device) const;
-  // For the layers from first_layer on.
-  DevicePlan plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {
-    return plan_devices(std::span(layers).subspan(first_layer), output, experts_margin, rooms);
-  }
+  // For the layers from first_layer on. Where not everything fits, devices leave room for what
+  // comes to them in prefill (WeightStream), unless not one layer would fit besides.
+  DevicePlan plan(std::size_t first_layer, std::span<const uint64_t> rooms) const;
 
   std::vector<LayerSizes> layers;
   uint64_t output = 0, margin = 0;  // a session's workspace and what weights come through
   uint64_t experts_margin = 0;      // of the workspace, for routed experts
+  uint64_t stream_margin = 0;       // of prefill with weights that come when their turn comes
   std::size_t piece = piece_bytes;  // bytes that weights come in, at least those of any row
 
  private:
@@ -49,6 +51,7 @@ struct DeviceSizes {
   LayerSizes layer(const LayerWeights& w, const LayerConfig& c);
   void recurrent(const RecurrentWeights& w, std::size_t* matrices, uint64_t* base);
   uint64_t experts(const ExpertWeights& w, uint32_t count);
+  uint64_t stream_room() const;
 
   const DeviceKernels& kernels_;
   const ModelConfig& config_;

@@ -15,6 +15,7 @@
 
 namespace kvasir {
 
+class DeviceLoader;
 struct Linear;
 struct ModelConfig;
 struct Weights;
@@ -46,12 +47,14 @@ class DeviceWeights {
       Matrix router;
       DeviceBuffer<float> selection_bias;
       ExpertMatrices gate, up, down;
+
+      bool are_here() const { return up.w.data != nullptr; }
     };
     Routed routed;
     DeviceBuffer<float> router_norm, input_norm, output_norm, dense_norm, shared_router;
     Matrix shared_gate, shared_up, shared_down;
 
-    bool are_here() const { return routed.memory.get() != nullptr; }
+    bool are_here() const { return routed.are_here(); }
   };
   // As in kvasir::RecurrentWeights, with alpha and beta apart.
   struct Recurrent {
@@ -98,7 +101,6 @@ class DeviceWeights {
   const std::shared_ptr<DeviceSketches>& sketches() const { return sketches_; }
 
  private:
-  class Loader;
   // What a device gets: layers [first, first + count), and the experts of the first ones of them.
   struct Contents {
     uint32_t first = 0, count = 0, experts = 0;
@@ -106,7 +108,7 @@ class DeviceWeights {
   };
   Status load(const Weights& weights, const ModelConfig& config, const Contents& contents,
               std::size_t piece, const Cancel* cancel);
-  Status load_experts(const Weights& weights, uint32_t count, Loader* loader);
+  Status load_experts(const Weights& weights, uint32_t count, DeviceLoader* loader);
 
   std::shared_ptr<Device> device_;
   uint32_t first_ = 0, experts_end_ = 0;

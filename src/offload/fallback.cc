@@ -63,6 +63,10 @@ const char* text_of(Fallback reason) {
       return "the GPU has no room for what the filter layers choose";
     case Fallback::no_layers_in_group:
       return "no filter layer has layers of the GPU to choose for";
+    case Fallback::no_room_for_weights:
+      return "the GPU has no room for weights on their way";
+    case Fallback::more_streams:
+      return "layers pass on more than a residual stream";
   }
   return "";
 }

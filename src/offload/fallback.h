@@ -39,6 +39,9 @@ enum class Fallback : uint8_t {
   // Why pages that a filter layer chose are not read together.
   no_room_for_group,
   no_layers_in_group,
+  // Why prefill goes through all layers chunk by chunk, though weights do not fit.
+  no_room_for_weights,
+  more_streams,
 };
 
 // Static storage.

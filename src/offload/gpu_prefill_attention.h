@@ -3,6 +3,7 @@
 // identify the copied data.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -25,6 +26,11 @@ class GpuPrefillAttention {
 
   // [layers] DeviceKv::sink_logits; empty: none.
   void set_sink_logits(std::vector<const float*> logits) { sink_logits_ = std::move(logits); }
+  // Changes the layers, from another first one on. Nothing of theirs is copied yet.
+  void move_to(uint32_t first) {
+    first_ = first, sinks_stamp_ = 0, centred_ = false;
+    std::fill(stamps_.begin(), stamps_.end(), 0);
+  }
   // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
   // Updates the copy and waits for the stream. Code::no_memory: the text exceeds GPU memory, and
@@ -65,7 +71,8 @@ class GpuPrefillAttention {
   const DeviceKernels& ops_;
   const HeadShape heads_;
   const StoreShape shape_;
-  const uint32_t first_, layers_;
+  uint32_t first_;
+  const uint32_t layers_;
   std::vector<const float*> sink_logits_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
   bool centred_ = false;

@@ -23,6 +23,8 @@ class GpuStates {
             uint32_t layers);
 
   uint32_t layers() const { return layers_; }
+  // Changes the layers. Steps of the others are over.
+  void move_to(uint32_t first, uint32_t layers) { first_ = first, layers_ = layers, own_.clear(); }
   // For a step: makes room for the next state, which becomes a part of *states with the commit, and
   // copies the state before the step to the GPU where it is not there. Waits for the stream.
   // Code::no_memory, Code::device. Throws std::bad_alloc.
@@ -43,7 +45,7 @@ class GpuStates {
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
-  const uint32_t first_, layers_;
+  uint32_t first_, layers_;
   const std::size_t layer_size_;
   static constexpr std::size_t most_own = 2;
   std::vector<std::shared_ptr<Part>> own_;  // they are used in turn

@@ -27,6 +27,8 @@ class GpuWindowAttention {
                      uint32_t first, uint32_t layers);
 
   uint32_t layers() const { return layers_; }
+  // Changes the layers, from another first one on. Nothing of theirs is copied yet.
+  void move_to(uint32_t first) { first_ = first, stamp_ = 0; }
   // For a step of n tokens; waits for the stream. Code::no_memory: the caller must release().
   // Code::corrupt (a damaged page of a mapped file), Code::device, Code::cancelled. Throws
   // std::bad_alloc.
@@ -65,7 +67,8 @@ class GpuWindowAttention {
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
   const HeadShape heads_;
-  const uint32_t first_, layers_, window_, room_;
+  uint32_t first_;
+  const uint32_t layers_, window_, room_;
   const bool chunked_;
   const float softcap_;
   uint32_t n_ = 0;

@@ -341,6 +341,7 @@ std::string Session::stats_json() const {
   json.count("prefill_tokens", stats.prefill_tokens);
   json.count("prefill_spans", stats.spans);
   json.count("prefill_span_tokens", stats.span_tokens);
+  json.raw("prefill_spans_because", json_string(text_of(forward_->span_fallback())));
   json.count("prefilled_again", stats.prefilled_again);
   if (stats.windows_layers > 0) {
     json.count("windows_layers", stats.windows_layers);

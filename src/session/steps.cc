@@ -8,6 +8,8 @@
 
 namespace kvasir {
 
+constexpr uint64_t min_span_step = 65;  // tokens: fewer are a step of their own
+
 Status Session::check_room(uint64_t more) const {
   if (more <= options_.context - sequence_.tokens.size()) return {};
   return Status::error(Code::context_full,
@@ -39,6 +41,10 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
 
 Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   const std::size_t vocabulary = model_->config().vocabulary, all = request.tokens.size();
+  const struct Ended {  // however it ends
+    Forward& forward;
+    ~Ended() { forward.end_spans(); }
+  } ended{*forward_};
   make_room_for(&sequence_.tokens, all);
   next_logits_.resize(vocabulary);
   while (*done < all) {
@@ -46,7 +52,9 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     ForwardStep step;
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
-    RETURN_IF_ERROR(run_step(request, &step));
+    Status s = run_step(request, &step);
+    if (s.code() == Code::no_memory && step.chunk > 0 && forward_->refuse_spans()) continue;
+    RETURN_IF_ERROR(std::move(s));
     note_chunk(request, step);
     if (step.chunk > 0) ++spans_, span_tokens_ += step.size();
     if (request.goes_on) {
@@ -100,8 +108,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   }
   if (probes) probe_.plan(options_.select, &sequence_, step, errors);
   if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
-  const bool spans = document && !drafter_ && options_.read.strategy == "full" && !last;
-  if (spans) plan_span(request, done, step);
+  if (document && !drafter_ && options_.read.strategy == "full") plan_span(request, done, step);
   step->want = request.all_logits           ? ForwardStep::Logits::all
                : done + step->size() == all ? ForwardStep::Logits::last
                                             : ForwardStep::Logits::none;
@@ -110,12 +117,16 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   return {};
 }
 
-// Makes the step of a chunk one of a span, where the next chunks can go through a layer with it.
+// Makes the step of a chunk one of a span, with the chunks that can go through a layer with it.
+// Queries of a first chunk, whose keys get their centre behind it, may not be among the newest.
 void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep* step) {
   const uint64_t left = request.tokens.size() - done, chunk = options_.prefill_chunk,
-                 most = forward_->span_tokens(*step, sequence_.stores(), options_.prefill_chunk),
-                 n = std::min({most, left, uint64_t{UINT32_MAX}});
-  if (n <= step->size()) return;
+                 most = forward_->span_tokens(*step, sequence_.stores(), options_.prefill_chunk);
+  if (most == 0) return;
+  const uint64_t n = left < most + chunk ? left : most;
+  const bool begins = sequence_.store.pages().pages() == 0;
+  const uint64_t least = begins ? step->size() + RecentQueries::capacity : min_span_step;
+  if (n < least) return;
   step->probed_chunk = step->size();
   step->chunk = static_cast<uint32_t>(chunk);
   step->tokens = request.tokens.subspan(done, n);

@@ -227,7 +227,11 @@ Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, cons
 }
 
 Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel) {
-  const uint32_t sealed = pages_after(window_count_ + n);
+  return reserve_sealed(pages_after(window_count_ + n), pool, cancel);
+}
+
+// Makes room for so many more pages.
+Status KvStore::reserve_sealed(uint32_t sealed, ThreadPool* pool, const Cancel* cancel) {
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
   if (shape().window == 0 && (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_)))) {
@@ -302,13 +306,12 @@ void KvStore::observe(uint32_t layer, uint32_t head, uint32_t n, const float* q,
 }
 
 // The mean key of the window without the sinks, which are outliers. Subtracts it from every row of
-// the window.
-void KvStore::fix_centre(uint32_t rows, ThreadPool* pool) {
+// the window. Of the given heads, which are counted over all layers.
+void KvStore::fix_centre(uint32_t rows, uint32_t first_head, uint32_t heads, ThreadPool* pool) {
   const uint32_t dim = shape().page.dim;
   const uint32_t first = rows > shape().page.page_tokens ? shape().page.page_tokens : 0;
-  centre_.assign(shape().heads_total() * dim, 0.0f);  // prepare() made the room
-  pool->run(shape().heads_total(), [&](uint32_t at, uint32_t) {
-    const uint32_t l = at / shape().kv_heads, h = at % shape().kv_heads;
+  pool->run(heads, [&](uint32_t task, uint32_t) {
+    const uint32_t at = first_head + task, l = at / shape().kv_heads, h = at % shape().kv_heads;
     float* centre = centre_.data() + std::size_t{at} * dim;
     double sums[max_dim] = {};
     for (uint32_t r = first; r < rows; ++r) {
@@ -348,7 +351,10 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
     return representatives_.commit(n, pages_, pool);
   }
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
-  if (centre_.empty()) fix_centre(count, pool);
+  if (centre_.empty()) {
+    centre_.assign(shape().heads_total() * dim, 0.0f);  // prepare() made the room
+    fix_centre(count, 0, shape().heads_total(), pool);
+  }
   if (first == 0 && sinks_) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;

@@ -206,7 +206,7 @@ class KvStore {
   // of no use for other layers. So a span is run on a fork, which replaces the sequence's store
   // afterwards. layer: no_layer: of another store. Every layer has the same chunks.
   static constexpr uint32_t no_layer = UINT32_MAX;
-  // Whether spans can follow: a centre is known, no budget and no representatives are kept.
+  // Whether spans can follow: pages are sealed, without a budget and without representatives.
   bool can_span() const;
   // Errors as for prepare_rows() and prepare_pages().
   Status begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const Cancel* cancel);
@@ -310,7 +310,9 @@ class KvStore {
                     const Cancel* cancel = nullptr);
   // Call when window_count_ has decreased: later rows may belong to another store.
   void lowered() { appends_.here = is_sole(window_); }
-  void fix_centre(uint32_t rows, ThreadPool* pool);
+  void fix_centre(uint32_t rows, uint32_t first_head, uint32_t heads, ThreadPool* pool);
+  Status reserve_sealed(uint32_t sealed, ThreadPool* pool, const Cancel* cancel);
+  void begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool);
 
   PageStore pages_;
   KeySketch sketch_;
@@ -342,6 +344,9 @@ class KvStore {
   std::vector<bool> sealed_ahead_;  // [layers] sealed by seal() in this step
   struct Span {
     uint32_t pages = 0, window_count = 0, first_row = 0;  // before it
+    uint64_t sinks_stamp = 0;                             // likewise
+    bool has_centre = false;                              // likewise
+    Array<float> centre;  // of the layers so far, while the layer under way has none
   } span_;
   // [layers][kv_heads][2][page_tokens][dim]; null when nothing is sealed; never changed.
   std::shared_ptr<float[]> sinks_;

@@ -13,25 +13,25 @@
 namespace kvasir {
 
 bool KvStore::can_span() const {
-  const bool centred = shape().heads_total() == 0 || !centre_.empty();
-  return budget_.bytes == 0 && window_tokens_ != keep_all && pages_.pages() > 0 && centred &&
-         !representatives_.known();
+  return budget_.bytes == 0 && window_tokens_ != keep_all && !representatives_.known();
 }
 
 Status KvStore::begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const Cancel* cancel) {
   const uint32_t kept = std::min(window_tokens_ + shape().page.page_tokens, window_count_ + chunk);
   RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + chunk, true, pool, cancel));
-  const uint32_t sealed = pages_.pages() + pages_after(window_count_ + n);
-  RETURN_IF_ERROR(pages_.reserve(sealed, pool, cancel));
-  RETURN_IF_ERROR(sketch_.reserve(sealed));
+  RETURN_IF_ERROR(reserve_sealed(pages_after(window_count_ + n), pool, cancel));
   sealed_ahead_.assign(shape().layers, false);
   budget_.step_tokens = std::max(budget_.step_tokens, chunk);
-  span_ = {pages_.pages(), window_count_, first_row_};
+  span_ = {pages_.pages(), window_count_, first_row_, sinks_stamp_, !centre_.empty(), {}};
+  window_stamp_ = new_stamp();
+  if (!span_.has_centre) span_.centre.assign(shape().heads_total() * shape().page.dim, 0.0f);
   return {};
 }
 
 void KvStore::begin_layer() {
+  if (!span_.has_centre && !centre_.empty()) span_.centre.swap(centre_);
   pages_.show(span_.pages);
+  sinks_stamp_ = span_.sinks_stamp;
   window_count_ = span_.window_count, first_row_ = span_.first_row;
 }
 
@@ -48,12 +48,28 @@ void KvStore::prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool) {
 }
 
 void KvStore::end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
-  if (layer != no_layer && !sealed_ahead_[layer]) seal(layer, n, kernels, pool);
-  if (layer != no_layer) sealed_ahead_[layer] = false;
   const uint32_t count = window_count_ + n, sealed = pages_after(count),
                  rows = sealed * shape().page.page_tokens;
+  if (sealed > 0) begin_pages(layer, count, pool);
+  if (layer != no_layer && !sealed_ahead_[layer]) seal(layer, n, kernels, pool);
+  if (layer != no_layer) sealed_ahead_[layer] = false;
   first_row_ += rows, window_count_ = count - rows;
   if (sealed > 0) pages_.commit(pages_.pages() + sealed);
+}
+
+// What commit() makes of the first rows that are sealed: the centre and the sinks.
+void KvStore::begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool) {
+  const uint32_t heads = layer == no_layer ? 0 : shape().kv_heads;
+  if (!span_.has_centre && centre_.empty()) {
+    centre_.swap(span_.centre);
+    fix_centre(rows, layer * heads, heads, pool);
+  }
+  if (pages_.pages() > 0 || !sinks_) return;
+  sinks_stamp_ = new_stamp();
+  const uint32_t planes = heads * shape().page.planes();
+  const std::size_t size = std::size_t{shape().page.page_tokens} * shape().page.dim;
+  for (uint32_t p = layer * planes; p < (layer + 1) * planes; ++p)
+    std::copy_n(plane(p), size, sinks_.get() + p * size);
 }
 
 void KvStore::commit_span(const Kernels& kernels, ThreadPool* pool) {
