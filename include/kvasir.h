@@ -143,10 +143,10 @@ KV_API void kv_session_close(kv_session* session);
 
 /* Appends document text to the sequence, inside a turn of the chat format. Several calls continue
  * one document. Attention is exact unless the session has a prefill strategy.
- * After a failure the complete steps stay: chunks, or spans of up to 65,536 tokens where memory
- * cannot hold the model. A turn that has no text yet is removed. *tokens_done
- * receives the number of appended tokens, *bytes_done the byte of `text` where they end. Both are
- * written in every case and may be NULL. A later call with the rest of the text continues there. If
+ * After a failure the complete steps stay: chunks, or spans of up to 65,536 tokens and a chunk
+ * where memory cannot hold the model. A turn that has no text yet is removed. *tokens_done receives
+ * the number of appended tokens, *bytes_done the byte of `text` where they end. Both are written in
+ * every case and may be NULL. A later call with the rest of the text continues there. If
  * a word begins at that byte, the tokens equal those of one call. Otherwise the tokens may differ,
  * but they spell the same text. After the last token the call builds the sketch of "bounded". A
  * cancel during this build returns KV_OK, because the whole text was appended. The next call that

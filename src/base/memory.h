@@ -75,7 +75,7 @@ Buffer<T> make_buffer(std::size_t n) {
   return Buffer<T>(Allocator<T>().allocate(n));
 }
 
-// Whether p is the only reference, so that its owner may write; false for null. Synchronises with
+// Whether p is the only reference, so that its owner may write; true for null. Synchronises with
 // the other threads that have released copies.
 template <class T>
 bool is_sole(const std::shared_ptr<T>& p) {

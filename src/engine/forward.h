@@ -67,6 +67,7 @@ class Forward {
   LayerExecutor::Request span_request(const StepContext& c) const;
   Status begin_span(Span* span);
   void make_span_memory(Span* span);
+  void release_spans();
   Status run_layer(Span* span, std::size_t executor, uint32_t layer);
   Status run_chunk(Span* span, std::size_t executor, uint32_t layer, std::size_t chunk);
   Status write_span_logits(const StepContext& c, LayerExecutor* executor);

@@ -4,6 +4,7 @@
 //
 // The stores are forks while the span is under way, so a failure leaves the sequence as it was.
 #include <algorithm>
+#include <new>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -85,7 +86,8 @@ uint64_t Forward::span_tokens(const ForwardStep& step, const StepStores& stores,
   return std::clamp(room, min_span, max_span) / chunk * chunk;
 }
 
-Status Forward::run_span(const ForwardStep& step, const StepStores& stores) {
+// Code::no_memory too where an allocation fails: chunks need less.
+Status Forward::run_span(const ForwardStep& step, const StepStores& stores) try {
   RETURN_IF_ERROR(open_spans());
   Span span(step, stores);
   RETURN_IF_ERROR(begin_span(&span));
@@ -96,6 +98,8 @@ Status Forward::run_span(const ForwardStep& step, const StepStores& stores) {
       RETURN_IF_ERROR(run_layer(&span, i, l));
   commit_span(&span, stores);
   return {};
+} catch (const std::bad_alloc&) {
+  return Status::error(Code::no_memory, "no memory for a span");
 }
 
 // The GPUs' executors of spans, which take the memory of the others.
@@ -119,13 +123,19 @@ Status Forward::open_spans() {
   return {};
 }
 
+// The next text may have the memory that this one lacked.
 void Forward::end_spans() {
+  release_spans();
+  refuses_spans_ = false;
+}
+
+void Forward::release_spans() {
   span_executors_.clear();
   span_memory_ = {}, span_memory_floats_ = 0;
 }
 
 bool Forward::refuse_spans() {
-  end_spans();
+  release_spans();
   return !std::exchange(refuses_spans_, true);
 }
 
@@ -250,7 +260,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   if (c.states) c.states->prepare();
   const bool attends = l.has_attention() && !l.is_windowed();
   if (part.queries && attends && i > 0) part.queries->make_way(l.kv, n);
-  host_.begin_chunk(c, layer);
+  RETURN_IF_ERROR(host_.begin_chunk(c, layer));
   LayerRun run;
   RETURN_IF_ERROR(executor->plan(c, span_request(c), &run));
   merge(std::move(run), &(gpus == 0 ? plan_ : span_plan_).runs[number]);

@@ -41,15 +41,16 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
   return {};
 }
 
-void HostAttention::begin_chunk(const StepContext& c, uint32_t layer) {
+Status HostAttention::begin_chunk(const StepContext& c, uint32_t layer) {
   make_lse_room(c.tokens());
   attention_.set_trace(nullptr);
   has_pages_ = true;
   const LayerConfig& config = config_.layer(layer);
   const bool attends = config.has_attention(), windowed = attends && config.is_windowed();
-  c.store.prepare_chunk(attends && !windowed ? config.kv : KvStore::no_layer, c.tokens(), pool_);
-  if (c.windows)
-    c.windows->prepare_chunk(windowed ? config.kv : KvStore::no_layer, c.tokens(), pool_);
+  RETURN_IF_ERROR(c.store.prepare_chunk(attends && !windowed ? config.kv : KvStore::no_layer,
+                                        c.tokens(), pool_));
+  if (!c.windows) return {};
+  return c.windows->prepare_chunk(windowed ? config.kv : KvStore::no_layer, c.tokens(), pool_);
 }
 
 Status HostAttention::reserve_pages(const StepContext& c) {

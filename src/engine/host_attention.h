@@ -24,7 +24,7 @@ class HostAttention {
   Status begin(const StepContext& step, GpuWork gpu);
   Status reserve_pages(const StepContext& step);
   // In place of begin() and reserve_pages(), of a layer's chunk in a span.
-  void begin_chunk(const StepContext& step, uint32_t layer);
+  Status begin_chunk(const StepContext& step, uint32_t layer);
 
   // Layers whose attention the CPU computes. q, k, v: [tokens][heads or kv_heads][head_dim] after
   // RoPE; a layer that attends the keys and values of another one has no k and v. write() comes

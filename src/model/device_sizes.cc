@@ -92,7 +92,15 @@ uint64_t DeviceSizes::stream_room() const {
 DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {
   const std::span<const LayerSizes> all = std::span(layers).subspan(first_layer);
   DevicePlan plan = plan_devices(all, output, experts_margin, rooms);
-  if (plan.complete) return plan;
+  // Spans have all layers of a model, with one stream of rows.
+  const bool spans = config_.streams == 1 && config_.layer_input == 0 && !config_.shares_kv();
+  uint32_t placed = 0, with_experts = 0;
+  for (const DevicePlan::Part& part : plan.parts)
+    placed += part.layers, with_experts += part.experts;
+  const bool has_experts =
+      std::any_of(all.begin(), all.end(), [](const LayerSizes& l) { return l.experts > 0; });
+  const bool lacks_layers = placed < all.size() || (has_experts && with_experts < placed);
+  if (plan.complete || !spans || !lacks_layers) return plan;
   std::vector<LayerSizes> sizes(all.begin(), all.end());
   std::vector<uint64_t> left(rooms.begin(), rooms.end());
   for (LayerSizes& layer : sizes) layer.attention = 0;  // stream_margin has that of one layer

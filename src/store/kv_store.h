@@ -211,7 +211,7 @@ class KvStore {
   // Errors as for prepare_rows() and prepare_pages().
   Status begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const Cancel* cancel);
   void begin_layer();
-  void prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool);
+  Status prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool);
   void end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
   void commit_span(const Kernels& kernels, ThreadPool* pool);
 

@@ -17,7 +17,9 @@ bool KvStore::can_span() const {
 }
 
 Status KvStore::begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const Cancel* cancel) {
-  const uint32_t kept = std::min(window_tokens_ + shape().page.page_tokens, window_count_ + chunk);
+  // As prepare_rows(): a window grows to as many rows before pages leave it.
+  const auto kept = static_cast<uint32_t>(
+      std::min<uint64_t>(window_tokens_ + shape().page.page_tokens, window_count_ + n));
   RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + chunk, true, pool, cancel));
   RETURN_IF_ERROR(reserve_sealed(pages_after(window_count_ + n), pool, cancel));
   sealed_ahead_.assign(shape().layers, false);
@@ -36,8 +38,10 @@ void KvStore::begin_layer() {
 }
 
 // Where the buffer ends, the layer's rows move to its beginning.
-void KvStore::prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool) {
-  if (first_row_ + window_count_ + n <= capacity_) return;
+Status KvStore::prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool) {
+  if (first_row_ + window_count_ + n <= capacity_) return {};
+  if (window_count_ + n > capacity_)
+    return Status::error(Code::internal, "a chunk of a span has no room behind its window");
   const std::size_t dim = shape().page.dim, size = window_count_ * dim * sizeof(float);
   const uint32_t planes = layer == no_layer ? 0 : shape().kv_heads * shape().page.planes();
   run_tasks(pool, planes, [&](uint32_t p, uint32_t) {
@@ -45,6 +49,7 @@ void KvStore::prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool) {
     std::memmove(rows - first_row_ * dim, rows, size);
   });
   first_row_ = 0;
+  return {};
 }
 
 void KvStore::end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {

@@ -93,6 +93,23 @@ TEST_CASE("a span leaves the bits that its chunks leave, in every architecture")
   for (const uint32_t each : {with_states, with_windows, with_experts, latent}) CHECK(each > 2);
 }
 
+TEST_CASE("a window of several chunks has room in a span") {
+  const auto tokens = book_tokens(2000);
+  for (const uint32_t window : {150u, 300u, 1000u}) {
+    CAPTURE(window);
+    std::string files[2];
+    for (const uint64_t span : {0, 700}) {
+      SessionOptions options = span_options(span);
+      options.window = window;
+      auto session = open_session(mini_model(), options);
+      read(session.get(), tokens);
+      CHECK(session->stats().spans == (span > 0 ? 3u : 0u));
+      files[span > 0] = saved(session.get());
+    }
+    CHECK(files[0] == files[1]);
+  }
+}
+
 TEST_CASE("all logits of spans are those of chunks") {
   const auto model = mini_model();
   const auto tokens = book_tokens(520);
