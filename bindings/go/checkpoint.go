@@ -75,13 +75,13 @@ func (m *Model) SessionFromCheckpoint(ctx context.Context, cache *Cache, tokens 
 	start *Checkpoint, options *SessionOptions, from *FromCheckpointOptions) (
 	s *Session, err error) {
 	defer raise(&err)
-	if cache == nil || start == nil {
-		return nil, failure(ErrBadArgument, "the cache or the checkpoint is nil")
-	}
 	if err := m.enter(); err != nil {
 		return nil, err
 	}
 	defer m.leave()
+	if cache == nil || start == nil {
+		return nil, failure(ErrBadArgument, "the cache or the checkpoint is nil")
+	}
 	if err := cache.enter(); err != nil {
 		return nil, err
 	}

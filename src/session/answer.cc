@@ -57,6 +57,7 @@ Status Session::question_tokens(std::string_view question, const GenerateOptions
 Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* cancel) {
   const uint64_t now = sequence_.tokens.size() + question,
                  longest = now + std::min(answer, options_.context - now);
+  if (is_cancelled(cancel)) return answer_stopped();
   fit_drafts(now);
   return sequence_.store.keep_within_budget(
       sequence_.store.check_budget(longest).ok() ? longest : now, 0, 0, cancel);

@@ -308,7 +308,8 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
                         make_states(config, checkpoints)};
   uint64_t prefilled = state.tokens;
   RETURN_IF_ERROR(load_count(*file, SectionKind::read, state.facts(config.vocabulary), &prefilled));
-  const WantedCheckpoints wanted = {{checkpoints, prefilled}, state.kept_of(kept)};
+  const WantedCheckpoints wanted = {
+      {checkpoints, prefilled > 0 ? prefilled : CheckpointLimits::none}, state.kept_of(kept)};
   RETURN_IF_ERROR(load_other_layers(file, saved, wanted, pool.get(), cancel, &others));
   const std::byte* tokens = nullptr;
   RETURN_IF_ERROR(take(*file, SectionKind::tokens, state.tokens * sizeof(Token),

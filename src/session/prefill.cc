@@ -313,6 +313,7 @@ class Session::Again {
     sequence_.turn = turn_, sequence_.chat = chat_;
   }
   std::span<const Token> tokens() const { return std::span(tokens_).subspan(kept_); }
+  uint64_t prefilled() const { return prefilled_; }
 
  private:
   SequenceState& sequence_;
@@ -333,7 +334,8 @@ Status Session::prefill_missing(const Cancel* cancel, Progress::Report report) {
   Status s = append({.tokens = again.tokens(),
                      .kind = TextKind::document,
                      .cancel = cancel,
-                     .progress = &progress},
+                     .progress = &progress,
+                     .max_prefilled = again.prefilled()},
                     &done);
   prefilled_again_ += done;
   return s;

@@ -229,6 +229,8 @@ class Session {
     // with the logits after token i, 0 first, until one is not followed by the next: the tokens up
     // to it stay.
     const std::function<bool(std::span<float> logits, uint32_t i)>* goes_on = nullptr;
+    // What prefilled_tokens becomes at most: tokens of an answer may be prefilled again.
+    uint64_t max_prefilled = UINT64_MAX;
   };
   // Runs tokens at the end of the sequence, in chunks. After an error or a cancel, complete chunks
   // stay; *done counts their tokens.

@@ -23,9 +23,9 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
+  if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
   fit_drafts(sequence_.tokens.size() + n);
   RETURN_IF_ERROR(sequence_.store.check_budget(sequence_.tokens.size() + n));
-  if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
   // rows behind a checkpoint stay in full precision: the only one is the document's end
   if (KvStore* windows = sequence_.windows_or_null();
       windows && options_.full_precision && request.kind == TextKind::document)
@@ -174,11 +174,14 @@ void Session::keep_checkpoint(const AppendRequest& request, uint64_t left) {
   const uint64_t now = sequence_.tokens.size(), interval = options_.checkpoint_interval;
   if (now - last < interval) return;
   limit_checkpoints();
-  constexpr uint64_t most_intervals = 8;
+  constexpr uint64_t max_intervals = 8;
+  const CheckpointLimits at_end = {
+      checkpoints_of(*model_, options_.window, now + left, options_.memory.checkpoints),
+      sequence_.prefilled_tokens < now ? sequence_.document_end() : CheckpointLimits::none};
   Status s;
   try {
-    if (states && left > 0 && now - last < most_intervals * interval &&
-        !states->outlives(now + left, interval))
+    if (states && left > 0 && now - last < max_intervals * interval &&
+        !states->outlives(at_end, now + left, interval))
       return;
     if (states) s = states->keep();
     if (windows && s.ok()) windows->keep();
@@ -195,7 +198,7 @@ void Session::keep_checkpoint(const AppendRequest& request, uint64_t left) {
 void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) {
   SequenceState& s = sequence_;
   if (request.kind == TextKind::document && s.prefilled_tokens == s.tokens.size())
-    s.prefilled_tokens += step.size();
+    s.prefilled_tokens = std::min(s.prefilled_tokens + step.size(), request.max_prefilled);
   s.tokens.insert(s.tokens.end(), step.tokens.begin(), step.tokens.end());
   if (step.plan.by_blocks) s.sparse_tokens = s.tokens.size();
   if (request.kind != TextKind::answer) forget_choice();

@@ -79,7 +79,7 @@ Status RecurrentState::fetch() {
 Status RecurrentState::begin_span() {
   RETURN_IF_ERROR(fetch());
   end_.parts.clear();
-  if (is_sole(end_.floats)) return {};
+  if (!end_.floats || is_sole(end_.floats)) return {};
   std::shared_ptr<float[]> floats = make();
   std::copy_n(end_.floats.get(), size(), floats.get());
   end_.floats = std::move(floats);
@@ -109,10 +109,11 @@ void RecurrentState::thin_out(uint64_t end) {
       limits_, end, [](const Snapshot& s) { return s.tokens; }, &checkpoints_);
 }
 
-bool RecurrentState::outlives(uint64_t end, uint64_t interval) const {
+bool RecurrentState::outlives(const CheckpointLimits& limits, uint64_t end,
+                              uint64_t interval) const {
   std::vector<uint64_t> kept;
   for (const Snapshot& s : checkpoints_) kept.push_back(s.tokens);
-  return kvasir::outlives(limits_, std::move(kept), end_.tokens, interval, end);
+  return kvasir::outlives(limits, std::move(kept), end_.tokens, interval, end);
 }
 
 void RecurrentState::limit_checkpoints(const CheckpointLimits& limits) {

@@ -102,9 +102,9 @@ class RecurrentState {
 
   // Makes the end a checkpoint. Code::device. Throws std::bad_alloc. On failure all is unchanged.
   Status keep();
-  // Whether a checkpoint here stays until the sequence has `end` tokens, with one more every
-  // `interval`. Throws std::bad_alloc.
-  bool outlives(uint64_t end, uint64_t interval) const;
+  // Whether a checkpoint here stays until the sequence has `end` tokens and these limits, with one
+  // more every `interval`. Throws std::bad_alloc.
+  bool outlives(const CheckpointLimits& limits, uint64_t end, uint64_t interval) const;
   std::size_t checkpoints() const { return checkpoints_.size(); }
   uint64_t checkpoint_at(std::size_t i) const { return checkpoints_[i].tokens; }  // ascending
   uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back().tokens; }

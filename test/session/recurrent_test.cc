@@ -375,6 +375,25 @@ TEST_CASE("checkpoints are bounded and denser near the end; a fork's are its own
   CHECK(states.saved() == 5);
 }
 
+TEST_CASE("states that would be dropped before the document's end are not copied") {
+  RecurrentState states(1, 8, 4);
+  constexpr uint64_t end = 12800, interval = 100;
+  uint32_t kept = 0;
+  while (states.tokens() < end) {
+    states.prepare();
+    std::fill_n(states.next(0), states.layer_size(), 1.0f);
+    states.commit(interval);
+    // While a document is read it ends at the newest token.
+    states.limit_checkpoints({4, states.tokens()});
+    if (!states.outlives({4}, end, interval)) continue;
+    REQUIRE(states.keep().ok());
+    ++kept;
+  }
+  CHECK(kept <= 6);
+  CHECK(states.checkpoints() == 4);
+  CHECK(states.last_checkpoint() == end);
+}
+
 TEST_CASE("a memory limit counts the states") {
   const auto model = fixture("qwen35");
   KvStore store(model->store_shape(), 64);
