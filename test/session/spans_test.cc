@@ -193,8 +193,8 @@ TEST_CASE("a flag that fires within a span keeps whole spans") {
       &done);
   if (s.ok()) return;  // in the time of one report
   CHECK(s.code() == Code::cancelled);
-  CHECK(done == 400);
-  CHECK(session->tokens().size() == 400);
+  CHECK((done == 400 || done == 800));  // the second span may have ended before the report
+  CHECK(session->tokens().size() == done);
 }
 
 TEST_CASE("progress within a span never goes back, and ends with the document") {
