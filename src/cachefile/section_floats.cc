@@ -1,7 +1,7 @@
 #include "cachefile/section_floats.h"
 
 #include <algorithm>
-#include <atomic>
+#include <mutex>
 #include <span>
 
 namespace kvasir {
@@ -18,13 +18,17 @@ Status not_finite(const CacheFile& file, const CacheFile::Section& section) {
 Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uint64_t offset,
                    uint64_t rows, std::size_t row, ThreadPool* pool, const Cancel* cancel,
                    const std::function<float*(uint64_t)>& place, FloatRule rule) {
-  std::atomic<const char*> wrong{nullptr};
+  std::mutex mutex;
+  uint64_t first = UINT64_MAX;  // the wrong piece that the message is about, whatever the threads
+  const char* wrong = nullptr;
   Status s = file.scan(section, offset, rows * row * sizeof(float), pool, cancel,
                        [&](uint64_t at, const std::byte* data, std::size_t size) {
                          std::span<const float> values(reinterpret_cast<const float*>(data),
                                                        size / sizeof(float));
-                         if (const char* what = rule(values))
-                           wrong.store(what, std::memory_order_relaxed);
+                         if (const char* what = rule(values)) {
+                           const std::scoped_lock lock(mutex);
+                           if (at < first) first = at, wrong = what;
+                         }
                          for (uint64_t i = at / sizeof(float); !values.empty();) {
                            const std::size_t in_row = static_cast<std::size_t>(i % row),
                                              n = std::min(row - in_row, values.size());
@@ -33,9 +37,8 @@ Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uin
                            i += n;
                          }
                        });
-  const char* what = wrong.load(std::memory_order_relaxed);
-  if (!s.ok() || !what) return s;
-  return broken(file, section, what);
+  if (!s.ok() || !wrong) return s;
+  return broken(file, section, wrong);
 }
 
 }  // namespace kvasir

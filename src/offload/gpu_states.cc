@@ -75,8 +75,8 @@ GpuStates::GpuStates(const std::shared_ptr<Device>& device, const ModelConfig& c
     : device_(device), ops_(device->kernels()), first_(first), layers_(layers),
       layer_size_(config.recurrent.state_size()), staging_(std::make_shared<Staging>()) {}
 
-// One that nobody else has. from: the state before the step, which is used again after it. Another
-// one that others have stays theirs.
+// A part that nobody else has. from: that of the state before the step, which stays in own_. Where
+// there are two already, the other one is left to those that share it.
 Status GpuStates::take(const Part* from, std::shared_ptr<Part>* out) {
   for (const auto& part : own_)
     if (is_sole(part)) return *out = part, Status();

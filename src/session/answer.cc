@@ -57,10 +57,10 @@ Status Session::question_tokens(std::string_view question, const GenerateOptions
 Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* cancel) {
   const uint64_t now = sequence_.tokens.size() + question,
                  longest = now + std::min(answer, options_.context - now);
-  if (is_cancelled(cancel)) return answer_stopped();
-  fit_drafts(now);
-  return sequence_.store.keep_within_budget(
-      sequence_.store.check_budget(longest).ok() ? longest : now, 0, 0, cancel);
+  return fit_drafts([&] {
+    return sequence_.store.keep_within_budget(
+        sequence_.store.check_budget(longest).ok() ? longest : now, 0, 0, cancel);
+  });
 }
 
 Status Session::answer_stopped() {
@@ -158,7 +158,6 @@ void Session::begin_conversation(uint64_t tokens_before) {
 Status Session::sample(const GenerateOptions& o, AnswerState* state, std::span<float> logits,
                        Token* token) {
   if (is_cancelled(o.cancel)) return answer_stopped();
-  sequence_.logits_at = 0;  // sampling overwrites the logits
   RETURN_IF_ERROR(state->sampler.sample(logits, sequence_.tokens, token));
   Answer& answer = *state->answer;
   if (answer.thinking_tokens + answer.answer_tokens == 0)

@@ -44,16 +44,22 @@ Status Session::set_budget(SessionOptions* o, const std::function<Status()>& set
   return {};
 }
 
-// Leaves drafts out where a sequence of `tokens` tokens fits the budget only without them.
-void Session::fit_drafts(uint64_t tokens) {
+// Leaves drafts out where something fits the budget only without them. fit: tries it.
+Status Session::fit_drafts(const std::function<Status()>& fit) {
   KvStore& store = sequence_.store;
   const StoreShape counted = store.budget().drafts;
-  if (!sequence_.drafts || store.check_budget(tokens).ok()) return;
+  Status s = fit();
+  if (!sequence_.drafts || s.code() != Code::limit) return s;
   store.count_drafts({});
-  if (!store.check_budget(tokens).ok()) return store.count_drafts(counted);
+  s = fit();
+  if (!s.ok()) {
+    store.count_drafts(counted);
+    return s;
+  }
   drafter_.reset(), sequence_.drafts.reset();
   options_.memory.drafts = {}, options_.drafts_left_out = true;
   log(1, left_out);
+  return s;
 }
 
 // The most drafts of the next step.

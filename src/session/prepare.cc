@@ -211,7 +211,8 @@ Status Session::prepare_index(bool make, const Cancel* cancel, Progress* progres
 Status Session::make_room_for_index(IndexKind kind, uint64_t bytes, const Cancel* cancel) {
   const std::shared_ptr<TokenIndex>& old = sequence_.store.indexes().of(kind).index;
   const uint64_t more = bytes - std::min(bytes, old ? old->private_bytes() : 0);
-  return sequence_.store.keep_within_budget(sequence_.tokens.size(), more, 0, cancel);
+  return fit_drafts(
+      [&] { return sequence_.store.keep_within_budget(sequence_.tokens.size(), more, 0, cancel); });
 }
 
 Status Session::make_index(const IndexRequest& request, std::shared_ptr<TokenIndex>* out) {

@@ -150,15 +150,17 @@ Status write_drafts(const DraftState& drafts,
   return write(drafts.hidden.data(), drafts.hidden.size() * sizeof(float));
 }
 
-const char* find_wrong_drafts(const DraftState& drafts) {
-  const char* what = wrong_floats(drafts.store.centre());
-  if (!what) what = wrong_floats(drafts.store.sink_floats());
-  if (!what) what = wrong_floats(drafts.hidden);
-  (void)drafts.store.write_window([&](const void* data, std::size_t size) {
-    if (!what) what = wrong_floats({static_cast<const float*>(data), size / sizeof(float)});
+Status find_wrong_drafts(const DraftState& drafts, const Cancel* cancel, const char** what) {
+  *what = wrong_floats(drafts.store.centre());
+  if (!*what) *what = wrong_floats(drafts.store.sink_floats());
+  if (!*what) *what = wrong_floats(drafts.hidden);
+  if (*what) return {};
+  return drafts.store.write_window([&](const void* data, std::size_t size) {
+    if (is_cancelled(cancel))
+      return Status::error(Code::cancelled, "cancelled; no file was changed");
+    if (!*what) *what = wrong_floats({static_cast<const float*>(data), size / sizeof(float)});
     return Status();
   });
-  return what;
 }
 
 Status load_drafts(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
@@ -172,7 +174,11 @@ Status load_drafts(const std::shared_ptr<const CacheFile>& file, const SavedSequ
     return Status::error(Code::corrupt,
                          "%s: section 'drafts' is missing, whose pages it has; nothing was loaded",
                          file->path().c_str());
-  if (!section || section->version != section_version) return {};
+  for (const SectionKind kind :
+       {SectionKind::drafts, SectionKind::drafts_pages, SectionKind::drafts_scales})
+    if (const CacheFile::Section* each = file->find(kind); each && each->version != section_version)
+      return {};
+  if (!section) return {};
   const StoreShape shape = out->store.shape();
   DraftFacts facts;
   RETURN_IF_ERROR(load_facts(*file, shape, width, state, &facts));

@@ -20,8 +20,8 @@ uint64_t drafts_section_bytes(const DraftState& drafts);
 // Passes the bytes of that section to `write`.
 Status write_drafts(const DraftState& drafts,
                     const std::function<Status(const void* data, std::size_t size)>& write);
-// Refuses numbers that load would refuse: the first contradiction, or null.
-const char* find_wrong_drafts(const DraftState& drafts);
+// *what: the first number that load would refuse, or null. Code::cancelled.
+Status find_wrong_drafts(const DraftState& drafts, const Cancel* cancel, const char** what);
 
 // Maps the rows of a checked file, which belong to its whole sequence. `out` has no tokens, and the
 // shape and the window of the session's. width: numbers of a hidden state. *found: whether the file

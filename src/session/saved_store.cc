@@ -94,8 +94,9 @@ Status check_savable(const std::string& path, const format::Identity& identity,
   const char* wrong_states = nullptr;
   if (stores.states) RETURN_IF_ERROR(find_wrong_state(*stores.states, cancel, &wrong_states));
   if (wrong_states) return refused(SectionKind::recurrent, wrong_states);
-  if (const char* what = stores.drafts ? find_wrong_drafts(*stores.drafts) : nullptr)
-    return refused(SectionKind::drafts, what);
+  const char* bad_drafts = nullptr;
+  if (stores.drafts) RETURN_IF_ERROR(find_wrong_drafts(*stores.drafts, cancel, &bad_drafts));
+  if (bad_drafts) return refused(SectionKind::drafts, bad_drafts);
   for (const SavedPart& part : parts) {
     if (part.kind == SectionKind::recurrent || part.kind == SectionKind::drafts) continue;
     const auto check = [&](const void* data, std::size_t size) -> Status {

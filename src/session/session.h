@@ -337,7 +337,7 @@ class Session {
   DraftsOff why_no_drafts() const;
   uint32_t draft_room() const;
   static Status set_budget(SessionOptions* o, const std::function<Status()>& set);
-  void fit_drafts(uint64_t tokens);
+  Status fit_drafts(const std::function<Status()>& fit);
   Token answer_end() const;
   void begin_conversation(uint64_t tokens_before);
   Status make_room(uint64_t question, uint64_t answer, const Cancel* cancel);

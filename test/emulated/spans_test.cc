@@ -18,16 +18,6 @@ namespace {
 
 constexpr uint32_t chunk = 100, span_tokens = 400;
 
-std::vector<Token> long_text(std::size_t n) {
-  std::vector<Token> out(n);
-  uint32_t state = 23;
-  for (Token& t : out) {
-    state = state * 1664525u + 1013904223u;
-    t = static_cast<Token>(3 + (state >> 16) % 250);
-  }
-  return out;
-}
-
 SessionOptions with_spans(uint64_t span) {
   SessionOptions o = bounded_options(128);
   o.prefill_chunk = chunk;
@@ -106,7 +96,7 @@ std::string write_made(const TempFolder& folder, const ModelRecipe& recipe) {
 TEST_CASE(
     "a span on a GPU leaves the bits of its chunks, with weights there and with streamed ones") {
   TempFolder folder;
-  const auto tokens = long_text(757);
+  const auto tokens = some_tokens(757);
   uint32_t there = 0, streamed = 0;
   for (const ModelRecipe& recipe : recipes_of_all_architectures()) {
     ModelRecipe r = recipe;
@@ -171,7 +161,7 @@ Status prefill(Session* session, std::span<const Token> tokens, const Cancel* ca
 TEST_CASE("spans of several GPUs leave the bits of one") {
   const SmallGpu one, two("cuda:0,cuda:1");
   CHECK(two.model->device_weights().size() == 2);
-  const auto tokens = long_text(900);
+  const auto tokens = some_tokens(900);
   auto chunks = open_session(one.whole, with_spans(0)),
        spans = open_session(two.model, with_spans(span_tokens));
   read(chunks.get(), tokens), read(spans.get(), tokens);
@@ -182,20 +172,20 @@ TEST_CASE("spans of several GPUs leave the bits of one") {
 TEST_CASE("a GPU without room for all weights is given spans unless few tokens come") {
   const SmallGpu gpu;
   auto session = open_session(gpu.model, with_spans(0));
-  read(session.get(), long_text(50));
+  read(session.get(), some_tokens(50));
   CHECK(session->stats().spans == 0);
-  read(session.get(), long_text(700));
+  read(session.get(), some_tokens(700));
   CHECK(session->stats().spans == 1);
   CHECK(session->stats().span_tokens == 700);
   CHECK(says(*session, "\"prefill_spans_because\":\"\""));
   auto whole = open_session(gpu.whole, with_spans(0));
-  read(whole.get(), long_text(700));
+  read(whole.get(), some_tokens(700));
   CHECK(whole->stats().spans == 0);
 }
 
 TEST_CASE("a span that fails or is cancelled at any call leaves the sequence as it was") {
   const SmallGpu gpu;
-  const auto tokens = long_text(500);
+  const auto tokens = some_tokens(500);
   const std::span<const Token> first(tokens.data(), 250), rest(tokens.data() + 250, 250);
   auto expected = open_session(gpu.model, with_spans(span_tokens));
   read(expected.get(), first), read(expected.get(), rest);
@@ -236,7 +226,7 @@ TEST_CASE("without room for weights on their way prefill goes chunk by chunk, an
   {
     const Changed full(machine().max_bytes[0], machine().bytes[0].load());
     uint64_t done = 0;
-    const Status s = prefill(session.get(), long_text(300), nullptr, &done);
+    const Status s = prefill(session.get(), some_tokens(300), nullptr, &done);
     CHECK((s.ok() || s.code() == Code::no_memory));
     CHECK(session->stats().spans == 0);
     CHECK(says(*session, "\"prefill_spans_because\":\"the GPU has no room"));

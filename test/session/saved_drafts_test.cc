@@ -133,11 +133,14 @@ TEST_CASE("a file without rows of the MTP layer is loaded, and says so") {
     CHECK(answer_of(session.get()).tokens == answer_of(fresh("qwen35-mtp", 200).get()).tokens);
   };
   without(path);
-  // Of a later version of the section.
+  // Of a later version of one of the sections.
   save(fresh("qwen35-mtp", 200, drafting()).get(), path);
-  rewrite_section(path, other, SectionKind::drafts,
-                  [](std::vector<std::byte>*, uint32_t* version) { *version = 2; });
-  without(other);
+  for (const SectionKind kind :
+       {SectionKind::drafts, SectionKind::drafts_pages, SectionKind::drafts_scales}) {
+    rewrite_section(path, other, kind,
+                    [](std::vector<std::byte>*, uint32_t* version) { *version = 2; });
+    without(other);
+  }
   // A session that does not draft does not read them.
   rewrite_section(path, other, SectionKind::drafts,
                   [](std::vector<std::byte>* bytes, uint32_t*) { bytes->resize(3); });

@@ -19,16 +19,6 @@ namespace {
 
 constexpr uint32_t chunk = 100;
 
-std::vector<Token> any_tokens(std::size_t n) {
-  std::vector<Token> tokens(n);
-  uint32_t state = 11;
-  for (Token& t : tokens) {
-    state = state * 1664525 + 1013904223;
-    t = static_cast<Token>(3 + (state >> 16) % 250);
-  }
-  return tokens;
-}
-
 // span 0: chunk by chunk.
 SessionOptions span_options(uint64_t span) {
   SessionOptions o;
@@ -73,7 +63,7 @@ struct Reports {
 }  // namespace
 
 TEST_CASE("a span leaves the bits that its chunks leave, in every architecture") {
-  const auto tokens = any_tokens(1257);
+  const auto tokens = some_tokens(1257);
   uint32_t with_states = 0, with_windows = 0, with_experts = 0, latent = 0;
   for (const std::string& path : fixtures()) {
     CAPTURE(path);
@@ -143,7 +133,7 @@ TEST_CASE("a span of a fork leaves the sequence that it was forked from") {
 TEST_CASE("a cancelled span leaves nothing, with windows and with states") {
   for (const char* name : {"llama-bf16", "gemma3", "granitehybrid"}) {
     const auto model = open_model(FIXTURES "/models/" + std::string(name) + ".gguf");
-    const auto tokens = any_tokens(1300);
+    const auto tokens = some_tokens(1300);
     auto session = open_session(model, span_options(400)),
          undisturbed = open_session(model, span_options(400));
     const std::span<const Token> first(tokens.data(), 400), rest(tokens.data() + 400, 900);
