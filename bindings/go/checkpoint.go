@@ -5,7 +5,6 @@ import "C"
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"unsafe"
 )
@@ -126,7 +125,7 @@ func (k *Checkpoint) raw(a *arguments, pinner *runtime.Pinner) *C.kv_checkpoint 
 	raw.states = (*C.kv_layer_state)(block)
 	for i, state := range k.States {
 		if state.Numbers == nil {
-			a.refuse(ErrBadArgument, fmt.Sprintf("States[%d].Numbers is nil", i))
+			a.refuse(ErrBadArgument, "States[%d].Numbers is nil", i)
 			return raw
 		}
 		numbers, to := state.Numbers.rows(), &unsafe.Slice(raw.states, len(k.States))[i]

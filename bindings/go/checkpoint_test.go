@@ -8,9 +8,9 @@ import (
 	kvasir "github.com/kvasir-project/kvasir/bindings/go"
 )
 
-// A model of short convolutions, of which layer 2 attends: what another engine keeps of it arrives
-// and is compared, or is refused by name.
-func TestASessionFromACheckpointComparesWindowsAndStates(t *testing.T) {
+// A model of short convolutions, of which layer 2 attends: what another engine keeps of it is
+// refused by name where it is wrong.
+func TestSessionFromCheckpointRefusesWrongStates(t *testing.T) {
 	path := filepath.Join(filepath.Dir(modelPath), "../test/fixtures/models/lfm2.gguf")
 	model, err := kvasir.Open(path, nil)
 	check(t, err)

@@ -7,7 +7,7 @@
 
 namespace kvasir {
 
-constexpr const char* streamed_weights = "weights on their way";
+constexpr const char* streamed_weights = "streamed weights";
 
 WeightStream::WeightStream(const DeviceWeights& here, uint32_t end)
     : here_(here), device_(here.device()), ops_(device_->kernels()), first_(here.first_layer()),

@@ -64,7 +64,7 @@ const char* text_of(Fallback reason) {
     case Fallback::no_layers_in_group:
       return "no filter layer has layers of the GPU to choose for";
     case Fallback::no_room_for_weights:
-      return "the GPU has no room for weights on their way";
+      return "the GPU has no room for streamed weights";
     case Fallback::more_streams:
       return "layers pass on more than a residual stream";
   }

@@ -220,7 +220,7 @@ TEST_CASE("a span that fails or is cancelled at any call leaves the sequence as 
   }
 }
 
-TEST_CASE("without room for weights on their way prefill goes chunk by chunk, and says why") {
+TEST_CASE("without room for streamed weights prefill goes chunk by chunk, and says why") {
   const SmallGpu gpu;
   auto session = open_session(gpu.model, with_spans(0));
   {

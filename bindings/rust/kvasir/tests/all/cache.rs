@@ -70,7 +70,7 @@ fn keys_that_are_not_the_models_make_no_session() {
 
 /// A model of short convolutions, of which layer 2 attends.
 #[test]
-fn windows_and_states_of_another_engine_are_compared() {
+fn wrong_states_of_another_engine_are_refused() {
     let path = crate::support::examples().join("../test/fixtures/models/lfm2.gguf");
     let model = Model::open(path).unwrap();
     let shape = Shape { layers: 1, heads: 4, kv_heads: 2, head_dim: 16, ..SHAPE };
