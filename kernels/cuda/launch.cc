@@ -278,24 +278,48 @@ struct PrefillName {
 
 int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
                     const float* v) {
-  constexpr unsigned largest_threads = 1024;
-  int error = launch(s, "prefill_largest", Grid{r.kv_heads, 2}, largest_threads, r, k, v);
+  constexpr unsigned largest_threads = 1024, largest_tokens = 4096, most_parts = 32;
+  int error = launch(s, "prefill_queries",
+                     Grid{blocks_for(r.q_room, prefill_layout_threads / 32), r.kv_heads},
+                     prefill_layout_threads, r, q);
   const unsigned tokens = r.pages * r.page_tokens + r.window + r.n,
-                 rows = blocks_for(tokens, prefill_keys) * prefill_keys;
+                 rows = blocks_for(tokens, prefill_keys) * prefill_keys,
+                 parts = std::min(blocks_for(tokens, largest_tokens), most_parts);
   if (!error)
-    error = launch(s, "prefill_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads},
-                   prefill_layout_threads, r, k, v);
+    error = launch(s, "prefill_largest", Grid{r.kv_heads, 2, parts}, largest_threads, r, k, v);
   if (error) return error;
-  return launch(s, "prefill_queries",
-                Grid{blocks_for(r.q_room, prefill_layout_threads / 32), r.kv_heads},
-                prefill_layout_threads, r, q);
+  return launch(s, "prefill_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads},
+                prefill_layout_threads, r, k, v);
+}
+
+// Parts that the keys of a block's rows are divided into: as many as take the device the least
+// time, in rounds of all blocks that it computes at once. A part has some thousand keys, so that
+// what it leaves takes little time to merge.
+unsigned prefill_parts(const DeviceContext& c, const DevicePrefill& r, unsigned blocks) {
+  constexpr unsigned min_keys = 2048, most = 8;
+  constexpr double each = 0.02;  // of a part, against the time of an undivided step
+  const unsigned resident = prefill_resident(r.dim) * c.multiprocessors,
+                 keys = r.pages * r.page_tokens + r.window;
+  const auto rounds = [&](unsigned parts) {
+    return blocks_for(std::size_t{blocks} * parts, resident) / double(parts) + each * parts;
+  };
+  unsigned best = 1;
+  if (r.seen > 0) return best;
+  for (unsigned parts = 2; parts <= most; ++parts)
+    if (keys >= parts * min_keys && blocks * parts <= r.part_room && rounds(parts) < rounds(best))
+      best = parts;
+  return best;
 }
 
 int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
-  const unsigned blocks = blocks_for(std::size_t{r.n} * r.group, prefill_block_rows(r.dim));
-  return launch(s, PrefillName(r.seen > 0, r.dim).text,
-                Grid{blocks, r.kv_heads, 1, prefill_shared_bytes(r.dim)}, prefill_threads, r, out,
-                lse);
+  const unsigned rows = r.n * r.group, blocks = blocks_for(rows, prefill_block_rows(r.dim)),
+                 parts = prefill_parts(*s->context, r, blocks * r.kv_heads);
+  const int error = launch(s, PrefillName(r.seen > 0, r.dim).text,
+                           Grid{blocks, r.kv_heads, parts, prefill_shared_bytes(r.dim)},
+                           prefill_threads, r, out, lse);
+  if (error || parts == 1) return error;
+  return launch(s, "prefill_merge", Grid{blocks_for(rows, prefill_layout_threads / 32), r.kv_heads},
+                prefill_layout_threads, r, uint32_t{parts}, out, lse);
 }
 
 // ---- windows
@@ -388,7 +412,8 @@ int find_kernels(DeviceContext* context) {
     if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
   }
   CUmodule reading = context->modules[4];
-  for (const char* name : {"prefill_largest", "prefill_lay_out", "prefill_queries"})
+  for (const char* name :
+       {"prefill_largest", "prefill_lay_out", "prefill_queries", "prefill_merge"})
     if (const int error = find(name, reading)) return error;
   for (const uint32_t dim : attended_dims)
     for (const bool windowed : {false, true})

@@ -166,14 +166,16 @@ constexpr uint32_t share_threads = 384, share_each = 4, share_quads = share_thre
                    share_blocks = 3;
 // Prefill; a warp has a quarter of a block's rows.
 constexpr uint32_t prefill_layout_threads = 256, prefill_threads = 128;
-// Rows of a block and keys of a tile: fewer of large heads, so that they fit any device.
-constexpr uint32_t prefill_block_rows(uint32_t dim) { return dim > 128 ? 64 : prefill_rows; }
+// Keys of a tile: fewer of large heads, so that they fit any device.
 constexpr uint32_t prefill_tile_keys(uint32_t dim) { return dim > 128 ? 32 : prefill_keys; }
 // Queries, and keys and values of two tiles.
 constexpr uint32_t prefill_shared_bytes(uint32_t dim) {
   return (prefill_block_rows(dim) + 4 * prefill_tile_keys(dim)) * dim * 2;
 }
-static_assert(prefill_shared_bytes(256) <= 99 << 10);
+constexpr uint32_t max_prefill_dim = 256;
+static_assert(prefill_shared_bytes(max_prefill_dim) <= 99 << 10);
+// Blocks that a multiprocessor of a large device computes at once, as prefill_attend_* say.
+constexpr uint32_t prefill_resident(uint32_t dim) { return dim > 64 ? 2 : 3; }
 // Attention through windows; window_rows: query rows of a block.
 constexpr uint32_t window_threads = 256, window_rows = 4, window_finish_threads = 128;
 constexpr uint32_t window_dims[] = {64, 128, 256, 512};

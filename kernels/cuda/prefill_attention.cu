@@ -6,7 +6,8 @@
 // are divided by an upper bound of their magnitude, and each query by its own, so that no number
 // leaves the range of half precision. Scores and output are multiplied by these again. Then blocks
 // of 128 query rows (tokens times heads of the group) go once over the keys that they see, 64 at a
-// time, after Dao, "FlashAttention-2" (2023).
+// time, after Dao, "FlashAttention-2" (2023). Where there are too few blocks for the device,
+// several blocks divide the keys of the same rows. prefill_merge() merges what they leave.
 #include <cuda_fp16.h>
 
 #include "attention_common.h"
@@ -64,15 +65,17 @@ __device__ inline Rows rows_of(const DevicePrefill& r, const float* step, uint32
 
 extern "C" {
 
-// Block (head, which): the largest magnitude of the head's keys or values.
+// Block (head, which, part): the largest magnitude of a part of the head's keys or values.
+// prefill_queries() has cleared r.largest.
 __global__ void __launch_bounds__(1024)
     prefill_largest(DevicePrefill r, const float* k, const float* v) {
   after_previous();
   const uint32_t head = blockIdx.x, which = blockIdx.y, tokens = r.window + r.n,
-                 sealed = r.pages * r.page_tokens;
+                 sealed = r.pages * r.page_tokens, first = blockIdx.z * blockDim.x + threadIdx.x,
+                 stride = gridDim.z * blockDim.x;
   const float* step = which ? v : k;
   float max_score = 0;
-  for (uint32_t i = threadIdx.x; i < sealed; i += blockDim.x) {
+  for (uint32_t i = first; i < sealed; i += stride) {
     const uint32_t p = i / r.page_tokens, t = i % r.page_tokens;
     const auto* scales =
         reinterpret_cast<const uint16_t*>(r.scales_at[p / extent_pages] + r.scales_offset) +
@@ -83,7 +86,7 @@ __global__ void __launch_bounds__(1024)
                 127.0f * from_bf16(scales[(p % extent_pages * 2 + which) * r.page_tokens + t]));
   }
   const uint32_t sinks = r.pages ? r.page_tokens : 0;
-  for (std::size_t i = threadIdx.x; i < std::size_t{sinks + tokens} * r.head_dim; i += blockDim.x) {
+  for (std::size_t i = first; i < std::size_t{sinks + tokens} * r.head_dim; i += stride) {
     const auto token = static_cast<uint32_t>(i / r.head_dim),
                d = static_cast<uint32_t>(i % r.head_dim);
     const Rows source =
@@ -91,7 +94,9 @@ __global__ void __launch_bounds__(1024)
     max_score = fmaxf(max_score, fabsf(source.row[d] - (source.centre ? source.centre[d] : 0.0f)));
   }
   max_score = block_max(max_score);
-  if (threadIdx.x == 0) r.largest[head * 2 + which] = max_score;
+  // Floats that are not negative are ordered as their bits are.
+  if (threadIdx.x == 0)
+    atomicMax(reinterpret_cast<int*>(r.largest + head * 2 + which), __float_as_int(max_score));
 }
 
 // Block (page or, after the pages, as many rows as a page has; head): lays out their keys and
@@ -152,9 +157,10 @@ __global__ void __launch_bounds__(layout_threads)
   }
 }
 
-// A warp per row of queries, rows of zeros at the end included.
+// A warp per row of queries, rows of zeros at the end included. Runs before prefill_largest().
 __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill r, const float* q) {
   after_previous();
+  if (blockIdx.x == 0 && threadIdx.x < 2) r.largest[blockIdx.y * 2 + threadIdx.x] = 0;
   const uint32_t row = blockIdx.x * warps + threadIdx.x / warp, head = blockIdx.y,
                  lane = threadIdx.x % warp, token = row / r.group;
   if (row >= r.q_room) return;
@@ -176,8 +182,7 @@ __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill 
   for (uint32_t d = lane; d < r.dim / 2; d += warp)
     reinterpret_cast<uint32_t*>(r.q + to * r.dim)[d] =
         halves(at(2 * d) * scale, at(2 * d + 1) * scale);
-  if (lane == 0)
-    r.q_scale[to] = max_score / sqrtf(static_cast<float>(r.head_dim)) * r.largest[head * 2];
+  if (lane == 0) r.q_scale[to] = max_score / sqrtf(static_cast<float>(r.head_dim));
 }
 
 }  // extern "C"
@@ -231,8 +236,34 @@ __device__ inline uint32_t first_key(const DevicePrefill& r, uint32_t token) {
   return own >= r.seen ? own + 1 - r.seen : 0;
 }
 
-// Block (rows of queries, the last ones first; head). A warp has a quarter of the rows: O += P V
-// over a tile of keys with P = e^(Q K^T - the largest).
+// Scales a row's sums, or those of its parts, and writes them. largest: of the scores times log2 e.
+// Adds the learned score without a value, if there is one.
+struct RowEnd {
+  float scale, lse;
+};
+__device__ inline RowEnd end_row(const DevicePrefill& r, uint32_t head, uint32_t row, float largest,
+                                 float all) {
+  float keep = 1;
+  if (r.sink_scores) {
+    const float score = r.sink_scores[std::size_t{head} * r.q_room + row] * 1.44269504f,
+                before = largest;
+    largest = fmaxf(before, score);
+    keep = power_of_two(before - largest);
+    all = all * keep + power_of_two(score - largest);
+  }
+  return {r.largest[head * 2 + 1] * keep / all, largest * 0.693147181f + logf(all)};
+}
+
+// The part of block (block of rows, head): O [rows][dim], then each row's largest score times
+// log2 e, then its sum.
+__device__ inline float* part_of(const DevicePrefill& r, uint32_t block, uint32_t head,
+                                 uint32_t part, uint32_t blocks, uint32_t parts) {
+  return r.parts +
+         ((std::size_t{head} * blocks + block) * parts + part) * prefill_part_floats(r.dim);
+}
+
+// Block (rows of queries, the last ones first; head; part of the keys). A warp has a quarter of the
+// rows: O += P V over a tile of keys with P = e^(Q K^T - the largest).
 template <int dim, bool windowed>
 __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   constexpr uint32_t block_rows = prefill_block_rows(dim), tile_of_keys = prefill_tile_keys(dim);
@@ -248,7 +279,7 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   const uint32_t before = r.pages * r.page_tokens + r.window;
   const uint32_t last_token = min((first_row + block_rows - 1) / r.group, r.n - 1);
   // From key 0 to the last row's own.
-  const uint32_t tiles = (before + last_token + tile_of_keys) / tile_of_keys;
+  uint32_t tiles = (before + last_token + tile_of_keys) / tile_of_keys;
   // Tiles that all rows see in full.
   const uint32_t unmasked = (before + first_row / r.group + 1) / tile_of_keys;
   // The first tile, and the end of those of which some row does not see all through its window.
@@ -256,6 +287,10 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   if constexpr (windowed) {
     begin_tile = first_key(r, first_row / r.group) / tile_of_keys;
     masked = (first_key(r, last_token) + tile_of_keys - 1) / tile_of_keys;
+  } else if (gridDim.z > 1) {  // every row sees all of a part's first tile
+    const uint32_t each = unmasked / gridDim.z;
+    begin_tile = blockIdx.z * each;
+    if (blockIdx.z + 1 < gridDim.z) tiles = begin_tile + each;
   }
   const uint16_t* keys = r.keys + std::size_t{head} * r.room * dim;
   const uint16_t* values = r.values + std::size_t{head} * r.room * dim;
@@ -277,7 +312,7 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
       // Changes the base from e to 2; not 0, because 0 times minus infinity is NaN.
       factor[m][i] = fmaxf(
           r.q_scale[std::size_t{head} * r.q_room + first_row + warp_row + m * 16 + i * 8 + g] *
-              1.44269504f,
+              (r.largest[head * 2] * 1.44269504f),
           1e-30f);
     }
 
@@ -383,37 +418,78 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
     }
   }
 
-  const float unit = r.largest[head * 2 + 1];
+  float* const part =
+      gridDim.z > 1 ? part_of(r, gridDim.x - 1 - blockIdx.x, head, blockIdx.z, gridDim.x, gridDim.z)
+                    : nullptr;
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint32_t row = first_row + warp_row + m * 16 + i * 8 + g, token = row / r.group;
-      float all = warp_sum(sum[m][i], 4), largest = max_score[m][i] * factor[m][i], keep = 1;
-      if (r.sink_scores) {
-        const float score = r.sink_scores[std::size_t{head} * r.q_room + row] * 1.44269504f,
-                    before = largest;
-        largest = fmaxf(before, score);
-        keep = power_of_two(before - largest);
-        all = all * keep + power_of_two(score - largest);
+      const uint32_t own = warp_row + m * 16 + i * 8 + g, row = first_row + own,
+                     token = row / r.group;
+      const float all = warp_sum(sum[m][i], 4), largest = max_score[m][i] * factor[m][i];
+      if (part) {
+        if (t == 0)
+          part[block_rows * dim + own] = largest, part[block_rows * (dim + 1) + own] = all;
+#pragma unroll
+        for (int d = 0; d < dim / 8; ++d)
+          *reinterpret_cast<float2*>(part + own * dim + d * 8 + 2 * t) =
+              make_float2(o[m][d][2 * i], o[m][d][2 * i + 1]);
+        continue;
       }
-      const float scale = unit * keep / all;
       if (token >= r.n) continue;
+      const RowEnd end = end_row(r, head, row, largest, all);
       const std::size_t at =
           std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
-      if (t == 0) lse[at] = largest * 0.693147181f + logf(all);
+      if (t == 0) lse[at] = end.lse;
 #pragma unroll
       for (int d = 0; d < dim / 8; ++d)
 #pragma unroll
         for (int j = 0; j < 2; ++j)
           if (const uint32_t c = d * 8 + 2 * t + j; c < r.head_dim)
-            out[at * r.head_dim + c] = o[m][d][2 * i + j] * scale;
+            out[at * r.head_dim + c] = o[m][d][2 * i + j] * end.scale;
     }
 }
 
 }  // namespace
 
 extern "C" {
+
+// A warp per row of queries: merges the parts of its keys.
+__global__ void __launch_bounds__(layout_threads)
+    prefill_merge(DevicePrefill r, uint32_t parts, float* out, float* lse) {
+  after_previous();
+  const uint32_t row = blockIdx.x * warps + threadIdx.x / warp, head = blockIdx.y,
+                 lane = threadIdx.x % warp, token = row / r.group,
+                 block_rows = prefill_block_rows(r.dim), own = row % block_rows,
+                 blocks = (r.n * r.group + block_rows - 1) / block_rows;
+  if (token >= r.n) return;
+  const auto part = [&](uint32_t i) {
+    return part_of(r, row / block_rows, head, i, blocks, parts);
+  };
+  const float its_largest = lane < parts ? part(lane)[block_rows * r.dim + own] : -INFINITY;
+  float largest = its_largest;
+  for (uint32_t width = warp / 2; width > 0; width /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, width));
+  const float weight = power_of_two(its_largest - largest),
+              all =
+                  warp_sum(lane < parts ? weight * part(lane)[block_rows * (r.dim + 1) + own] : 0);
+  const RowEnd end = end_row(r, head, row, largest, all);
+  const std::size_t at = std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
+  if (lane == 0) lse[at] = end.lse;
+  float sums[max_prefill_dim / warp] = {};
+  for (uint32_t i = 0; i < parts; ++i) {
+    const float factor = __shfl_sync(all_lanes, weight, i);
+    const float* from = part(i) + own * r.dim + lane;
+#pragma unroll
+    for (uint32_t d = 0; d < max_prefill_dim / warp; ++d)
+      if (d * warp < r.dim) sums[d] += factor * from[d * warp];
+  }
+#pragma unroll
+  for (uint32_t d = 0; d < max_prefill_dim / warp; ++d)
+    if (const uint32_t c = d * warp + lane; c < r.head_dim)
+      out[at * r.head_dim + c] = sums[d] * end.scale;
+}
 
 __global__ void __launch_bounds__(prefill_threads, 3)
     prefill_attend_64(DevicePrefill r, float* out, float* lse) {
@@ -423,7 +499,7 @@ __global__ void __launch_bounds__(prefill_threads, 2)
     prefill_attend_128(DevicePrefill r, float* out, float* lse) {
   attend_text<128, false>(r, out, lse);
 }
-__global__ void __launch_bounds__(prefill_threads, 1)
+__global__ void __launch_bounds__(prefill_threads, 2)
     prefill_attend_256(DevicePrefill r, float* out, float* lse) {
   attend_text<256, false>(r, out, lse);
 }

@@ -188,7 +188,18 @@ struct DevicePrefill {
   uint32_t seen = 0, ring_first = 0;
   bool chunked = false;
   uint64_t position = 0;  // of the step's first token
+  // Scratch of steps that are too small to occupy the device, prefill_part_floats() each; no step
+  // needs it.
+  float* parts = nullptr;
+  uint32_t part_room = 0;  // parts
 };
 constexpr uint32_t prefill_rows = 128, prefill_keys = 64;
+// Rows of queries that a block has: fewer of large heads, so that they fit any device.
+constexpr uint32_t prefill_block_rows(uint32_t dim) { return dim > 128 ? 64 : prefill_rows; }
+// What a block leaves of a part of the keys: outputs, maxima and sums of its rows.
+constexpr std::size_t prefill_part_floats(uint32_t dim) {
+  return prefill_block_rows(dim) * (dim + std::size_t{2});
+}
+constexpr uint32_t max_prefill_parts = 512;  // of a layer in a step
 
 }  // namespace kvasir

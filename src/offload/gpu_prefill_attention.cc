@@ -35,9 +35,10 @@ void GpuPrefillAttention::release() {
   blocks_.clear(), addresses_.clear(), stamps_.clear();
   pages_at_ = {}, scales_at_ = {};
   keys_ = {}, values_ = {}, q_ = {};
-  q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {}, sink_scores_ = {};
+  q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {}, sink_scores_ = {},
+  parts_ = {};
   staging_ = {};
-  room_ = q_room_ = window_room_ = extents_room_ = 0;
+  room_ = q_room_ = part_room_ = window_room_ = extents_room_ = 0;
   placed_ = 0;
   sinks_stamp_ = staging_half_ = 0;
 }
@@ -71,7 +72,22 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
       RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, in_prefill));
     q_room_ = q_rows;
   }
+  make_part_room(n);
   return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, in_prefill);
+}
+
+// For parts of a small step's keys. Without room for them it takes longer.
+void GpuPrefillAttention::make_part_room(uint32_t n) {
+  constexpr uint32_t most_each = 4;
+  const uint32_t dim = shape_.page.dim;
+  const auto blocks = static_cast<uint32_t>(
+      shape_.kv_heads * ceil_div(std::size_t{n} * heads_.group(), prefill_block_rows(dim)));
+  const uint32_t wanted =
+      2 * blocks > max_prefill_parts ? 0 : std::min(most_each * blocks, max_prefill_parts);
+  if (wanted <= part_room_) return;
+  part_room_ = 0, parts_ = {};
+  if (parts_.allocate(device_, wanted * prefill_part_floats(dim), in_prefill).ok())
+    part_room_ = wanted;
 }
 
 // For the window, the sinks and the centre of every layer.
@@ -307,7 +323,13 @@ int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const flo
                         q_scale_.get(),
                         largest_.get(),
                         sinks,
-                        sinks ? sink_scores_.get() : nullptr};
+                        sinks ? sink_scores_.get() : nullptr,
+                        0,
+                        0,
+                        false,
+                        0,
+                        parts_.get(),
+                        part_room_};
   const int error = ops_.prepare_prefill(stream, r, q, k, v);
   return error ? error : ops_.attend_prefill(stream, r, out, lse);
 }

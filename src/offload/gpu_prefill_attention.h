@@ -55,6 +55,7 @@ class GpuPrefillAttention {
  private:
   Status make_room(const KvStore& store, uint32_t n);
   Status make_step_room(const KvStore& store, uint32_t n);
+  void make_part_room(uint32_t n);
   Status make_window_room(const KvStore& store);
   Status make_address_room(uint32_t extents);
   Status make_extent_room(const KvStore& store, uint32_t n);
@@ -83,10 +84,10 @@ class GpuPrefillAttention {
   std::size_t placed_ = 0;           // addresses copied to the GPU
   uint32_t ahead_ = 0;               // layers of the step that put_ahead() has copied
   DeviceBuffer<uint64_t> pages_at_, scales_at_;
-  uint32_t room_ = 0, q_room_ = 0, window_room_ = 0, extents_room_ = 0;
+  uint32_t room_ = 0, q_room_ = 0, part_room_ = 0, window_room_ = 0, extents_room_ = 0;
   uint64_t sinks_stamp_ = 0;
   DeviceBuffer<uint16_t> keys_, values_, q_;
-  DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_, sink_scores_;
+  DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_, sink_scores_, parts_;
   PinnedBuffer<std::byte> staging_;  // two halves: one is filled while the other is copied
   std::size_t staging_half_ = 0;
 };

@@ -40,12 +40,12 @@ Status Session::finish_sketch(const Cancel* cancel) {
   return {};
 }
 
-// Called at the end of a prefill: true the first time, and when the text has grown by a twentieth
+// Called at the end of a prefill: true the first time, and when the text has grown by a quarter
 // since.
 bool Session::sketch_is_due() const {
   const uint64_t pages = sequence_.store.pages().pages(),
                  built = sequence_.store.sketch().built_pages();
-  return sequence_.store.sealed_tokens() >= sketch_context && pages * 20 >= built * 21 &&
+  return sequence_.store.sealed_tokens() >= sketch_context && pages * 4 >= built * 5 &&
          pages > built;
 }
 

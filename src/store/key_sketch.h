@@ -22,8 +22,11 @@
 // with exact scores.
 //
 // K depends on the range of positions, because the slow channels of RoPE turn with them. So the
-// bases are found at the end of prefill, and again when the text has doubled. Pages sealed in
-// between are added with the current bases.
+// bases are found at the end of prefill, and again when the text has doubled, or has grown by a
+// quarter at the end of a later prefill. Pages sealed in between are added with the current bases.
+// In 300 questions to a trained model of 32K tokens bases of the first four fifths of a document
+// gave as many right answers as those of all of it (`bounded`, 1%: 87.9% and 87.6%; 5%: 88.1% and
+// 88.0%).
 //
 // Forks share extents and copy them before a write; extents may be in a mapped cache file. Threads:
 // const functions may be called at once; the others are exclusive.

@@ -20,6 +20,7 @@ struct Shape {
   uint32_t head_dim, kv_heads, group, pages, window, n;
   float key_size = 1, value_size = 1;  // magnitudes
   bool has_sink_logits = false;
+  bool divided = false;  // there is room for parts of the keys
 };
 
 struct Text {
@@ -122,6 +123,10 @@ Attended attend(const Text& t) {
       out(t.q.size()), lse(std::size_t{s.n} * s.kv_heads * s.group),
       sink_logits(t.sink_logits.data(), t.sink_logits.size()),
       sink_scores(std::size_t{s.kv_heads} * q_room);
+  const auto blocks =
+      static_cast<uint32_t>(s.kv_heads * ceil_div(s.n * s.group, prefill_block_rows(t.page.dim)));
+  const uint32_t part_room = s.divided ? 8 * blocks : 0;
+  Memory<float> parts(std::max(1u, part_room) * prefill_part_floats(t.page.dim));
   const DevicePrefill r{s.kv_heads,
                         s.group,
                         s.head_dim,
@@ -146,7 +151,13 @@ Attended attend(const Text& t) {
                         q_scale.data(),
                         largest.data(),
                         s.has_sink_logits ? sink_logits.data() : nullptr,
-                        s.has_sink_logits ? sink_scores.data() : nullptr};
+                        s.has_sink_logits ? sink_scores.data() : nullptr,
+                        0,
+                        0,
+                        false,
+                        0,
+                        s.divided ? parts.data() : nullptr,
+                        part_room};
   OK(ops().prepare_prefill(stream(), r, q.data(), k.data(), v.data()));
   OK(ops().attend_prefill(stream(), r, out.data(), lse.data()));
   const Guarded<float>&out_values = out.get(), &out_lse = lse.get();
@@ -288,6 +299,17 @@ TEST_CASE(
   check_text({256, 1, 4, 300, 70, 257}, random);
   MESSAGE("worst error of an output row: ", worst_of_device, ", the CPU's ", worst_of_processor);
   CHECK(worst_of_device <= worst_of_processor);
+}
+
+TEST_CASE("a device divides the keys of a small step, and merges the parts") {
+  if (!stream()) return;
+  Random random(24);
+  for (const uint32_t head_dim : {64u, 128u, 192u, 256u})
+    for (const bool has_sink_logits : {false, true}) {
+      const uint32_t pages = 2 * 2048 / PageShape::of(head_dim).page_tokens + 7;
+      check_text({head_dim, 1, 3, pages, 70, 65, 1, 1, has_sink_logits, true}, random);
+      check_text({head_dim, 2, 8, 4 * pages, 1, 130, 1, 1, has_sink_logits, true}, random);
+    }
 }
 
 TEST_CASE("learned scores without values take their share of a device's prefill attention") {
