@@ -43,7 +43,8 @@ int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint
                                     reinterpret_cast<CUdeviceptr>(from), n * row_bytes, s->stream);
 }
 
-// How a product runs: one input, a few, more of quantised weights, or more of float weights.
+// How a product runs: one input, up to max_alone as if alone, a few, more of quantised weights, or
+// more of float weights.
 struct Shape {
   const char* kind;
   unsigned rows, inputs, threads;  // of a block
@@ -51,8 +52,11 @@ struct Shape {
 
 // blocks(rows): the blocks of so many rows.
 template <class Blocks>
-Shape shape_of(const DeviceContext& c, TensorType type, uint32_t n, Blocks&& blocks) {
+Shape shape_of(const DeviceContext& c, TensorType type, const DeviceActivations& x,
+               Blocks&& blocks) {
+  const uint32_t n = x.n;
   if (n == 1) return {"row_", row_warps, 1, row_warps * 32};
+  if (x.alone) return {"rows_", row_warps, max_alone, row_warps * 32};
   if (!is_quantised(type)) return {"tile_", tile_rows, tile_inputs, tile_threads};
   if (n <= max_few_inputs) return {"few_", few_rows(c, blocks), max_few_inputs, few_threads};
   // Large blocks do more with what they read, and small ones keep a device busy.
@@ -69,7 +73,8 @@ int multiply_parts(DeviceStream* s, std::span<const DeviceProduct> given,
 int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
              bool add) {
   const TensorType type = given[0].w.type;
-  const bool quantised = is_quantised(type);
+  if (x.alone && x.n > max_alone) return CUDA_ERROR_INVALID_VALUE;
+  const bool quantised = is_quantised(type), few = x.n > 1 && x.n <= max_few_inputs && !x.alone;
   const auto blocks_of_rows = [&](unsigned rows) {
     unsigned sum = 0;
     for (const DeviceProduct& p : given) sum += blocks_for(p.w.rows, rows);
@@ -79,7 +84,7 @@ int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const Device
   if (quantised && x.n > max_few_inputs && x.n <= 2 * max_few_inputs &&
       2 * blocks_of_rows(many_rows) < s->context->multiprocessors)
     return multiply_parts(s, given, x, add);
-  const Shape shape = shape_of(*s->context, type, x.n, blocks_of_rows);
+  const Shape shape = shape_of(*s->context, type, x, blocks_of_rows);
   Products products{};
   unsigned blocks = 0;
   for (Product& p : products.list) p.begin = UINT32_MAX;
@@ -93,7 +98,7 @@ int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const Device
   products.add = add;
   const Name name(shape.kind, type);
   Grid grid{blocks, blocks_for(x.n, shape.inputs)};
-  if (quantised && x.n > 1 && x.n <= max_few_inputs) {
+  if (quantised && few) {
     const unsigned room = blocks_for(x.n, 8) * 8,
                    steps = few_steps(*s->context, type, shape.rows, room, blocks);
     grid.shared = few_sum_bytes(shape.rows, room) + steps * few_step_bytes(type, shape.rows, room);
@@ -386,8 +391,10 @@ int find_kernels(DeviceContext* context) {
           if (const int error = find(Name(kind, type).text, module)) return error;
     return 0;
   };
-  if (const int error = find_types({"lay_out_", "row_"}, true, context->modules[1])) return error;
-  if (const int error = find_types({"row_", "tile_"}, false, context->modules[1])) return error;
+  if (const int error = find_types({"lay_out_", "row_", "rows_"}, true, context->modules[1]))
+    return error;
+  if (const int error = find_types({"row_", "rows_", "tile_"}, false, context->modules[1]))
+    return error;
   if (const int error = find_types({"few_"}, true, context->modules[6])) return error;
   if (const int error = find_types({"some_"}, true, context->modules[11])) return error;
   for (TensorType type : types)

@@ -53,7 +53,7 @@ struct FewShape {
 int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> products,
                      const DeviceExpertRows& of, const DeviceActivations& x) {
   const TensorType type = products[0].w.type;
-  const bool quantised = is_quantised(type), one = of.n == 1, few = quantised && !one;
+  const bool quantised = is_quantised(type), one = of.in_order(), few = quantised && !one;
   const FewShape shape(*s->context, products, of);
   const unsigned rows = one ? row_warps : few ? shape.rows : tile_rows;
   ExpertProducts given{};
@@ -71,13 +71,13 @@ int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> produ
   }
   if (one) {
     const Name name("experts_row_", type);
-    const Grid grid{blocks, of.used};
-    const uint32_t same_input = x.n == 1;
+    const auto choices = static_cast<uint32_t>(of.choices());
+    const Grid grid{blocks, choices};
+    const uint32_t of_input = choices / std::max(x.n, 1u);
     if (!quantised)
-      return launch(s, name.text, grid, row_warps * 32, given, of.chosen, same_input, x.cols,
-                    x.f32);
-    return launch(s, name.text, grid, row_warps * 32, given, of.chosen, same_input, x.cols / 32,
-                  x.q, x.scale, x.sums);
+      return launch(s, name.text, grid, row_warps * 32, given, of.chosen, of_input, x.cols, x.f32);
+    return launch(s, name.text, grid, row_warps * 32, given, of.chosen, of_input, x.cols / 32, x.q,
+                  x.scale, x.sums);
   }
   const Name name(few ? "experts_few_" : "experts_tile_", type);
   for (std::size_t first = 0; first < of.max_tiles(); first += max_grid_rows) {

@@ -25,7 +25,7 @@ __device__ inline Product product_of_expert(const ExpertProducts& given, uint32_
   return product;
 }
 
-// ---- one token: a row of the grid has a choice
+// ---- choices in order: a row of the grid has one; of_input: neighbouring choices with one input
 
 struct ChosenRows {
   Product product;
@@ -41,21 +41,21 @@ struct ChosenRows {
 
 template <TensorType type>
 __device__ inline void multiply_chosen(const ExpertProducts& given, const DeviceChoice* chosen,
-                                       bool same_input, uint32_t units, const int8_t* q,
+                                       uint32_t of_input, uint32_t units, const int8_t* q,
                                        const float* scale, const int16_t* sums) {
   after_previous();
   const ChosenRows its(given, chosen);
-  const std::size_t input = same_input ? 0 : std::size_t{blockIdx.y} * units;
+  const std::size_t input = std::size_t{blockIdx.y / of_input} * units;
   multiply_row<type>(its.rows(), units, q + input * 32, scale + input, sums + input * 2);
 }
 
 template <class T>
 __device__ inline void multiply_float_chosen(const ExpertProducts& given,
-                                             const DeviceChoice* chosen, bool same_input,
+                                             const DeviceChoice* chosen, uint32_t of_input,
                                              uint32_t cols, const float* x) {
   after_previous();
   const ChosenRows its(given, chosen);
-  if (!same_input) x += std::size_t{blockIdx.y} * cols;
+  x += std::size_t{blockIdx.y / of_input} * cols;
   if (cols % (16 / sizeof(T))) multiply_float_row<T, 1>(its.rows(), cols, x);
   else multiply_float_row<T, 16 / sizeof(T)>(its.rows(), cols, x);
 }
@@ -96,9 +96,9 @@ extern "C" {
 
 #define KERNELS(name)                                                                             \
   __global__ void __launch_bounds__(row_warps * 32) experts_row_##name(                           \
-      GivenExperts given, const DeviceChoice* chosen, uint32_t same_input, uint32_t units,        \
+      GivenExperts given, const DeviceChoice* chosen, uint32_t of_input, uint32_t units,          \
       const int8_t* q, const float* scale, const int16_t* sums) {                                 \
-    multiply_chosen<TensorType::name>(given, chosen, same_input, units, q, scale, sums);          \
+    multiply_chosen<TensorType::name>(given, chosen, of_input, units, q, scale, sums);            \
   }                                                                                               \
   __global__ void __launch_bounds__(few_threads, 2) experts_few_##name(                           \
       GivenExperts given, const DeviceExpertTile* tiles, uint32_t units, const int8_t* q,         \
@@ -109,16 +109,16 @@ extern "C" {
   }
 KVASIR_QUANTISED_TYPES(KERNELS)
 
-#define FLOAT_KERNELS(name, T)                                                                \
-  __global__ void __launch_bounds__(row_warps * 32)                                           \
-      experts_row_##name(GivenExperts given, const DeviceChoice* chosen, uint32_t same_input, \
-                         uint32_t cols, const float* x) {                                     \
-    multiply_float_chosen<T>(given, chosen, same_input, cols, x);                             \
-  }                                                                                           \
-  __global__ void __launch_bounds__(tile_threads) experts_tile_##name(                        \
-      GivenExperts given, const DeviceExpertTile* tiles, uint32_t cols, const float* x) {     \
-    after_previous();                                                                         \
-    multiply_float_group<T>(given, tiles[blockIdx.y], cols, x);                               \
+#define FLOAT_KERNELS(name, T)                                                              \
+  __global__ void __launch_bounds__(row_warps * 32)                                         \
+      experts_row_##name(GivenExperts given, const DeviceChoice* chosen, uint32_t of_input, \
+                         uint32_t cols, const float* x) {                                   \
+    multiply_float_chosen<T>(given, chosen, of_input, cols, x);                             \
+  }                                                                                         \
+  __global__ void __launch_bounds__(tile_threads) experts_tile_##name(                      \
+      GivenExperts given, const DeviceExpertTile* tiles, uint32_t cols, const float* x) {   \
+    after_previous();                                                                       \
+    multiply_float_group<T>(given, tiles[blockIdx.y], cols, x);                             \
   }
 FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
 

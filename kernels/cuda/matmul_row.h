@@ -1,9 +1,10 @@
-// Products with one input, a warp per row, bound by reading the weights; and those of float weights
-// with more inputs.
+// Products with one input, a warp per row, bound by reading the weights; those with up to max_alone
+// inputs, in the order of one; and those of float weights with more inputs.
 #pragma once
 
 #include <cuda_bf16.h>
 
+#include "backend/device_inputs.h"
 #include "dependent.h"
 #include "formats.h"
 #include "products.h"
@@ -23,26 +24,41 @@ __device__ inline int dot_words(const uint32_t* u, uint4 x) {
   return __dp4a(static_cast<int>(u[3]), static_cast<int>(x.w), sum);
 }
 
-// The product of a unit of weights and inputs, without the scale of the inputs.
+// A unit of weights.
 template <TensorType type>
-__device__ inline float unit_product(const Planes& w, std::size_t unit, uint4 low_inputs,
-                                     uint4 high_inputs, short2 sum) {
-  using F = Format<type>;
+struct Unit {
   uint32_t u[8];
-  load_quants<type>(w, unit, u);
   float2 scales[2];
-  F::scales(w, unit, scales);
-  const int low = dot_words(u, low_inputs), high = dot_words(u + 4, high_inputs);
+  __device__ Unit(const Planes& w, std::size_t unit) {
+    load_quants<type>(w, unit, u);
+    Format<type>::scales(w, unit, scales);
+  }
+};
+
+// total + the product of a unit of weights and inputs. The operations are fixed, not left to the
+// compiler: one input and several have the same bits.
+template <TensorType type>
+__device__ inline float add_product(float total, const Unit<type>& w, const int8_t* q,
+                                    const float* scale, const int16_t* sums, uint32_t unit) {
+  using F = Format<type>;
+  const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * unit;
+  const uint4 low_inputs = x[0], high_inputs = x[1];
+  const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[unit] : short2{};
+  const int low = dot_words(w.u, low_inputs), high = dot_words(w.u + 4, high_inputs);
   float part;
   if constexpr (F::two_scales)
-    part = scales[0].x * static_cast<float>(low) + scales[1].x * static_cast<float>(high);
-  else part = scales[0].x * static_cast<float>(low + high);
+    part = __fmaf_rn(w.scales[1].x, static_cast<float>(high),
+                     __fmul_rn(w.scales[0].x, static_cast<float>(low)));
+  else part = __fmul_rn(w.scales[0].x, static_cast<float>(low + high));
   if constexpr (F::has_offset) {
-    if constexpr (F::two_scales)
-      part += scales[0].y * static_cast<float>(sum.x) + scales[1].y * static_cast<float>(sum.y);
-    else part += scales[0].y * static_cast<float>(sum.x + sum.y);
+    if constexpr (F::two_scales) {
+      part = __fmaf_rn(w.scales[0].y, static_cast<float>(sum.x), part);
+      part = __fmaf_rn(w.scales[1].y, static_cast<float>(sum.y), part);
+    } else {
+      part = __fmaf_rn(w.scales[0].y, static_cast<float>(sum.x + sum.y), part);
+    }
   }
-  return part;
+  return __fmaf_rn(part, scale[unit], total);
 }
 
 // A warp has one row, and its loop is left to the compiler: many warps hide memory latency better
@@ -64,14 +80,38 @@ __device__ inline void multiply_row(const Rows& block, uint32_t units, const int
   after_previous();
   if (row >= product.rows) return;
   float total = 0;
-  for (uint32_t i = lane; i < units; i += 32) {
-    const uint4* x = reinterpret_cast<const uint4*>(q) + 2 * i;
-    const uint4 low = x[0], high = x[1];
-    const short2 sum = F::has_offset ? reinterpret_cast<const short2*>(sums)[i] : short2{};
-    total += unit_product<type>(w, first + i, low, high, sum) * scale[i];
-  }
+  for (uint32_t i = lane; i < units; i += 32)
+    total = add_product<type>(total, Unit<type>(w, first + i), q, scale, sums, i);
   total = warp_sum(total);
   if (lane == 0) put(block.add, product, 0, row, total);
+}
+
+// The same with n inputs: weights are read once.
+template <TensorType type>
+__device__ inline void multiply_rows(const Rows& block, uint32_t units, uint32_t n, const int8_t* q,
+                                     const float* scale, const int16_t* sums) {
+  using F = Format<type>;
+  const Product& product = block.product;
+  const Planes& w = product.w;
+  const uint32_t row = block.first + threadIdx.x / 32, lane = threadIdx.x % 32;
+  const std::size_t first = (block.first_weights + threadIdx.x / 32) * units;
+  if (row < product.rows && lane < units) prefetch(w.low + (first + lane) * (F::low * 4));
+  after_previous();
+  if (row >= product.rows) return;
+  float total[max_alone] = {};
+#pragma unroll 1
+  for (uint32_t i = lane; i < units; i += 32) {
+    const Unit<type> unit(w, first + i);
+#pragma unroll
+    for (uint32_t k = 0; k < max_alone; ++k)
+      if (k < n) total[k] = add_product<type>(total[k], unit, q, scale, sums, i + k * units);
+  }
+#pragma unroll
+  for (uint32_t k = 0; k < max_alone; ++k)
+    if (k < n) {
+      const float sum = warp_sum(total[k]);
+      if (lane == 0) put(block.add, product, k, row, sum);
+    }
 }
 
 template <class T>
@@ -104,11 +144,53 @@ __device__ inline void multiply_float_row(const Rows& block, uint32_t cols, cons
     const Weights some = *reinterpret_cast<const Weights*>(w + c);
     const Inputs inputs = *reinterpret_cast<const Inputs*>(x + c);
 #pragma unroll
-    for (int i = 0; i < vector; ++i) total += to_float(some.values[i]) * inputs.values[i];
+    for (int i = 0; i < vector; ++i)
+      total = __fmaf_rn(to_float(some.values[i]), inputs.values[i], total);
   }
   total = warp_sum(total);
   if (threadIdx.x % 32 == 0)
     y[row] = before + (__fmul_rn(total, scale) + (bias ? bias[row] : 0.0f));
+}
+
+// The same with n inputs.
+template <class T, int vector>
+__device__ inline void multiply_float_rows(const Rows& block, uint32_t cols, uint32_t n,
+                                           const float* x) {
+  struct alignas(sizeof(T) * vector) Weights {
+    T values[vector];
+  };
+  struct alignas(vector > 1 ? 16 : 4) Inputs {
+    float values[vector];
+  };
+  const auto& [planes, rows, begin, bias, y, scale] = block.product;
+  const uint32_t row = block.first + threadIdx.x / 32;
+  const T* w =
+      reinterpret_cast<const T*>(planes.low) + (block.first_weights + threadIdx.x / 32) * cols;
+  if (vector > 1 && threadIdx.x % 32 == 0 && row < rows)
+    prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
+  after_previous();
+  if (row >= rows) return;
+  float total[max_alone] = {};
+#pragma unroll 2
+  for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
+    const Weights some = *reinterpret_cast<const Weights*>(w + c);
+#pragma unroll
+    for (uint32_t k = 0; k < max_alone; ++k) {
+      if (k >= n) continue;
+      const Inputs inputs = *reinterpret_cast<const Inputs*>(x + std::size_t{k} * cols + c);
+#pragma unroll
+      for (int i = 0; i < vector; ++i)
+        total[k] = __fmaf_rn(to_float(some.values[i]), inputs.values[i], total[k]);
+    }
+  }
+#pragma unroll
+  for (uint32_t k = 0; k < max_alone; ++k) {
+    if (k >= n) continue;
+    const float sum = warp_sum(total[k]);
+    float& to = y[std::size_t{k} * rows + row];
+    if (threadIdx.x % 32 == 0)
+      to = (block.add ? to : 0.0f) + (__fmul_rn(sum, scale) + (bias ? bias[row] : 0.0f));
+  }
 }
 
 // Floats: tiles of 32 rows and 32 inputs, 4 rows and 2 inputs per thread. The next columns are read

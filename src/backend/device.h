@@ -156,13 +156,14 @@ struct DeviceKernels {
   // of a token are different experts, whatever the logits are.
   int (*route)(DeviceStream* stream, const DeviceRouting& routing, const float* logits,
                const DeviceCheck& check, const DeviceExpertRows& rows);
-  // Of several tokens: fills the other arrays of rows.
+  // Fills the other arrays of rows.
   int (*group_choices)(DeviceStream* stream, const DeviceExpertRows& rows);
   // Copies the inputs of the choices to their rows; weighs: multiplied by the weights.
   int (*gather_inputs)(DeviceStream* stream, const DeviceExpertRows& rows,
                        const DeviceActivations& x, bool weighs, const DeviceActivations& out);
-  // Products of one type and shape, at most three. x.n: the rows; or 1, where one token's choices
-  // have the same input. With several tokens a row's result depends on nothing but its input.
+  // Products of one type and shape, at most three. x.n: the rows; or of rows in order the tokens,
+  // where a token's choices have the same input. With several tokens a row's result depends on
+  // nothing but its input.
   int (*multiply_experts)(DeviceStream* stream, std::span<const DeviceExpertProduct> products,
                           const DeviceExpertRows& rows, const DeviceActivations& x);
   // out has f32 alone.

@@ -3,7 +3,8 @@
 //
 // A choice is one of the `used` experts of a token, the best first. Choices of one token stay in
 // order, a row each. Those of several tokens are grouped: rows of an expert follow one another, in
-// the order of the choices. So each expert's weights are read once.
+// the order of the choices. So each expert's weights are read once. Without the arrays of groups
+// the choices of several tokens stay in order too, and each row has the bits of one token alone.
 #pragma once
 
 #include <algorithm>
@@ -41,7 +42,7 @@ struct DeviceExpertTile {
 };
 
 // The choices of a step's tokens. The last three arrays are null where choice i has row i, as those
-// of one token have.
+// of one token have, and those of several tokens that are computed as if alone.
 struct DeviceExpertRows {
   uint32_t n = 0, used = 0, experts = 0;
   DeviceChoice* chosen = nullptr;     // [n][used]
@@ -49,6 +50,7 @@ struct DeviceExpertRows {
   uint32_t* choice_of = nullptr;      // [n * used] of each row
   DeviceExpertTile* tiles = nullptr;  // [DeviceExpertTile::max_count()]
 
+  constexpr bool in_order() const { return !row_of; }
   constexpr std::size_t choices() const { return std::size_t{n} * used; }
   constexpr std::size_t max_tiles() const { return DeviceExpertTile::max_count(n, used, experts); }
 };

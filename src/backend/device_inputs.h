@@ -2,6 +2,7 @@
 // take it by value.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace kvasir {
@@ -14,7 +15,20 @@ struct DeviceActivations {
   int8_t* q = nullptr;
   float* scale = nullptr;
   int16_t* sums = nullptr;
+  // Products of matrices with each input have the bits of those with that input alone. Of at most
+  // max_alone inputs.
+  bool alone = false;
 };
+constexpr uint32_t max_alone = 4;
+
+// Input i of several, as the only one.
+constexpr DeviceActivations input_of(DeviceActivations x, uint32_t i) {
+  const std::size_t at = std::size_t{i} * x.cols;
+  x.n = 1, x.alone = false;
+  if (x.f32) x.f32 += at;
+  if (x.q) x.q += at, x.scale += at / 32, x.sums += at / 16;
+  return x;
+}
 
 // *first <- min(*first, mark) unless |x| < limit for every x that an operation checks.
 struct DeviceCheck {

@@ -140,7 +140,7 @@ void Forward::commit(const StepContext& c, uint32_t kept) {
   store.commit(kept, cpu_kernels(), pool_);
   if (c.windows) c.windows->commit(kept, cpu_kernels(), pool_);
   if (c.states) c.states->commit(kept);
-  for (const auto& executor : executors_) executor->committed(c);
+  for (const auto& executor : executors_) executor->committed(c, kept);
   if (step.queries && !was_centred && !store.centre().empty())
     step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim);
 }

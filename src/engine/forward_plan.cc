@@ -6,7 +6,7 @@ namespace kvasir {
 
 using GpuWork = HostAttention::GpuWork;
 
-// What a GPU may attend. A budget spills pages, which no GPU follows. A trace, a probe and an index
+// What a GPU may attend. Of an open step each token is attended as in a step of its own. A budget spills pages, which no GPU follows. A trace, a probe and an index
 // need every query on the CPU.
 LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const ForwardStep& step = c.step;
@@ -14,8 +14,8 @@ LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const bool chooses = step.selector != nullptr;
   const Fallback why = chooses && step.trace ? Fallback::traced : Fallback::attends_everything;
   if (c.gpus == 0 || step.trace) return {GpuWork::none, why};
-  if (!chooses && !step.memory && n > 1) return {GpuWork::prefill, Fallback::none};
-  const bool few = n <= KvMirror::max_tokens && (chooses || n == 1);
+  if (!chooses && !step.memory && n > 1 && !step.open) return {GpuWork::prefill, Fallback::none};
+  const bool few = n <= KvMirror::max_tokens && (chooses || n == 1 || step.open);
   if (few && !step.probe && !step.asked && c.store.budget().bytes == 0)
     return {GpuWork::decode, Fallback::none};
   return {GpuWork::none, why};

@@ -276,7 +276,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   const bool windowed = l.has_attention() && l.is_windowed();
   if (c.windows) c.windows->end_chunk(windowed ? l.kv : KvStore::no_layer, n, cpu_kernels(), pool_);
   if (c.states && l.is_recurrent()) RETURN_IF_ERROR(c.states->end_chunk(l.state));
-  executor->committed(c);
+  executor->committed(c, c.tokens());
   span->done += n;
   const auto& progress = span->step.progress;
   if (progress && !progress(span->done, uint64_t{span->step.size()} * config.depth()))

@@ -143,11 +143,13 @@ void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n) {
 // A layer may lack some of the matrices.
 void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                            bool add) {
+  DeviceActivations input = x;
+  input.alone = open_;
   DeviceProduct given[4];
   DeviceProduct* end = given;
   for (const Product& p : products)
     if (p.matrix->w.data) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
-  enqueue(ops_.matmul(stream_, {given, end}, x, add));
+  enqueue(ops_.matmul(stream_, {given, end}, input, add));
 }
 
 // The normalised residual stream as the input of matrices, or the stream itself where there is no

@@ -43,7 +43,7 @@ GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attentio
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       streamed_(std::move(streamed)), kv_(kv_layers(config_, weights_, false)),
       windows_kv_(kv_layers(config_, weights_, true)), device_(weights_.device()),
-      ops_(device_->kernels()), host_(attention), graphs_(ops_, 3 * std::size_t{layers()} + 3),
+      ops_(device_->kernels()), host_(attention), graphs_(ops_, max_alone * graph_parts()),
       has_experts_(expert_widths_of(config_, model.weights(), false).has_experts),
       waits_for_experts_(!streamed_ && count_experts(config_, weights_) > weights_.expert_layers()),
       experts_size_(
@@ -166,9 +166,9 @@ void GpuExecutor::trim() {
 }
 
 Status GpuExecutor::begin(const StepContext& c) {
-  step_ = &c, n_ = c.tokens();
+  step_ = &c, n_ = c.tokens(), open_ = c.step.open, rows_ = rows_of(c);
   error_ = 0;
-  replays_ = records_ = has_logits_ = false;
+  replays_ = records_ = false, logits_ = 0;
   RETURN_IF_ERROR(resize(n_));
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
@@ -206,7 +206,7 @@ Status GpuExecutor::begin(const StepContext& c) {
     case AttentionMode::gpu_selective:
       RETURN_IF_ERROR(prepare_output());
       selective_.begin();
-      if (records_step()) begin_recording(layers() + (has_logits_ ? 2 : 1));
+      if (records_step()) begin_recording(layers() + (logits_ > 0 ? 2 : 1));
       return {};
     case AttentionMode::co_execution:
       RETURN_IF_ERROR(prepare_output());
@@ -283,9 +283,17 @@ Status GpuExecutor::end() {
       break;
   }
   if (!s.ok() || step_->cancel.fired()) return s;
-  if (ends_model()) return {};
+  if (ends_model()) return step_->step.hidden ? write_hidden() : Status();
   enqueue(ops_.download(stream_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
   return wait("a step");
+}
+
+// What the output matrix multiplies for each token.
+Status GpuExecutor::write_hidden() {
+  const DeviceActivations normed{n_, config_.width, work_.h};
+  enqueue_norm(work_.x, weights_.output_norm(), check(end_layer() - 1), normed);
+  enqueue(ops_.download(stream_, step_->step.hidden, work_.h, n_ * size_.width * sizeof(float)));
+  return wait("the output");
 }
 
 // What is under way goes to memory that others may get.
@@ -299,17 +307,17 @@ void GpuExecutor::abandon() noexcept {
   experts_status_ = Status();
 }
 
-void GpuExecutor::committed(const StepContext& c) {
+void GpuExecutor::committed(const StepContext& c, uint32_t kept) {
   const KvStore& store = c.store;
   if (has_windows_) windows_.committed(*c.windows);
   switch (mode_) {
     case AttentionMode::cpu:
       break;
     case AttentionMode::gpu_selective:
-      selective_.committed(store);
+      selective_.committed(store, kept);
       break;
     case AttentionMode::co_execution:
-      hybrid_.committed(store);
+      hybrid_.committed(store, kept);
       break;
     case AttentionMode::gpu_prefill:
       prefill_attention_.committed(store);
@@ -318,8 +326,8 @@ void GpuExecutor::committed(const StepContext& c) {
 }
 
 Status GpuExecutor::logits(uint32_t first, float* out) {
-  if (has_logits_ && first + 1 == n_)
-    return std::copy_n(host_logits_.get(), size_.vocabulary, out), Status();
+  if (logits_ > 0 && first + logits_ == n_)
+    return std::copy_n(host_logits_.get(), logits_ * size_.vocabulary, out), Status();
   for (uint32_t at = first; at < n_ && !step_->cancel.fired(); at += logit_rows) {
     const uint32_t n = std::min(logit_rows, n_ - at);
     enqueue_logits(at, n);
@@ -379,14 +387,14 @@ Status GpuExecutor::wait(const char* what, DeviceStream* stream) {
 }
 
 void GpuExecutor::begin_recording(uint32_t part) {
-  records_ = graphs_.begin(stream_, part, &error_);
+  records_ = graphs_.begin(stream_, graph_of(part), &error_);
   replays_ = !records_;
 }
 
 // Where no graph was made, the step's work is enqueued once more.
 void GpuExecutor::end_recording() {
   if (!std::exchange(records_, false)) return;
-  if (graphs_.end(stream_, layers() + (has_logits_ ? 2 : 1), &error_)) return;
+  if (graphs_.end(stream_, graph_of(layers() + (logits_ > 0 ? 2 : 1)), &error_)) return;
   for (uint32_t l = first_layer(); l < end_layer(); ++l) {
     enqueue_attended(l);
     if (attends_window(l)) enqueue_window(l, attended(l), work_.a);
@@ -414,10 +422,10 @@ void GpuExecutor::enqueue_results() {
   enqueue(ops_.download(stream_, attended_host_.get(), attended_.get(),
                         attention_number_.back() * attended_floats() * sizeof(float)));
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
-  if (!has_logits_) return;
-  enqueue_logits(n_ - 1, 1);
-  enqueue(
-      ops_.download(stream_, host_logits_.get(), work_.logits, size_.vocabulary * sizeof(float)));
+  if (logits_ == 0) return;
+  enqueue_logits(n_ - logits_, logits_);
+  enqueue(ops_.download(stream_, host_logits_.get(), work_.logits,
+                        logits_ * size_.vocabulary * sizeof(float)));
 }
 
 // What a decode step that a GPU attended leaves goes to the store.

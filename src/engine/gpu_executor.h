@@ -10,6 +10,8 @@
 // their keys and values fit. Recurrent layers are computed by the GPU in every mode
 // (gpu_recurrent.cc); their states stay in its memory.
 // W_o and the feed-forward network of layer l are enqueued with project(l + 1): a graph holds both.
+// The tokens of an open step (ForwardStep::open) are multiplied together, in the order of one, and
+// attend one after another, as in steps of their own; so do the states of recurrent layers.
 // The CPU computes routed experts that are not on the GPU: the residual stream comes down and the
 // experts' outputs go up, without graphs.
 #pragma once
@@ -47,7 +49,7 @@ class GpuExecutor final : public LayerExecutor {
   Status end() override;
   void abandon() noexcept override;
   Status logits(uint32_t first, float* out) override;
-  void committed(const StepContext& step) override;
+  void committed(const StepContext& step, uint32_t kept) override;
   Status begin_layer(const SpanLayer& span) override;
   void rest() noexcept override;
 
@@ -86,6 +88,18 @@ class GpuExecutor final : public LayerExecutor {
   Projected projected(uint32_t layer, float* qkv) const {
     const LayerConfig& c = config_.layer(layer);
     return {qkv, qkv + n_ * c.q_width(), qkv + n_ * (c.q_width() + c.kv_width())};
+  }
+  // Tokens of a step that attend as if alone, or 1.
+  static uint32_t rows_of(const StepContext& c) { return c.step.open ? c.tokens() : 1; }
+  // Of one of them.
+  Projected row_of(uint32_t layer, float* qkv, uint32_t row) const {
+    const LayerConfig& c = config_.layer(layer);
+    const Projected p = projected(layer, qkv);
+    const std::size_t q = row * c.q_width(), kv = row * c.kv_width();
+    return {p.q + q, p.k + kv, p.v + kv};
+  }
+  DeviceActivations attended_row(const DeviceActivations& all, uint32_t row) const {
+    return rows_ == 1 ? all : input_of(all, row);
   }
 
   // ---- the plan --------------------------------------------------------------------------------
@@ -127,14 +141,16 @@ class GpuExecutor final : public LayerExecutor {
   // Enqueues a part of the step, by f() or by its graph; part: an index of graphs_.
   template <class F>
   void as_graph(uint32_t part, F&& f) {
-    if (n_ > 1 || waits_for_experts_ || streamed_) return f();
-    if (!graphs_.begin(stream_, part, &error_)) return;
+    if (!has_graphs()) return f();
+    if (!graphs_.begin(stream_, graph_of(part), &error_)) return;
     f();
-    if (!graphs_.end(stream_, part, &error_)) f();
+    if (!graphs_.end(stream_, graph_of(part), &error_)) f();
   }
-  bool records_step() const {
-    return n_ == 1 && !waits_for_experts_ && !streamed_ && !selective_.needs_staging();
-  }
+  // Of steps of one token, and of open ones of each size.
+  bool has_graphs() const { return (n_ == 1 || open_) && !waits_for_experts_ && !streamed_; }
+  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 3; }
+  std::size_t graph_of(uint32_t part) const { return (n_ - 1) * graph_parts() + part; }
+  bool records_step() const { return has_graphs() && !selective_.needs_staging(); }
   void begin_recording(uint32_t part);
   void end_recording();
   void enqueue_projection(uint32_t layer, float* qkv);
@@ -196,6 +212,7 @@ class GpuExecutor final : public LayerExecutor {
   Status resize_attended(uint32_t n);
   Status resize_prefill(uint32_t n);
   Status prepare_output();
+  Status write_hidden();
   void forget_moved_graphs();
   uint64_t reserve() const;
   // Where memory is short: once more with a workspace no larger than the step's, until a prefill.
@@ -250,6 +267,7 @@ class GpuExecutor final : public LayerExecutor {
   HostAttention* const host_;
   DeviceStream* stream_ = nullptr;
   DeviceStream* copies_ = nullptr;  // of what goes to the store, and of sketches
+  // [tokens] of a step, 1 to max_alone:
   // [layers + 3] the projection of each layer, the end, a step, a step with logits;
   // [2 layers] co-execution: a layer's projection; a layer whose pages were read before
   GpuGraphs graphs_;
@@ -258,11 +276,13 @@ class GpuExecutor final : public LayerExecutor {
   // Of the step.
   const StepContext* step_ = nullptr;
   AttentionMode mode_ = AttentionMode::cpu;
-  uint32_t n_ = 0;  // tokens
+  uint32_t n_ = 0;     // tokens
+  bool open_ = false;  // ForwardStep::open
+  uint32_t rows_ = 1;  // tokens that attend as if alone, or 1
   int error_ = 0;
-  bool replays_ = false;     // the step's graph does all that is asked for
-  bool records_ = false;     // what is enqueued goes to a graph
-  bool has_logits_ = false;  // computed with the step
+  bool replays_ = false;  // the step's graph does all that is asked for
+  bool records_ = false;  // what is enqueued goes to a graph
+  uint32_t logits_ = 0;   // of the last tokens, computed with the step
 
   uint32_t capacity_ = 0;  // tokens that work_ has room for
   bool gave_way_ = false;  // to attention, which fitted then
@@ -298,6 +318,7 @@ class GpuExecutor final : public LayerExecutor {
 
   DeviceBuffer<float> attended_;  // [layers with attention][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
+  uint32_t host_logits_room_ = 0;                       // tokens
   DeviceBuffer<float> prefill_;                         // [2][q, k, v, lse, output] of two layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
   std::size_t prefill_host_room_ = 0;                   // floats

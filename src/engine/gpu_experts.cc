@@ -92,7 +92,8 @@ DeviceExpertRows GpuExecutor::expert_rows(uint32_t layer) const {
   const ExpertConfig& c = config_.layer(layer).experts;
   const ExpertWorkspace& to = experts_work_;
   DeviceExpertRows rows{.n = n_, .used = c.used, .experts = c.count, .chosen = to.chosen};
-  if (n_ > 1) rows.row_of = to.row_of, rows.choice_of = to.choice_of, rows.tiles = to.tiles;
+  if (n_ > 1 && !open_)
+    rows.row_of = to.row_of, rows.choice_of = to.choice_of, rows.tiles = to.tiles;
   return rows;
 }
 
@@ -111,7 +112,9 @@ void GpuExecutor::enqueue_routers(uint32_t layer, const DeviceActivations& h, bo
                            reinterpret_cast<const std::byte*>(e.shared_router.get())};
     products[count++] = {row, nullptr, experts_work_.shared_gate};
   }
-  enqueue(ops_.matmul(stream_, {products.data(), count}, h, false));
+  DeviceActivations x = h;
+  x.alone = open_;
+  enqueue(ops_.matmul(stream_, {products.data(), count}, x, false));
 }
 
 // The choice of each token's experts, and their outputs. h: their input.
@@ -125,9 +128,9 @@ void GpuExecutor::enqueue_routed(uint32_t layer, const DeviceActivations& h) {
   enqueue(ops_.route(stream_, routing_of(c, w), to.logits, finite, rows));
   const auto choices = static_cast<uint32_t>(rows.choices());
   DeviceActivations input = h;
-  if (n_ > 1) enqueue(ops_.group_choices(stream_, rows));
+  if (!rows.in_order()) enqueue(ops_.group_choices(stream_, rows));
   if (error_) return;  // what follows reads indices that are missing
-  if (n_ > 1 || c.weighs_input) {
+  if (!rows.in_order() || c.weighs_input) {
     input = expert_inputs(choices, config_.width, to.inputs, {&w.gate.w, &w.up.w});
     enqueue(ops_.gather_inputs(stream_, rows, h, c.weighs_input, input));
   }

@@ -7,14 +7,15 @@
 namespace kvasir {
 
 Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
-  const uint32_t n = c.tokens(), size = c.store.pages().extents() + 1;
+  const uint32_t rows = rows_of(c), n = c.tokens() / rows, size = c.store.pages().extents() + 1;
   const bool exact = c.attends_everything();
-  if (refused_hybrid_.is(size, n)) return *why = Fallback::no_room, Status();
+  if (refused_hybrid_.is(size, c.tokens())) return *why = Fallback::no_room, Status();
   if (selective_.holds_memory()) release_selective();
-  const uint32_t least = std::max(n, KvMirror::max_tokens);
+  const uint32_t least = std::max(c.tokens(), KvMirror::max_tokens);
+  hybrid_.set_rows(rows);
   const auto prepare = [&] {
     RETURN_IF_ERROR(hybrid_.prepare(update_request(c), c.step.plan, exact, n, reserve()));
-    return resize_attended(n);
+    return resize_attended(c.tokens());
   };
   Status s = resize(least);
   if (s.ok()) s = prepare();
@@ -26,7 +27,7 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
   }
   if (s.code() == Code::cancelled) return s;  // what has come stays
   release_hybrid();
-  if (s.code() != Code::no_memory) return s;
+  if (s.code() != Code::no_memory || c.step.open) return s;
   refused_hybrid_ = {size, n};
   return *why = Fallback::no_room, Status();
 }
@@ -35,6 +36,7 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
 // for its filter group, it holds the layer's attention too.
 Status GpuExecutor::project_hybrid(uint32_t layer) {
   const uint32_t l = local_kv(layer);
+  hybrid_.set_row(0);
   const auto [q, k, v] = projected(layer, attended(layer));
   const bool packed = hybrid_.is_packed(l);
   if (packed) enqueue(hybrid_.wait_for_packed(stream_));
@@ -58,14 +60,22 @@ Status GpuExecutor::project_hybrid(uint32_t layer) {
 Status GpuExecutor::attend_hybrid(uint32_t layer) {
   const uint32_t l = local_kv(layer);
   if (hybrid_.is_packed(l)) return {};
-  const DeviceActivations out = attended_output(layer);
-  enqueue(hybrid_.enqueue_near(l));
-  RETURN_IF_ERROR(wait("a layer"));
-  hybrid_.set_layer({l, out, check(layer)});
-  const float* q = attended_host_.get() + attended_at(layer);
-  RETURN_IF_ERROR(host_->attend_with_gpu(*step_, layer, q, &hybrid_));
-  if (step_->cancel.fired()) return {};
-  if (!hybrid_.is_finished()) enqueue(hybrid_.enqueue_finish(stream_, l, false, out, check(layer)));
+  for (uint32_t row = 0; row < rows_; ++row) {
+    hybrid_.set_row(row);
+    const DeviceActivations out = attended_row(attended_output(layer), row);
+    if (row > 0) {
+      const auto [q, k, v] = row_of(layer, attended(layer), row);
+      enqueue(hybrid_.enqueue_projected(stream_, l, q, k, v));
+    }
+    enqueue(hybrid_.enqueue_near(l));
+    RETURN_IF_ERROR(wait("a layer"));  // also for the row before, whose lists may change now
+    hybrid_.set_layer({l, out, check(layer)});
+    const float* q = row_of(layer, attended_host_.get() + attended_at(layer), row).q;
+    RETURN_IF_ERROR(host_->attend_with_gpu(*step_, layer, q, &hybrid_));
+    if (step_->cancel.fired()) return {};
+    if (!hybrid_.is_finished())
+      enqueue(hybrid_.enqueue_finish(stream_, l, false, out, check(layer)));
+  }
   return {};
 }
 

@@ -126,11 +126,19 @@ Status GpuExecutor::resize_attended(uint32_t n) {
   return s;
 }
 
-// Logits of one token are computed with the step.
+// Logits of one token, or of an open step's, are computed with the step.
 Status GpuExecutor::prepare_output() {
-  has_logits_ = step_->step.want == ForwardStep::Logits::last && weights_.has_output();
-  if (has_logits_ && !host_logits_.get())
-    RETURN_IF_ERROR(host_logits_.allocate(device_, size_.vocabulary));
+  static_assert(max_alone == ForwardStep::max_open_tokens && max_alone <= logit_rows);
+  if (!weights_.has_output() || (!open_ && step_->step.want != ForwardStep::Logits::last))
+    return {};
+  const uint32_t wanted = step_->step.logits_wanted(), room = open_ ? max_alone : 1;
+  if (wanted > host_logits_room_) {
+    host_logits_room_ = 0;
+    forget_graphs();
+    RETURN_IF_ERROR(host_logits_.allocate(device_, room * size_.vocabulary));
+    host_logits_room_ = room;
+  }
+  logits_ = wanted;
   return {};
 }
 

@@ -10,7 +10,7 @@ namespace kvasir {
 Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   const Plan& plan = c.step.plan;
   const bool exact = c.attends_everything();
-  const uint32_t n = c.tokens();
+  const uint32_t rows = rows_of(c), n = c.tokens() / rows;
   release_prefill();
   mode_ = AttentionMode::cpu;
   *why = selective_.refuses(c.store, plan, exact, n);
@@ -23,12 +23,13 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   }
   if (hybrid_.holds_memory()) release_hybrid();
   const uint32_t size = c.store.pages().extents() + 1;
-  if (refused_selective_.is(size, n)) return *why = Fallback::no_room, Status();
+  if (refused_selective_.is(size, c.tokens())) return *why = Fallback::no_room, Status();
 
-  const uint32_t least = std::max(n, KvMirror::max_tokens);
+  const uint32_t least = std::max(c.tokens(), KvMirror::max_tokens);
+  selective_.set_rows(rows);
   const auto prepare = [&] {
     RETURN_IF_ERROR(selective_.prepare(update_request(c), plan, n));
-    return resize_attended(n);
+    return resize_attended(c.tokens());
   };
   Status s = resize(least);
   if (s.ok()) s = prepare();
@@ -53,24 +54,27 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   }
   if (s.code() == Code::cancelled) return s;  // what has come stays
   release_selective();
-  if (s.code() != Code::no_memory) return s;
+  if (s.code() != Code::no_memory || c.step.open) return s;
   refused_selective_ = {size, n};  // tried again for a longer sequence or a smaller step
   return *why = Fallback::no_room, Status();
 }
 
 Status GpuExecutor::attend_selective(uint32_t layer) {
   if (replays_ || error_) return {};
-  const auto [q, k, v] = projected(layer, attended(layer));
-  enqueue(selective_.enqueue_choice(stream_, local_kv(layer), q, k, v));
-  if (error_) return {};
-  if (selective_.needs_staging()) {
-    const StepContext& c = *step_;
-    RETURN_IF_ERROR(
-        selective_.stage_chosen(c.store, c.step.plan, local_kv(layer), c.cancel, c.pool, stream_));
-    if (c.cancel.fired()) return {};
+  const StepContext& c = *step_;
+  for (uint32_t row = 0; row < rows_ && !error_; ++row) {
+    selective_.set_row(row);
+    const auto [q, k, v] = row_of(layer, attended(layer), row);
+    enqueue(selective_.enqueue_choice(stream_, local_kv(layer), q, k, v));
+    if (error_) return {};
+    if (selective_.needs_staging()) {
+      RETURN_IF_ERROR(selective_.stage_chosen(c.store, c.step.plan, local_kv(layer), c.cancel,
+                                              c.pool, stream_));
+      if (c.cancel.fired()) return {};
+    }
+    enqueue(selective_.enqueue_chosen(stream_, local_kv(layer),
+                                      attended_row(attended_output(layer), row), check(layer)));
   }
-  enqueue(
-      selective_.enqueue_chosen(stream_, local_kv(layer), attended_output(layer), check(layer)));
   return {};
 }
 

@@ -8,14 +8,15 @@ Status GpuExecutor::plan_windows(const StepContext& c, Fallback* why) {
   has_windows_ = windows_kv_.count > 0;
   if (!has_windows_ || !c.windows) return {};
   const auto prepare = [&] {
-    return windows_.prepare(*c.windows, c.tokens(), c.pool, stream_, c.cancel);
+    return windows_.prepare(*c.windows, c.tokens() / rows_of(c), c.pool, stream_, c.cancel);
   };
+  windows_.set_rows(rows_of(c));
   Status s = prepare();
   while (s.code() == Code::no_memory && release_one()) s = prepare();
   if (s.ok()) return {};
   has_windows_ = false;
   release_windows();
-  if (s.code() != Code::no_memory) return s;
+  if (s.code() != Code::no_memory || c.step.open) return s;
   *why = Fallback::no_room;
   return {};
 }
@@ -27,8 +28,14 @@ void GpuExecutor::enqueue_window(uint32_t layer, float* qkv, float* out) {
                   kv = c.writes_kv ? own : projected(source_, work_.shared);
   // The ring loses tokens that later layers attend.
   const bool keeps = c.writes_kv && layer != source_ ? true : layer == last_sharing_;
-  enqueue(windows_.enqueue(stream_, c.kv - windows_kv_.first, weights_of(layer).sinks.get(),
-                           {own.q, kv.k, kv.v, out}, keeps));
+  for (uint32_t row = 0; row < rows_; ++row) {
+    windows_.set_row(row);
+    const std::size_t q = std::size_t{row} * c.q_width(), at = std::size_t{row} * c.kv_width();
+    // The next row sees those before it; of so few no token that is still seen is lost.
+    enqueue(windows_.enqueue(stream_, c.kv - windows_kv_.first, weights_of(layer).sinks.get(),
+                             {own.q + q, kv.k + at, kv.v + at, out + q},
+                             rows_ > 1 ? c.writes_kv : keeps));
+  }
 }
 
 Status GpuExecutor::mix_window(uint32_t layer) {

@@ -152,7 +152,7 @@ Status HostAttention::attend_with_gpu(const StepContext& c, uint32_t layer, cons
   const Plan& plan = step.plan;
   const uint32_t kv = config_.layer(layer).kv;
   AttentionRequest request{.layer = kv,
-                           .tokens = c.tokens(),
+                           .tokens = step.open ? 1 : c.tokens(),
                            .q = q,
                            .store = c.store,
                            .selector = plan.is_dense(kv) ? nullptr : step.selector,

@@ -34,7 +34,7 @@ class HostAttention {
   // The first token whose attention and feed-forward anything needs.
   uint32_t first_needed(const ForwardStep& step, uint32_t layer) const;
 
-  // The CPU's part of a layer that a GPU attends with it.
+  // The CPU's part of a layer that a GPU attends with it; of an open step, of one token at q.
   Status attend_with_gpu(const StepContext& step, uint32_t layer, const float* q, HybridGpu* gpu);
   // Bytes of pages a second that the CPU attends in layers [first, end); 0: too few to tell.
   Status page_rate(const StepContext& step, uint32_t first, uint32_t end, double* rate);

@@ -6,7 +6,8 @@
 //     mixer(l), feed_forward(l)    for each layer of the run, in order
 //   end                            stores the residual stream
 //   logits                         on the last executor only
-//   committed                      after the store has committed the step's keys and values
+//   committed                      after the store has committed the step's keys and values, of
+//                                  its first `kept` tokens
 //
 // In a span (ForwardStep::chunk) each layer's chunk is a step of that layer alone: begin_layer(l),
 // and of each chunk plan, begin, mixer(l), feed_forward(l), end, committed.
@@ -51,7 +52,7 @@ class LayerExecutor {
   virtual void abandon() noexcept {}
   // Computes the logits of tokens [first, n) after end(). out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
-  virtual void committed(const StepContext&) {}
+  virtual void committed(const StepContext&, uint32_t) {}
 
   // The following steps are of chunks of this layer alone. Code::device, Code::cancelled.
   struct SpanLayer {

@@ -129,7 +129,10 @@ inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t n) {
 
 // Of layers whose queries see a window (offload/gpu_window_attention.h): rows of a layer's ring,
 // its bytes, and floats of the partials of any step of at most n tokens.
-inline uint32_t window_room(const ModelConfig& c) { return static_cast<uint32_t>(c.window); }
+// Of a step's tokens as if alone not all may stay: what they replace in the ring is still seen.
+inline uint32_t window_room(const ModelConfig& c) {
+  return static_cast<uint32_t>(c.window) + max_alone - 1;
+}
 inline uint64_t window_layer_bytes(const ModelConfig& c) {
   return uint64_t{2} * window_room(c) * c.windows.kv_width() * sizeof(float);
 }

@@ -32,34 +32,36 @@ Fallback GpuHybridAttention::refuses(const KvStore& store, const Plan& plan, boo
 
 // All that depends on the step's tokens and the text's length.
 Status GpuHybridAttention::make_room(uint32_t n, uint32_t list_quads) {
-  if (n <= room_ && list_quads <= list_quads_) return {};
+  if (n <= room_ && rows_ <= rows_room_ && list_quads <= list_quads_) return {};
   const uint32_t tokens = n == 1
                               ? std::max(room_, 1u)
                               : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   list_quads = std::max(list_quads_, list_quads + list_quads / 8);
-  room_ = list_quads_ = 0;
+  const uint32_t rows_room = rows_ == 1 ? std::max(rows_room_, 1u) : max_alone;
+  room_ = rows_room_ = list_quads_ = 0;
   ++generation_;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
-                    list = std::size_t{shape_.kv_heads} * list_quads;
+                    list = std::size_t{shape_.kv_heads} * list_quads,
+                    all_rows = std::size_t{layers_} * std::max(tokens, rows_room) * heads_.heads;
   Status s = q_.allocate(device_, rows * page.dim, in_hybrid);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, in_hybrid);
   if (s.ok()) s = q_scale_.allocate(device_, rows, in_hybrid);
   if (s.ok())
     s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), in_hybrid);
-  if (s.ok()) s = lse_.allocate(device_, layers_ * rows, in_hybrid);
-  if (s.ok()) s = mass_.allocate(device_, layers_ * rows, in_hybrid);
+  if (s.ok()) s = lse_.allocate(device_, all_rows, in_hybrid);
+  if (s.ok()) s = mass_.allocate(device_, all_rows, in_hybrid);
   if (s.ok()) s = near_sums_.allocate(device_, 2 * rows);
   if (s.ok()) s = states_host_.allocate(device_, rows * (page.dim + state_sums));
-  if (s.ok()) s = lse_host_.allocate(device_, layers_ * rows);
-  if (s.ok()) s = mass_host_.allocate(device_, layers_ * rows);
+  if (s.ok()) s = lse_host_.allocate(device_, all_rows);
+  if (s.ok()) s = mass_host_.allocate(device_, all_rows);
   if (s.ok()) s = list_counts_.allocate(device_, 2 * shape_.kv_heads);
   if (s.ok() && list_quads > 0) s = quads_.allocate(device_, list);
   if (s.ok() && list_quads > 0) s = biases_.allocate(device_, list);
   if (s.ok() && list_quads > 0) s = present_.allocate(device_, list);
   if (!s.ok()) return s;
-  room_ = tokens, list_quads_ = list_quads;
+  room_ = tokens, rows_room_ = rows_room, list_quads_ = list_quads;
   return {};
 }
 
@@ -92,7 +94,7 @@ Status GpuHybridAttention::prepare(const KvMirror::UpdateRequest& request, const
     packs_ = why_not_packed_ == Fallback::none;
   }
   n_ = n;
-  return sequence_.begin_step(request.store, request.streams.own);
+  return sequence_.begin_step(request.store, rows_, request.streams.own);
 }
 
 Fallback GpuHybridAttention::cannot_read() const {
@@ -166,12 +168,12 @@ void GpuHybridAttention::begin(const KvStore& store, ThreadPool* pool, DeviceStr
 
 int GpuHybridAttention::enqueue_projected(DeviceStream* stream, uint32_t layer, const float* q,
                                           const float* k, const float* v) {
-  return ops_.begin_attention(stream, sequence_.layer(layer), work(), q, k, v);
+  return ops_.begin_attention(stream, kv_of(layer), work(), q, k, v);
 }
 
 int GpuHybridAttention::enqueue_near(uint32_t layer) {
   const int error = ops_.after(copies_, stream_);
-  return error ? error : ops_.attend_sinks_and_window(copies_, sequence_.layer(layer), work());
+  return error ? error : ops_.attend_sinks_and_window(copies_, kv_of(layer), work());
 }
 
 int GpuHybridAttention::wait_for_packed(DeviceStream* stream) {
@@ -179,7 +181,7 @@ int GpuHybridAttention::wait_for_packed(DeviceStream* stream) {
 }
 
 int GpuHybridAttention::enqueue_packed(DeviceStream* stream, uint32_t layer) {
-  const DeviceKv kv = sequence_.layer(layer);
+  const DeviceKv kv = kv_of(layer);
   DeviceAttention a = work();
   a.near_sums = nullptr;
   packed_.fill(first_ + layer, &a);
@@ -192,10 +194,10 @@ int GpuHybridAttention::enqueue_finish(DeviceStream* stream, uint32_t layer, boo
   DeviceAttention a = work();
   a.parts = packed || has_parts_ ? attention_parts : near_parts;
   a.cpu_states = packed ? nullptr : states_host_.get();
-  const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
+  const std::size_t rows = rows_before(layer);
   if (!packed)
     if (const int error = ops_.after(stream, copies_)) return error;
-  return ops_.finish_attention(stream, sequence_.layer(layer), a, out, check, lse_.get() + rows,
+  return ops_.finish_attention(stream, kv_of(layer), a, out, check, lse_.get() + rows,
                                mass_.get() + rows);
 }
 
@@ -210,8 +212,7 @@ HybridGpu::Lists GpuHybridAttention::lists() {
 
 Status GpuHybridAttention::enqueue_lists() {
   has_parts_ = true;
-  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), work()),
-                         in_hybrid);
+  return device_->status(ops_.attend_chosen(stream_, kv_of(of_.layer), work()), in_hybrid);
 }
 
 Status GpuHybridAttention::enqueue_pages(uint32_t first) {
@@ -222,11 +223,11 @@ Status GpuHybridAttention::enqueue_pages(uint32_t first) {
                            list_counts_.get()[2 * h + 1] = first * page_quads;
   DeviceAttention a = work();
   a.lists = nullptr, a.biases = nullptr, a.present = nullptr;
-  return device_->status(ops_.attend_chosen(stream_, sequence_.layer(of_.layer), a), in_hybrid);
+  return device_->status(ops_.attend_chosen(stream_, kv_of(of_.layer), a), in_hybrid);
 }
 
 Status GpuHybridAttention::lse(const float** lse) {
-  const std::size_t rows = std::size_t{n_} * heads_.heads, first = of_.layer * rows;
+  const std::size_t rows = std::size_t{n_} * heads_.heads, first = rows_before(of_.layer);
   int error = enqueue_finish(stream_, of_.layer, false, of_.out, of_.check);
   is_finished_ = true;
   if (!error)
@@ -245,7 +246,7 @@ Status GpuHybridAttention::pack(uint32_t filter_layer, const Selection& choice) 
 }
 
 int GpuHybridAttention::enqueue_end(DeviceStream* stream) {
-  const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads;
+  const std::size_t rows = std::size_t{layers_} * rows_ * n_ * heads_.heads;
   const int error = ops_.download(stream, lse_host_.get(), lse_.get(), rows * sizeof(float));
   return error ? error : ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
 }
@@ -253,7 +254,7 @@ int GpuHybridAttention::enqueue_end(DeviceStream* stream) {
 void GpuHybridAttention::collect(const Plan& plan, bool exact, ReadCounts* counts) const {
   *counts += counts_;
   if (exact || !plan.strategy->has(StrategyInfo::samples) || store_->sealed_tokens() == 0) return;
-  const std::size_t rows = std::size_t{n_} * heads_.heads;
+  const std::size_t rows = std::size_t{rows_} * n_ * heads_.heads;
   for (uint32_t l = 0; l < layers_; ++l) {
     if (plan.is_dense(first_ + l)) continue;
     counts->queries += rows;
@@ -262,8 +263,8 @@ void GpuHybridAttention::collect(const Plan& plan, bool exact, ReadCounts* count
   }
 }
 
-void GpuHybridAttention::committed(const KvStore& store) {
-  sequence_.committed(store, n_);
+void GpuHybridAttention::committed(const KvStore& store, uint32_t kept) {
+  sequence_.committed(store, kept);
   under_way_ = false;
 }
 
@@ -271,7 +272,7 @@ void GpuHybridAttention::release() {
   sequence_.release();
   packed_.release();
   ++generation_;
-  room_ = list_quads_ = 0;
+  room_ = rows_room_ = list_quads_ = 0;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
 }
 

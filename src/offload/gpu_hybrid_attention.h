@@ -37,6 +37,9 @@ class GpuHybridAttention final : public HybridGpu {
   // As GpuSelectiveAttention::prepare(); reserve: bytes that packed layers leave free.
   Status prepare(const KvMirror::UpdateRequest& request, const Plan& plan, bool exact, uint32_t n,
                  uint64_t reserve);
+  // As GpuSelectiveAttention has them.
+  void set_rows(uint32_t rows) { rows_ = rows, row_ = 0; }
+  void set_row(uint32_t row) { row_ = row; }
   bool reads() const { return reads_; }
   // Why the GPU does not read pages, as far as is known; none: it does, or will.
   Fallback cannot_read() const;
@@ -66,9 +69,9 @@ class GpuHybridAttention final : public HybridGpu {
   // Adds what the step read.
   void collect(const Plan& plan, bool exact, ReadCounts* counts) const;
   const float* lse_of(uint32_t layer) const {
-    return lse_host_.get() + std::size_t{layer} * n_ * heads_.heads;
+    return lse_host_.get() + std::size_t{layer} * rows_ * n_ * heads_.heads;
   }
-  void committed(const KvStore& store);
+  void committed(const KvStore& store, uint32_t kept);
 
   // The layer that is under way.
   struct UnderWay {
@@ -99,6 +102,10 @@ class GpuHybridAttention final : public HybridGpu {
  private:
   Status make_room(uint32_t n, uint32_t list_quads);
   DeviceAttention work() const;
+  DeviceKv kv_of(uint32_t layer) const { return sequence_.layer(layer, row_); }
+  std::size_t rows_before(uint32_t layer) const {  // of lse and mass
+    return (std::size_t{layer} * rows_ + row_) * n_ * heads_.heads;
+  }
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
@@ -112,6 +119,7 @@ class GpuHybridAttention final : public HybridGpu {
   uint64_t generation_ = 0;
   // tokens of the step; those that there is room for, and quads of a list
   uint32_t n_ = 0, room_ = 0, list_quads_ = 0;
+  uint32_t rows_ = 1, row_ = 0, rows_room_ = 0;
   PageRates rates_;
   uint32_t sixteenths_ = 0;
   bool reads_ = false;

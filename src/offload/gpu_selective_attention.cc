@@ -59,13 +59,15 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   list_quads = std::min(
       list_quads + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(list_quads))) + 64,
       extents * shape_.page.extent_quads());
-  if (n <= room_ && extents == extents_ && list_quads <= list_quads_) return {};
+  if (n <= room_ && rows_ <= rows_room_ && extents == extents_ && list_quads <= list_quads_)
+    return {};
   const uint32_t tokens = n == 1
                               ? std::max(room_, 1u)
                               : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   list_quads = std::max(
       list_quads_, list_quads + list_quads / 8);  // a budget that is a fraction grows with the text
-  room_ = extents_ = list_quads_ = 0;
+  const uint32_t rows_room = rows_ == 1 ? std::max(rows_room_, 1u) : max_alone;
+  room_ = rows_room_ = extents_ = list_quads_ = 0;
   ++generation_;
   scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, part_counts_ = {},
   states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
@@ -79,7 +81,9 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
     selecting = std::max(selecting, groups * max_selecting_tokens(i, groups));
   }
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
-                    of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_;
+                    of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_,
+                    all_lists = layers * std::max(blocks, rows_room) * shape_.kv_heads,
+                    all_rows = layers * std::max(tokens, rows_room) * heads_.heads;
   Status s = scores_.allocate(
       device_, std::size_t{selecting} * heads_.heads * extents * page.extent_quads(), in_selective);
   if (s.ok())
@@ -93,8 +97,8 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
         device_, of_heads * ceil_div(extents * page.extent_quads(), choose_quads), in_selective);
   if (s.ok())
     s = states_.allocate(device_, rows * attention_parts * (page.dim + state_sums), in_selective);
-  if (s.ok()) s = lists_.allocate(device_, layers * of_heads * list_quads, in_selective);
-  if (s.ok()) s = list_counts_.allocate(device_, layers * of_heads * 2, in_selective);
+  if (s.ok()) s = lists_.allocate(device_, all_lists * list_quads, in_selective);
+  if (s.ok()) s = list_counts_.allocate(device_, all_lists * 2, in_selective);
   if (s.ok()) s = biases_.allocate(device_, of_heads * list_quads, in_selective);
   if (s.ok() && tokens > 1)
     s = gathered_.allocate(device_, of_heads * list_quads * quad_bytes_of(page.dim), in_selective);
@@ -103,15 +107,15 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   if (s.ok()) s = projected_.allocate(device_, rows * page.sketch_dim(), in_selective);
   if (s.ok()) s = q_scale_.allocate(device_, rows, in_selective);
   if (s.ok()) s = projected_scale_.allocate(device_, rows, in_selective);
-  if (s.ok()) s = lse_.allocate(device_, layers * rows, in_selective);
-  if (s.ok()) s = mass_.allocate(device_, layers * rows, in_selective);
-  if (s.ok()) s = lse_host_.allocate(device_, layers * rows);
-  if (s.ok()) s = mass_host_.allocate(device_, layers * rows);
-  if (s.ok()) s = lists_host_.allocate(device_, layers * of_heads * list_quads);
-  if (s.ok()) s = list_counts_host_.allocate(device_, layers * of_heads * 2);
+  if (s.ok()) s = lse_.allocate(device_, all_rows, in_selective);
+  if (s.ok()) s = mass_.allocate(device_, all_rows, in_selective);
+  if (s.ok()) s = lse_host_.allocate(device_, all_rows);
+  if (s.ok()) s = mass_host_.allocate(device_, all_rows);
+  if (s.ok()) s = lists_host_.allocate(device_, all_lists * list_quads);
+  if (s.ok()) s = list_counts_host_.allocate(device_, all_lists * 2);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
   if (!s.ok()) return s;
-  room_ = tokens, extents_ = extents, list_quads_ = list_quads;
+  room_ = tokens, rows_room_ = rows_room, extents_ = extents, list_quads_ = list_quads;
   return {};
 }
 
@@ -194,7 +198,7 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
   if (needs_staging_ = !reads; !needs_staging_) staged_pages_.release();
   if (needs_staging_) RETURN_IF_ERROR(staged_pages_.make_room(lists() * list_quads_));
   if (std::exchange(under_way_, false)) sequence_.forget_kept();
-  RETURN_IF_ERROR(sequence_.begin_step(request.store, stream));
+  RETURN_IF_ERROR(sequence_.begin_step(request.store, rows_, stream));
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
   return device_->status(
       ops_.upload(stream, sequence_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)),
@@ -204,7 +208,7 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
 void GpuSelectiveAttention::release() {
   sequence_.release();
   ++generation_;
-  room_ = extents_ = list_quads_ = 0;
+  room_ = rows_room_ = extents_ = list_quads_ = 0;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   forget_hot_quads();
   hot_tried_ = 0;
@@ -231,10 +235,10 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
           share_sums_.get(),
           thresholds_.get(),
           part_counts_.get(),
-          lists_.get() + layer * lists() * list_quads_,
+          lists_.get() + place_of(layer) * lists() * list_quads_,
           biases_.get(),
           nullptr,
-          list_counts_.get() + layer * lists() * 2,
+          list_counts_.get() + place_of(layer) * lists() * 2,
           states_.get(),
           n_ > 1           ? gathered_.get()
           : needs_staging_ ? staged_pages_.data()
@@ -248,18 +252,18 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
 
 int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, const float* q,
                                           const float* k, const float* v) {
-  const DeviceKv kv = sequence_.layer(layer);
+  const DeviceKv kv = sequence_.layer(layer, row_);
   const DeviceAttention a = work(layer);
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
   if (!error) error = ops_.score_sketch(stream, kv, a);
   if (!error) error = ops_.choose(stream, kv, a);
   if (!needs_staging_) return error;
   if (!error)
-    error = ops_.download(stream, list_counts_host_.get() + layer * lists() * 2, a.list_counts,
-                          lists() * 2 * sizeof(uint32_t));
+    error = ops_.download(stream, list_counts_host_.get() + place_of(layer) * lists() * 2,
+                          a.list_counts, lists() * 2 * sizeof(uint32_t));
   if (!error)
-    error = ops_.download(stream, lists_host_.get() + layer * lists() * list_quads_, a.lists,
-                          lists() * list_quads_ * sizeof(uint32_t));
+    error = ops_.download(stream, lists_host_.get() + place_of(layer) * lists() * list_quads_,
+                          a.lists, lists() * list_quads_ * sizeof(uint32_t));
   return error || a.hot.room == 0 ? error
                                   : ops_.download(stream, found_host_.get(), a.hot.list_places,
                                                   lists() * list_quads_ * sizeof(uint32_t));
@@ -273,12 +277,12 @@ Status GpuSelectiveAttention::stage_chosen(const KvStore& store, const Plan& pla
     staged_pages_.begin(store.pages(), first_ + layer, wanted, cancel, pool);
   RETURN_IF_ERROR(device_->status(ops_.wait(stream), in_selective));
   const DeviceAttention a = work(layer);
-  const uint32_t* const counts = list_counts_host_.get() + layer * lists() * 2;
+  const uint32_t* const counts = list_counts_host_.get() + place_of(layer) * lists() * 2;
   StagedPages::Lists copied{0,
                             0,
                             a.blocks,
                             list_quads_,
-                            lists_host_.get() + layer * lists() * list_quads_,
+                            lists_host_.get() + place_of(layer) * lists() * list_quads_,
                             counts,
                             a.hot.room ? found_host_.get() : nullptr};
   const std::size_t quad_bytes = quad_bytes_of(shape_.page.dim);
@@ -301,9 +305,9 @@ Status GpuSelectiveAttention::stage_chosen(const KvStore& store, const Plan& pla
 
 int GpuSelectiveAttention::enqueue_chosen(DeviceStream* stream, uint32_t layer,
                                           const DeviceActivations& out, const DeviceCheck& check) {
-  const DeviceKv kv = sequence_.layer(layer);
+  const DeviceKv kv = sequence_.layer(layer, row_);
   const DeviceAttention a = work(layer);
-  const std::size_t rows = std::size_t{layer} * n_ * heads_.heads;
+  const std::size_t rows = place_of(layer) * n_ * heads_.heads;
   int error = n_ > 1 && !needs_staging_ ? ops_.gather_chosen(stream, kv, a) : 0;
   if (!error) error = ops_.attend_chosen(stream, kv, a);
   return error ? error
@@ -312,7 +316,8 @@ int GpuSelectiveAttention::enqueue_chosen(DeviceStream* stream, uint32_t layer,
 }
 
 int GpuSelectiveAttention::enqueue_results(DeviceStream* stream) {
-  const std::size_t rows = std::size_t{layers_} * n_ * heads_.heads, all = layers_ * lists();
+  const std::size_t rows = std::size_t{layers_} * rows_ * n_ * heads_.heads,
+                    all = layers_ * rows_ * lists();
   int error = ops_.download(stream, lse_host_.get(), lse_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
   if (needs_staging_) return error;  // the rest has come
@@ -327,7 +332,7 @@ int GpuSelectiveAttention::enqueue_results(DeviceStream* stream) {
 Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
                                       ReadCounts* counts) const {
   const PageStore& pages = store.pages();
-  const std::size_t all = layers_ * lists();
+  const std::size_t all = layers_ * rows_ * lists();
   const bool checks = pages.mapped_bytes() > 0 && !needs_staging_;  // staged pages were verified
   const auto readers = [&](std::size_t list) {
     return uint64_t{query_group_of(n_, blocks(), static_cast<uint32_t>(list % blocks())).count};
@@ -335,14 +340,15 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
   std::atomic<bool> intact{true};
   std::atomic<uint64_t> touched{0};
   pool->run(static_cast<uint32_t>(all), [&](uint32_t i, uint32_t) {
-    // layer and head of the list
+    // layer, row and head of the list
     const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * list_quads_;
     uint64_t list_pages = 0;
     for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
       const uint32_t page = list[q] / shape_.page.page_quads();
       if (page == last) continue;
       last = page, ++list_pages;
-      if (checks && !pages.intact_page(first_ + at / shape_.kv_heads, at % shape_.kv_heads, page))
+      if (checks &&
+          !pages.intact_page(first_ + at / (shape_.kv_heads * rows_), at % shape_.kv_heads, page))
         intact = false;
     }
     touched += list_pages * readers(i);
@@ -356,7 +362,7 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};
-  const uint64_t rows = uint64_t{layers_} * n_ * heads_.heads;
+  const uint64_t rows = uint64_t{layers_} * rows_ * n_ * heads_.heads;
   counts->summary_bytes += all * pages.extents() * shape_.page.sketch_bytes();
   counts->tokens_present += (sealed - sinks) * rows / heads_.group();
   counts->queries += rows;

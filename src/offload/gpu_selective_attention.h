@@ -37,6 +37,10 @@ class GpuSelectiveAttention {
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // Updates the mirror and allocates memory. Errors as KvMirror::update().
   Status prepare(const KvMirror::UpdateRequest& request, const Plan& plan, uint32_t n);
+  // Before prepare(), of a step of one token: it has so many rows, of which each attends as the token
+  // after those before it. set_row(): the row that the other functions are about.
+  void set_rows(uint32_t rows) { rows_ = rows, row_ = 0; }
+  void set_row(uint32_t row) { row_ = row; }
   // Whether stage_chosen() comes between enqueue_choice() and enqueue_chosen().
   bool needs_staging() const { return needs_staging_; }
   Fallback cannot_share() const { return sequence_.cannot_share(); }  // why later steps need it
@@ -67,13 +71,14 @@ class GpuSelectiveAttention {
   // After a wait for the stream: verifies the pages that were read. Code::corrupt: the step must be
   // dropped.
   Status collect(const KvStore& store, ThreadPool* pool, ReadCounts* counts) const;
-  // [n][heads]
+  // [n or rows][heads]
   const float* lse_of(uint32_t layer) const {
-    return lse_host_.get() + std::size_t{layer} * n_ * heads_.heads;
+    return lse_host_.get() + std::size_t{layer} * rows_ * n_ * heads_.heads;
   }
 
-  void committed(const KvStore& store) {
-    sequence_.committed(store, n_);
+  // kept: tokens that the store has committed.
+  void committed(const KvStore& store, uint32_t kept) {
+    sequence_.committed(store, kept);
     under_way_ = false;
   }
 
@@ -99,6 +104,7 @@ class GpuSelectiveAttention {
   }
   uint32_t blocks() const { return query_groups(n_, heads_.group()); }
   std::size_t lists() const { return std::size_t{shape_.kv_heads} * blocks(); }  // of a layer
+  std::size_t place_of(uint32_t layer) const { return std::size_t{layer} * rows_ + row_; }
   DeviceAttention work(uint32_t layer) const;
 
   const std::shared_ptr<Device> device_;
@@ -110,12 +116,13 @@ class GpuSelectiveAttention {
   uint64_t generation_ = 0;
   // tokens of the step, and what there is room for
   uint32_t n_ = 0, room_ = 0, extents_ = 0, list_quads_ = 0;
+  uint32_t rows_ = 1, row_ = 0, rows_room_ = 0;
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_,
       states_, lse_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;
   DeviceBuffer<uint32_t> share_counts_, part_counts_;
   DeviceBuffer<unsigned long long> share_sums_;
-  DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers
+  DeviceBuffer<uint32_t> lists_, list_counts_;  // of all layers and rows
   DeviceBuffer<uint8_t> gathered_;              // of one; of steps of several tokens
   auto buffers() {                              // all but those of quads that stay
     return std::tie(q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_,

@@ -76,22 +76,22 @@ GpuStates::GpuStates(const std::shared_ptr<Device>& device, const ModelConfig& c
       layer_size_(config.recurrent.state_size()), staging_(std::make_shared<Staging>()) {}
 
 // A part that nobody else has. from: that of the state before the step, which stays in own_. Where
-// there are two already, the other one is left to those that share it.
-Status GpuStates::take(const Part* from, std::shared_ptr<Part>* out) {
+// there are `most` already, another one is left to those that share it.
+Status GpuStates::take(const Part* from, std::size_t most, std::shared_ptr<Part>* out) {
   for (const auto& part : own_)
     if (is_sole(part)) return *out = part, Status();
   auto part = std::make_shared<Part>(first_ * layer_size_, staging_);
   RETURN_IF_ERROR(part->allocate(device_, size()));
-  if (own_.size() == most_own) own_.erase(own_.begin() + (own_.front().get() == from ? 1 : 0));
+  if (own_.size() >= most) own_.erase(own_.begin() + (own_.front().get() == from ? 1 : 0));
   own_.push_back(part);
   *out = std::move(part);
   return {};
 }
 
-Status GpuStates::prepare(RecurrentState* states, DeviceStream* stream) {
+Status GpuStates::prepare(RecurrentState* states, uint32_t rows, DeviceStream* stream) {
   if (const int error = ops_.wait(stream)) return device_->status(error, subject);
-  if (!addresses_.get()) RETURN_IF_ERROR(addresses_.allocate(device_, 1, subject));
-  if (!addresses_host_.get()) RETURN_IF_ERROR(addresses_host_.allocate(device_, 1));
+  if (!addresses_.get()) RETURN_IF_ERROR(addresses_.allocate(device_, max_alone, subject));
+  if (!addresses_host_.get()) RETURN_IF_ERROR(addresses_host_.allocate(device_, max_alone));
   std::shared_ptr<const Part> from;
   for (const auto& part : states->parts())
     if (const auto own = std::dynamic_pointer_cast<const Part>(part))
@@ -100,27 +100,32 @@ Status GpuStates::prepare(RecurrentState* states, DeviceStream* stream) {
     if (!states->is_whole())
       return Status::error(Code::internal, "a state is in the memory of another device");
     std::shared_ptr<Part> copy;
-    RETURN_IF_ERROR(take(nullptr, &copy));
+    RETURN_IF_ERROR(take(nullptr, most_own, &copy));
     const int error =
         ops_.upload(stream, copy->floats(), states->now(first_), size() * sizeof(float));
     if (error) return device_->status(error, subject);
     from = std::move(copy);
   }
-  std::shared_ptr<Part> to;
-  RETURN_IF_ERROR(take(from.get(), &to));
-  *addresses_host_.get() = {from->floats(), to->floats()};
-  states->set_next_part(std::move(to));
+  std::vector<std::shared_ptr<Part>> next(rows);
+  const Part* before = from.get();
+  for (uint32_t i = 0; i < rows; ++i) {
+    RETURN_IF_ERROR(take(from.get(), std::max<std::size_t>(most_own, rows + 1), &next[i]));
+    addresses_host_.get()[i] = {before->floats(), next[i]->floats()};
+    before = next[i].get();
+  }
+  for (uint32_t i = 0; i < rows; ++i) states->set_next_part(std::move(next[i]), i);
   return {};
 }
 
 uint64_t GpuStates::reserve() const {
-  return layers_ == 0
-             ? 0
-             : (2 * most_own - own_.size()) * Device::allocated_size(size() * sizeof(float));
+  return layers_ == 0 ? 0
+                      : (2 * most_own - std::min(own_.size(), 2 * most_own)) *
+                            Device::allocated_size(size() * sizeof(float));
 }
 
 int GpuStates::begin(DeviceStream* stream) {
-  return ops_.upload(stream, addresses_.get(), addresses_host_.get(), sizeof(DeviceStates));
+  return ops_.upload(stream, addresses_.get(), addresses_host_.get(),
+                     max_alone * sizeof(DeviceStates));
 }
 
 }  // namespace kvasir

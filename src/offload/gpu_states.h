@@ -2,7 +2,8 @@
 // there alone (StatePart of store/recurrent_state.h): no step takes it to host memory, but
 // checkpoints and saves copy it there. A step writes another one, so that a failed or cancelled
 // step leaves the state as it was, and sequences that share a state never write it. Two states are
-// used in turn; a copy of the sequence to which it goes back has a third.
+// used in turn; a copy of the sequence to which it goes back has a third. A step of which only some
+// tokens may stay writes a state after each of them.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +26,15 @@ class GpuStates {
   uint32_t layers() const { return layers_; }
   // Changes the layers. Steps of the others are over.
   void move_to(uint32_t first, uint32_t layers) { first_ = first, layers_ = layers, own_.clear(); }
-  // For a step: makes room for the next state, which becomes a part of *states with the commit, and
-  // copies the state before the step to the GPU where it is not there. Waits for the stream.
-  // Code::no_memory, Code::device. Throws std::bad_alloc.
-  Status prepare(RecurrentState* states, DeviceStream* stream);
+  // For a step: makes room for the next state, or for those after each of `rows` tokens. They become
+  // parts of *states with the commit. Copies the state before the step to the GPU where it is not
+  // there. Waits for the stream. Code::no_memory, Code::device. Throws std::bad_alloc.
+  Status prepare(RecurrentState* states, uint32_t rows, DeviceStream* stream);
   // After prepare(). Returns an error code of DeviceKernels.
   int begin(DeviceStream* stream);
-  // In GPU memory, after begin(); the address stays. A layer's place in both states.
-  const DeviceStates* addresses() const { return addresses_.get(); }
+  // In GPU memory, after begin(); the address stays. row: a token of those that have states of their
+  // own. A layer's place in both states.
+  const DeviceStates* addresses(uint32_t row = 0) const { return addresses_.get() + row; }
   std::size_t offset(uint32_t state) const { return (state - first_) * layer_size_; }
   // Bytes of GPU memory that the sequence's states and those of a fork may still take.
   uint64_t reserve() const;
@@ -40,7 +42,7 @@ class GpuStates {
  private:
   class Part;
   struct Staging;
-  Status take(const Part* from, std::shared_ptr<Part>* out);
+  Status take(const Part* from, std::size_t most, std::shared_ptr<Part>* out);
   std::size_t size() const { return layers_ * layer_size_; }
 
   const std::shared_ptr<Device> device_;

@@ -42,8 +42,8 @@ Status GpuWindowAttention::make_room(uint32_t n) {
     stamp_ = 0;
     RETURN_IF_ERROR(ring_.allocate(device_, heads_total() * head_floats(), what));
   }
-  if (!position_.get()) RETURN_IF_ERROR(position_.allocate(device_, 1, what));
-  if (!position_host_.get()) RETURN_IF_ERROR(position_host_.allocate(device_, 1));
+  if (!position_.get()) RETURN_IF_ERROR(position_.allocate(device_, max_alone, what));
+  if (!position_host_.get()) RETURN_IF_ERROR(position_host_.allocate(device_, max_alone));
   if (lays_out(n)) return make_prefill_room(n);
   release_prefill();
   const std::size_t floats = max_window_state_floats(n, heads_.heads, heads_.head_dim);
@@ -164,8 +164,8 @@ bool GpuWindowAttention::fill(const KvStore& store, uint32_t of_all, uint64_t fi
 int GpuWindowAttention::begin(uint64_t position, DeviceStream* stream) {
   under_way_ = true;
   position_of_step_ = position;
-  *position_host_.get() = position;
-  return ops_.upload(stream, position_.get(), position_host_.get(), sizeof position);
+  for (uint32_t i = 0; i < rows_; ++i) position_host_.get()[i] = position + i;
+  return ops_.upload(stream, position_.get(), position_host_.get(), rows_ * sizeof position);
 }
 
 DeviceWindow GpuWindowAttention::window(uint32_t layer, const float* sinks) const {
@@ -176,7 +176,7 @@ DeviceWindow GpuWindowAttention::window(uint32_t layer, const float* sinks) cons
           .window = window_,
           .chunked = chunked_,
           .room = room_,
-          .position = position_.get(),
+          .position = position_.get() + row_,
           .ring = ring_.get() + layer * heads_.kv_heads * head_floats(),
           .sinks = sinks,
           .softcap = softcap_,

@@ -4,6 +4,9 @@
 // writes them to the store. Where the store's stamp shows other tokens than the ring has (after a
 // load, a fork, a rewind or a failed step), prepare() copies them from the store.
 //
+// Of a step of which only some tokens may stay each token is attended as if alone: set_rows() before
+// prepare(), of a step of one token then, and set_row() before enqueue().
+//
 // A step of many tokens is attended by the kernels of exact prefill, on tensor cores, where they
 // have the layer's head size and its scores are not capped.
 #pragma once
@@ -38,6 +41,8 @@ class GpuWindowAttention {
   // DeviceKernels::attend_window() has them; sinks: [heads] in GPU memory, or null. keeps: the
   // layer is the last one to attend these keys and values. Returns an error code of DeviceKernels.
   int begin(uint64_t position, DeviceStream* stream);
+  void set_rows(uint32_t rows) { rows_ = rows, row_ = 0; }
+  void set_row(uint32_t row) { row_ = row; }
   struct Rows {
     const float *q, *k, *v;
     float* out;
@@ -71,7 +76,7 @@ class GpuWindowAttention {
   const uint32_t layers_, window_, room_;
   const bool chunked_;
   const float softcap_;
-  uint32_t n_ = 0;
+  uint32_t n_ = 0, rows_ = 1, row_ = 0;
   uint64_t position_of_step_ = 0;
   std::size_t states_room_ = 0;  // floats
   uint64_t stamp_ = 0;           // of the store's tokens that the ring has; 0: none

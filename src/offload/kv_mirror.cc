@@ -98,9 +98,9 @@ Status KvMirror::make_room(const KvStore& store) {
   if (s.ok()) s = basis_.allocate(device_, heads * page.dim * page.sketch_dim(), purpose);
   if (s.ok()) s = sinks_.allocate(device_, heads * 2 * page.page_tokens * page.dim, purpose);
   if (s.ok()) s = centre_.allocate(device_, heads * page.dim, purpose);
-  if (s.ok()) s = counts_.allocate(device_, 1, purpose);
+  if (s.ok()) s = counts_.allocate(device_, max_alone, purpose);
   if (s.ok()) s = budgets_.allocate(device_, layers_, purpose);
-  if (s.ok() && !known_.get()) s = known_.allocate(device_, 1);
+  if (s.ok() && !known_.get()) s = known_.allocate(device_, max_alone);
   if (!s.ok()) return s;
   blocks_moved_ = true;
   extents_ = extents;
@@ -200,11 +200,13 @@ Status KvMirror::update(const UpdateRequest& request, const Wants& wants, bool* 
   return s;
 }
 
-Status KvMirror::begin_step(const KvStore& store, DeviceStream* stream) {
-  *known_.get() = {store.pages().pages(), store.window_count(), ++step_,
-                   kept_since_,           changed_from_,        changed_since_};
-  return device_->status(ops_.upload(stream, counts_.get(), known_.get(), sizeof(DeviceCounts)),
-                         purpose);
+Status KvMirror::begin_step(const KvStore& store, uint32_t rows, DeviceStream* stream) {
+  for (uint32_t i = 0; i < rows; ++i)
+    known_.get()[i] = {
+        store.pages().pages(), store.window_count() + i, ++step_, kept_since_, changed_from_,
+        changed_since_};
+  return device_->status(
+      ops_.upload(stream, counts_.get(), known_.get(), rows * sizeof(DeviceCounts)), purpose);
 }
 
 void KvMirror::committed(const KvStore& store, uint32_t n) {
@@ -213,7 +215,7 @@ void KvMirror::committed(const KvStore& store, uint32_t n) {
     window_stamp_ = store.window_stamp();
 }
 
-DeviceKv KvMirror::layer(uint32_t layer) const {
+DeviceKv KvMirror::layer(uint32_t layer, uint32_t row) const {
   const PageShape& page = shape_.page;
   const std::size_t heads = shape_.kv_heads, first = layer * heads;
   return {first_ + layer,
@@ -223,7 +225,7 @@ DeviceKv KvMirror::layer(uint32_t layer) const {
           page.dim,
           page.page_tokens,
           page.sketch_dim(),
-          counts_.get(),
+          counts_.get() + row,
           budgets_.get() + layer,
           sketch_at_.get(),
           pages_at_.get(),

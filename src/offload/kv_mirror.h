@@ -65,11 +65,13 @@ class KvMirror {
   Status update(const UpdateRequest& request, const Wants& wants, bool* reads);
   // Why the GPU will not read them, as far as is known; none: it does, or will.
   Fallback cannot_share() const { return cannot_share_; }
-  // Then: uploads the counts of pages and of the window.
-  Status begin_step(const KvStore& store, DeviceStream* stream);
+  // Then: uploads the counts of pages and of the window. Of several rows each is a step of one token
+  // after those before it.
+  Status begin_step(const KvStore& store, uint32_t rows, DeviceStream* stream);
   // Drops all quads that earlier steps kept (DeviceHotQuads).
   void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX; }
-  // After the step: the store has committed the keys and values that the GPU wrote to its window.
+  // After the step: the store has committed n of the keys and values that the GPU wrote to its
+  // window.
   void committed(const KvStore& store, uint32_t n);
 
   // While no work is under way. trim() unregisters host memory that the store has freed; release()
@@ -80,7 +82,7 @@ class KvMirror {
   // [layers] DeviceKv::sink_logits; empty: none.
   void set_sink_logits(std::vector<const float*> logits) { sink_logits_ = std::move(logits); }
   // As of the last update(); layer: from `first` on. Where its memory is changes with generation().
-  DeviceKv layer(uint32_t layer) const;
+  DeviceKv layer(uint32_t layer, uint32_t row = 0) const;
   // device, [layers]; written by the step
   DeviceBudget* budgets() const { return budgets_.get(); }
   uint32_t extents() const { return extents_; }  // that there is room for

@@ -11,10 +11,6 @@ constexpr std::size_t max_pending = 64;  // rows that wait for each other
 
 Status Drafter::create(const std::shared_ptr<const Model>& model, uint64_t context,
                        ThreadPool* pool, std::unique_ptr<Drafter>* out) {
-  if (!model->device_weights().empty())
-    return Status::error(Code::unsupported,
-                         "draft_tokens needs a model whose layers are all on the CPU: open the "
-                         "model with device \"cpu\", or the session with draft_tokens 0");
   std::shared_ptr<const MtpLayer> mtp;
   RETURN_IF_ERROR(MtpLayer::open(model, &mtp));
   std::unique_ptr<Drafter> drafter(new Drafter(mtp, pool));

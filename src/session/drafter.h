@@ -49,7 +49,7 @@ class Drafter {
  public:
   static constexpr uint32_t max_tokens = ForwardStep::max_open_tokens - 1;  // of a draft
 
-  // Code::unsupported, Code::corrupt: as MtpLayer::open(); layers on a GPU.
+  // Code::unsupported, Code::corrupt: as MtpLayer::open().
   static Status create(const std::shared_ptr<const Model>& model, uint64_t context,
                        ThreadPool* pool, std::unique_ptr<Drafter>* out);
 

@@ -26,6 +26,8 @@ const char* name_of(DraftsOff why) {
       return "steps with drafts take longer than they save";
     case DraftsOff::memory:
       return "the memory limit has no room for what the MTP layer keeps";
+    case DraftsOff::device_memory:
+      return "the GPU has no room for steps with drafts";
   }
   return "";
 }
@@ -67,7 +69,6 @@ uint32_t Session::draft_room() const {
   const uint64_t tokens = sequence_.tokens.size(), left = options_.context - tokens;
   const uint32_t group = model_->config().group(),
                  drafts = propose_ ? Drafter::max_tokens : options_.draft_tokens;
-  if (!model_->device_weights().empty()) return 0;  // the bits of a step depend on its tokens there
   uint32_t n = static_cast<uint32_t>(std::min<uint64_t>(left, drafts + 1));
   n = std::min(n, query_group_tokens(group));
   n = sequence_.store.open_tokens(n);
@@ -79,6 +80,7 @@ uint32_t Session::draft_room() const {
 // Why the next step can have no drafts.
 DraftsOff Session::why_no_drafts() const {
   if (options_.drafts_left_out && !propose_) return DraftsOff::memory;
+  if (no_device_room_) return DraftsOff::device_memory;
   if (tracing_ || options_.compare != CompareLevel::none || options_.select.certify)
     return DraftsOff::measured;
   if (chooses_once() || decode_.memory()) return DraftsOff::strategy;
@@ -120,15 +122,18 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
                             Token* token, Next* next) {
   Array<Token> tokens = {*token};
   RETURN_IF_ERROR(draft(o.cancel, &tokens));
-  if (tokens.size() == 1) {
+  const auto alone = [&] {
     RETURN_IF_ERROR(append_token(*token, o.cancel));
     RETURN_IF_ERROR(sample(o, state, sequence_.logits, token));
     *next = take(*token);
-    return {};
-  }
+    return Status();
+  };
+  if (tokens.size() == 1) return alone();
   Status sampled;
+  bool begun = false;
   const std::function<bool(std::span<float>, uint32_t)> goes_on = [&](std::span<float> logits,
                                                                       uint32_t i) {
+    begun = true;
     sampled = sample(o, state, logits, token);
     if (!sampled.ok()) return false;
     *next = take(*token);
@@ -137,10 +142,15 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
     return accepted;
   };
   uint64_t done = 0;
-  RETURN_IF_ERROR(
-      append({.tokens = tokens, .kind = TextKind::answer, .cancel = o.cancel, .goes_on = &goes_on},
-             &done));
-  return sampled;
+  Status s = append(
+      {.tokens = tokens, .kind = TextKind::answer, .cancel = o.cancel, .goes_on = &goes_on}, &done);
+  if (s.code() != Code::no_memory || begun || model_->device_weights().empty())
+    return s.ok() ? std::move(sampled) : std::move(s);
+  // A GPU needs more for such a step.
+  log(1, "the GPU has no room for steps with drafts: answers go on without");
+  no_device_room_ = true, drafts_.off = DraftsOff::device_memory;
+  --drafts_.steps, drafts_.drafted -= tokens.size() - 1;
+  return alone();
 }
 
 // While it samples, the sequence has the tokens before the sampled one.

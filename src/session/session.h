@@ -380,8 +380,9 @@ class Session {
   struct Decoded {
     ReadCounts read;
     uint64_t steps = 0, ns = 0;
-  } last_;              // of the last generate(), score() or next()
-  DraftCounts drafts_;  // of the last generate()
+  } last_;                       // of the last generate(), score() or next()
+  bool no_device_room_ = false;  // for steps with drafts
+  DraftCounts drafts_;           // of the last generate()
   DraftPace pace_;
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t prefilled_again_ = 0;

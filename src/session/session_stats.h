@@ -8,12 +8,13 @@ namespace kvasir {
 
 // Why an answer has no drafts, or none any more.
 enum class DraftsOff : uint8_t {
-  no,         // it drafts
-  measured,   // a trace, a comparison or a certificate needs each token alone
-  strategy,   // the decode strategy keeps a selection from token to token
-  no_hidden,  // what the MTP layer needs of the last token is unknown: only of a first step
-  slower,     // steps with drafts take longer than they save
-  memory,     // the memory limit has no room for what the MTP layer keeps
+  no,             // it drafts
+  measured,       // a trace, a comparison or a certificate needs each token alone
+  strategy,       // the decode strategy keeps a selection from token to token
+  no_hidden,      // what the MTP layer needs of the last token is unknown: only of a first step
+  slower,         // steps with drafts take longer than they save
+  memory,         // the memory limit has no room for what the MTP layer keeps
+  device_memory,  // a GPU has no room for steps with drafts
 };
 const char* name_of(DraftsOff why);
 

@@ -26,8 +26,9 @@ uint64_t RecurrentState::max_bytes() const {
 }
 
 void RecurrentState::prepare(uint32_t each, bool in_host) {
-  next_parts_.clear();  // of a step that failed
-  const std::size_t wanted = in_host || each > 0 ? std::max(each, 1u) : 0;
+  each_ = each;
+  next_parts_.assign(std::max(each, 1u), {});  // also of a step that failed
+  const std::size_t wanted = in_host ? std::max(each, 1u) : 0;
   if (next_.size() > wanted) next_.resize(wanted);
   next_.reserve(wanted);
   while (next_.size() < wanted) next_.push_back(make());
@@ -40,9 +41,9 @@ void RecurrentState::prepare(uint32_t each, bool in_host) {
 void RecurrentState::commit(uint64_t n) {
   Snapshot after;
   after.tokens = end_.tokens + n;
-  after.parts = std::move(next_parts_);
+  after.parts = std::move(next_parts_[keeps_each() ? n - 1 : 0]);
   after.is_whole = after.parts.empty();
-  next_parts_.clear();
+  next_parts_.assign(1, {});
   if (next_.empty()) {
     end_ = std::move(after);
     return;
@@ -88,9 +89,9 @@ Status RecurrentState::begin_span() {
 
 Status RecurrentState::end_chunk(uint32_t layer) {
   float* const to = std::const_pointer_cast<float[]>(end_.floats).get();
-  for (const auto& part : next_parts_) RETURN_IF_ERROR(part->read(to + part->at()));
-  if (next_parts_.empty()) std::copy_n(next(layer), layer_size_, to + layer * layer_size_);
-  next_parts_.clear();
+  for (const auto& part : next_parts_[0]) RETURN_IF_ERROR(part->read(to + part->at()));
+  if (next_parts_[0].empty()) std::copy_n(next(layer), layer_size_, to + layer * layer_size_);
+  next_parts_[0].clear();
   return {};
 }
 

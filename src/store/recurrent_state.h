@@ -13,7 +13,8 @@
 //
 // A step may leave layers elsewhere, in a device's memory: set_next_part() before commit(). They
 // come to host memory when a checkpoint needs them, or a file that is saved. Where all layers are
-// elsewhere, steps take no host memory.
+// elsewhere, steps take no host memory. A step of which only some tokens may stay leaves such parts
+// after each token.
 #pragma once
 
 #include <cstddef>
@@ -78,7 +79,7 @@ class RecurrentState {
   // Makes room for a step of which all tokens stay, or for the states after each of so many.
   // in_host: the step has layers in host memory. Throws std::bad_alloc.
   void prepare(uint32_t each = 0, bool in_host = true);
-  bool keeps_each() const { return next_.size() > 1; }
+  bool keeps_each() const { return each_ > 1; }
   // Of a layer: the state before the step, and that after it; or that after its token i. Layers of
   // parts() have none here unless is_whole().
   const float* now(uint32_t layer) const { return end_.floats.get() + layer * layer_size_; }
@@ -96,8 +97,9 @@ class RecurrentState {
   // Layers of the state before the step that are elsewhere, and those that the step leaves there.
   const Parts& parts() const { return end_.parts; }
   bool is_whole() const { return end_.is_whole; }
-  void set_next_part(std::shared_ptr<const StatePart> part) {
-    next_parts_.push_back(std::move(part));
+  // i: as next() has it.
+  void set_next_part(std::shared_ptr<const StatePart> part, uint32_t i = 0) {
+    next_parts_[i].push_back(std::move(part));
   }
 
   // Makes the end a checkpoint. Code::device. Throws std::bad_alloc. On failure all is unchanged.
@@ -152,7 +154,8 @@ class RecurrentState {
   Snapshot end_;
   std::vector<Snapshot> checkpoints_;           // ascending; none is of 0 tokens
   std::vector<std::shared_ptr<float[]>> next_;  // of no other object; empty or as prepared
-  Parts next_parts_;
+  uint32_t each_ = 0;                           // of prepare()
+  std::vector<Parts> next_parts_ = std::vector<Parts>(1);  // as next_
 };
 
 }  // namespace kvasir

@@ -36,6 +36,8 @@ struct Machine {
   // bytes that came to a device by streams that compute, which wait for them,
   std::atomic<uint64_t> uploaded[most] = {};
   std::atomic<uint64_t> uploaded_beside[most] = {};  // and by others
+  // products of several inputs end in other bits than those of one, as those of GPUs may
+  std::atomic<int> several_differ{0};
   std::atomic<const char*> misaligned{""};  // what began elsewhere than a kernel reads it, last
   // the device that is lost at its next call, and stays lost until it is opened again
   std::atomic<int> lost{-1};

@@ -102,7 +102,7 @@ int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> produ
   for (const DeviceExpertProduct& p : products) {
     const DeviceProduct product{p.w, nullptr, nullptr};
     DeviceActivations one = x;
-    one.n = rows.n == 1 ? 1 : 2;
+    one.n = rows.in_order() ? 1 : 2;
     if (const int error = check_matmul({&product, 1}, one)) return error;
     const bool is_like_first = p.w.type == products[0].w.type && p.w.cols == products[0].w.cols;
     if (!is_like_first || products.size() > 3) return refused;
@@ -111,14 +111,17 @@ int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> produ
                      given = std::vector<DeviceExpertProduct>(products.begin(), products.end())] {
     for (const DeviceExpertProduct& p : given) {
       const std::size_t size = p.w.rows / rows.experts;
-      if (rows.n == 1) {
-        for (std::size_t i = 0; i < rows.used; ++i)
-          multiply(p, rows.experts, rows.chosen[i].expert, x, x.n == 1 ? 0 : i, 1, p.y + i * size);
+      if (rows.in_order()) {
+        const std::size_t of_input = rows.choices() / x.n;
+        for (std::size_t i = 0; i < rows.choices(); ++i)
+          multiply(p, rows.experts, rows.chosen[i].expert, x, i / of_input, 1, p.y + i * size);
         continue;
       }
       for (std::size_t i = 0; i < rows.max_tiles(); ++i)
         if (const DeviceExpertTile& tile = rows.tiles[i]; tile.rows > 0)
           multiply(p, rows.experts, tile.expert, x, tile.first, tile.rows, p.y + tile.first * size);
+      for (std::size_t i = 0; machine().several_differ && i < rows.choices() * size; ++i)
+        p.y[i] *= 1 + 1e-5f;
     }
     return 0;
   });

@@ -71,6 +71,8 @@ int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const Devic
       const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};
       cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols), w.scale}, in,
                    made.get(), w.rows, 0, w.rows, scratch.get());
+      if (x.n > 1 && !x.alone && machine().several_differ)
+        for (std::size_t i = 0; i < std::size_t{x.n} * w.rows; ++i) made[i] *= 1 + 1e-5f;
       for (std::size_t i = 0; i < std::size_t{x.n} * w.rows; ++i)
         y[i] = (add ? y[i] : 0.0f) + (made[i] + (bias ? bias[i % w.rows] : 0.0f));
     }

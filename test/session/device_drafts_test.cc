@@ -1,0 +1,230 @@
+// Answers with drafts on GPUs: they are those of decoding alone on the same GPUs, to the bit,
+// whatever the drafts are. Without a GPU the cases pass and say so.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "device_helpers.h"
+#ifdef KVASIR_EMULATED_DEVICE
+#include "../emulated/emulated.h"
+#endif
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+// Of an emulated device, products of several inputs round otherwise than those of one, as a GPU's.
+struct SeveralDiffer {
+#ifdef KVASIR_EMULATED_DEVICE
+  emulated::Changed<int> changed{emulated::machine().several_differ, 1};
+#endif
+};
+
+std::shared_ptr<const Model> drafting_on(const std::string& name, const DeviceOptions& device) {
+  std::shared_ptr<const Model> model;
+  const std::string path =
+      name == "mini" ? EXAMPLES "/mini-reader-q8_0.gguf" : FIXTURES "/models/" + name + ".gguf";
+  const Status s = Model::open(path, "", &model, device);
+  REQUIRE_MESSAGE((s.ok() || (device.budget > 0 && s.code() == Code::no_memory)), s.message());
+  if (!s.ok()) return nullptr;
+  for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(2, {1, 1});
+  return model;
+}
+
+// Some of its layers are on the devices, and some are not; null where that cannot be.
+std::shared_ptr<const Model> partly_on(const char* name, const char* devices, std::size_t count) {
+  for (uint64_t budget = uint64_t{1} << 19; budget < uint64_t{1} << 28; budget += budget / 8) {
+    auto model = drafting_on(name, {devices, budget});
+    if (!model || model->device_weights().size() < count) continue;
+    const DeviceWeights& last = model->device_weights().back();
+    return last.has_output() && last.expert_layers() == last.end_layer() ? nullptr : model;
+  }
+  return nullptr;
+}
+
+struct DraftedAnswer {
+  std::string text;
+  std::vector<Token> tokens;  // of the sequence
+  std::vector<float> after;   // logits after one token more
+  DraftCounts drafts;
+  uint64_t answer_tokens = 0;
+};
+
+SessionOptions drafting_options(const char* strategy) {
+  SessionOptions o;
+  o.threads = 2;
+  o.prefill_chunk = 128;
+  o.select.strategy = strategy;
+  if (strategy != std::string("full")) o.select.budget_tokens = 64;
+  o.drafts_always = true;
+  return o;
+}
+
+DraftedAnswer drafted_answer(Session* session, const GenerateOptions& options) {
+  DraftedAnswer out;
+  Answer answer;
+  const Status s = session->generate(
+      "", options, [&](std::string_view t) { return out.text += t, 0; }, &answer);
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  out.answer_tokens = answer.answer_tokens;
+  out.drafts = session->stats().drafts;
+  out.tokens.assign(session->tokens().begin(), session->tokens().end());
+  out.after = logits_after(session, 100);
+  return out;
+}
+
+std::unique_ptr<Session> prefilled_on(const std::shared_ptr<const Model>& model, std::size_t tokens,
+                                      const SessionOptions& options) {
+  auto session = open_session(model, options);
+  read(session.get(), some_tokens(tokens));
+  REQUIRE(session->prepare(nullptr, {}).ok());
+  REQUIRE(session->prepare_devices(nullptr, {}).ok());
+  return session;
+}
+
+GenerateOptions asked_for(uint32_t tokens, float temperature = 0) {
+  GenerateOptions options;
+  options.max_tokens = tokens;
+  options.keep = true;
+  options.sampling.temperature = temperature;
+  options.sampling.seed = 3;
+  return options;
+}
+
+// Drafts of which about so many of eight are what the answer has.
+Session::DraftFn scripted_drafts(const Session& session, std::vector<Token> answer,
+                                 uint32_t right) {
+  return [&session, answer, right, state = uint32_t{5}](Token, uint32_t count,
+                                                        Array<Token>* out) mutable {
+    const std::size_t at = session.tokens().size() + 1;
+    for (uint32_t i = 0; i < count; ++i) {
+      state = state * 1664525 + 1013904223;
+      const bool good = (state >> 24) % 8 < right && at + i < answer.size();
+      out->push_back(good ? answer[at + i] : static_cast<Token>(3 + (state >> 16) % 200));
+    }
+  };
+}
+
+void check_same_answer(const DraftedAnswer& a, const DraftedAnswer& b) {
+  CHECK(a.text == b.text);
+  CHECK(a.tokens == b.tokens);
+  CHECK(a.after == b.after);
+}
+
+// An answer alone, and with drafts of which few, most or all are right.
+void check_drafts(const std::shared_ptr<const Model>& model, std::size_t tokens,
+                  const SessionOptions& options, float temperature = 0) {
+  const GenerateOptions asked = asked_for(60, temperature);
+  const DraftedAnswer alone = drafted_answer(prefilled_on(model, tokens, options).get(), asked);
+  CHECK(alone.drafts.drafted == 0);
+  for (const uint32_t right : {0u, 5u, 8u}) {
+    CAPTURE(right);
+    const auto session = prefilled_on(model, tokens, options);
+    session->draft_by(scripted_drafts(*session, alone.tokens, right));
+    const DraftedAnswer drafted = drafted_answer(session.get(), asked);
+    check_same_answer(drafted, alone);
+    CHECK(drafted.drafts.off == DraftsOff::no);
+    if (alone.answer_tokens > 1) CHECK(drafted.drafts.drafted > 0);
+    if (right == 8 && alone.answer_tokens > 20)
+      CHECK(drafted.drafts.accepted > alone.answer_tokens / 2);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("answers with drafts on a GPU have the bits of those without, by every strategy") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  for (const char* name : {"mini", "llama-q4_k_m", "llama-fused"}) {
+    CAPTURE(std::string(name));
+    const auto model = drafting_on(name, {"cuda"});
+    REQUIRE(model->device_weights().front().has_output());
+    for (const char* strategy : {"full", "bounded", "quest", "window"}) {
+      CAPTURE(std::string(strategy));
+      check_drafts(model, 700, drafting_options(strategy));
+    }
+    check_drafts(model, 700, drafting_options("bounded"), 0.9f);
+    check_drafts(model, 60, drafting_options("bounded"));  // no page is sealed
+    SessionOptions precise = drafting_options("full");
+    precise.full_precision = true;
+    check_drafts(model, 150, precise);
+  }
+}
+
+TEST_CASE("recurrent layers and windows on a GPU follow drafts as they follow single tokens") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  for (const char* name : {"qwen35-mtp", "qwen3next", "granitehybrid", "falcon-h1", "lfm2",
+                           "gemma3", "gemma2", "gpt-oss", "nemotron_h"}) {
+    CAPTURE(std::string(name));
+    const auto model = drafting_on(name, {"cuda"});
+    for (const char* strategy : {"full", "bounded"}) {
+      CAPTURE(std::string(strategy));
+      check_drafts(model, 300, drafting_options(strategy));
+      check_drafts(model, 300, drafting_options(strategy), 0.9f);
+    }
+  }
+}
+
+TEST_CASE("experts on a GPU give drafts the bits of single tokens") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  for (const char* name : {"qwen3moe-q4_k", "qwen35moe", "glm4moe-mtp", "lfm2moe", "gemma4-moe",
+                           "granitehybrid-moe"}) {
+    CAPTURE(std::string(name));
+    const auto model = drafting_on(name, {"cuda"});
+    for (const char* strategy : {"full", "bounded"})
+      check_drafts(model, 300, drafting_options(strategy));
+  }
+}
+
+TEST_CASE("answers with drafts have the same bits where GPUs have some of the layers") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  for (const char* name : {"llama-q4_k_m", "qwen35-mtp", "glm4moe-mtp", "qwen35moe", "gemma3"})
+    for (const auto& [devices, count] : {std::pair("cuda", 1), std::pair("cuda:0,cuda:0", 2)}) {
+      CAPTURE(std::string(name));
+      CAPTURE(std::string(devices));
+      const auto model = partly_on(name, devices, static_cast<std::size_t>(count));
+      if (!model) continue;
+      for (const char* strategy : {"full", "bounded"})
+        check_drafts(model, 300, drafting_options(strategy));
+    }
+}
+
+TEST_CASE("an MTP layer drafts for a model on GPUs, also after rewinds, forks, saves and loads") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  const TempFolder folder;
+  for (const char* name : {"qwen35-mtp", "glm4moe-mtp"})
+    for (const float temperature : {0.0f, 1.0f}) {
+      CAPTURE(std::string(name));
+      CAPTURE(temperature);
+      const auto model = drafting_on(name, {"cuda"});
+      SessionOptions plain = drafting_options("bounded"), drafting = plain;
+      drafting.draft_tokens = 3;
+      const GenerateOptions asked = asked_for(60, temperature);
+      const auto alone = prefilled_on(model, 300, plain),
+                 session = prefilled_on(model, 300, drafting);
+      REQUIRE(alone->save(folder.file("alone.kv"), nullptr, {}).ok());
+      REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+      const DraftedAnswer first = drafted_answer(session.get(), asked);
+      check_same_answer(first, drafted_answer(alone.get(), asked));
+      if (first.answer_tokens > 4) CHECK(first.drafts.drafted > 0);
+      CHECK(session->stats().drafts_first == 1);
+      REQUIRE(session->rewind(300).ok());
+      REQUIRE(alone->rewind(300).ok());
+      std::unique_ptr<Session> fork;
+      REQUIRE(session->fork(&fork).ok());
+      const DraftedAnswer again = drafted_answer(session.get(), asked);
+      check_same_answer(again, drafted_answer(alone.get(), asked));
+      check_same_answer(again, drafted_answer(fork.get(), asked));
+      const auto loaded = load(model, folder.file("a.kv"), drafting),
+                 loaded_alone = load(model, folder.file("alone.kv"), plain);
+      CHECK(loaded->stats().drafts_first == 1);
+      const DraftedAnswer after = drafted_answer(loaded.get(), asked);
+      check_same_answer(after, drafted_answer(loaded_alone.get(), asked));
+      if (after.answer_tokens > 4) CHECK(after.drafts.drafted > 0);
+    }
+}
