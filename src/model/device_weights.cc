@@ -72,6 +72,43 @@ Status DeviceWeights::load_experts(const Weights& weights, uint32_t count, Devic
   return {};
 }
 
+// The same memory as that of the whole model, where it is the same matrix.
+Status DeviceWeights::upload_part(const Model& whole, const Weights& weights,
+                                  const ModelConfig& config, std::vector<DeviceWeights>* out) {
+  const std::vector<DeviceWeights>& devices = whole.device_weights();
+  if (devices.empty() || !devices.back().has_output())
+    return Status::error(Code::unsupported, "no GPU has the output");
+  const DeviceWeights& last = devices.back();
+  const DeviceKernels& kernels = last.device_->kernels();
+  const bool shares = weights.output.w.data == whole.weights().output.w.data;
+  const DeviceSizes sizes(weights, config, kernels),
+      whole_sizes(whole.weights(), whole.config(), kernels);
+  uint64_t needed = sizes.margin + sizes.experts_margin + whole_sizes.margin +
+                    whole_sizes.experts_margin + (shares ? 0 : sizes.output);
+  for (const LayerSizes& l : sizes.layers) needed += l.base + l.experts + l.attention;
+  if (needed > last.device_->left())
+    return Status::error(Code::no_memory, "%s has too little memory for the MTP layer",
+                         last.device_->name().c_str());
+  DeviceWeights part;
+  part.device_ = last.device_;
+  Contents contents{.count = config.depth(), .experts = config.depth(), .output = !shares};
+  RETURN_IF_ERROR(part.load(weights, config, contents, sizes.piece, nullptr));
+  if (shares) {
+    part.output_.w = last.output_.w;
+    DeviceLoader loader(last.device_, nullptr);
+    RETURN_IF_ERROR(loader.open(sizes.piece));
+    RETURN_IF_ERROR(loader.vector(weights.output.bias, &part.output_.bias));
+    RETURN_IF_ERROR(loader.norm(weights.output_norm, &part.output_norm_));
+  }
+  const bool complete = part.layers_.size() == config.depth() && part.has_output() &&
+                        part.experts_end_ == part.end_layer();
+  if (!complete)
+    return Status::error(Code::no_memory, "%s has too little memory for the MTP layer",
+                         last.device_->name().c_str());
+  out->push_back(std::move(part));
+  return {};
+}
+
 uint32_t DeviceWeights::expert_layers() const {
   const auto are_here = [](const Layer& layer) { return layer.experts.are_here(); };
   return static_cast<uint32_t>(std::count_if(layers_.begin(), layers_.end(), are_here));

@@ -16,6 +16,7 @@
 namespace kvasir {
 
 class DeviceLoader;
+class Model;
 struct Linear;
 struct ModelConfig;
 struct Weights;
@@ -85,11 +86,17 @@ class DeviceWeights {
                        const DeviceOptions& options, const Cancel* cancel,
                        std::vector<DeviceWeights>* out);
 
+  // Uploads the layers of a part of a model (model/mtp.h) to the device that has its output, which
+  // the part shares unless it has its own. Code::no_memory: the device has no room for it besides
+  // what sessions take. Code::unsupported: no device has the output. Code::device.
+  static Status upload_part(const Model& whole, const Weights& weights, const ModelConfig& config,
+                            std::vector<DeviceWeights>* out);
+
   const std::shared_ptr<Device>& device() const { return device_; }
   uint32_t first_layer() const { return first_; }
   uint32_t end_layer() const { return first_ + static_cast<uint32_t>(layers_.size()); }
   const std::vector<Layer>& layers() const { return layers_; }  // from the first one on
-  bool has_output() const { return output_memory_.get() != nullptr; }
+  bool has_output() const { return output_.w.data != nullptr; }
   const Matrix& output() const { return output_; }
   const Norm& output_norm() const { return output_norm_; }
   uint64_t bytes() const { return bytes_; }
@@ -114,7 +121,7 @@ class DeviceWeights {
   uint32_t first_ = 0, experts_end_ = 0;
   std::vector<Layer> layers_;
   Matrix output_;
-  DeviceBuffer<std::byte> output_memory_;
+  DeviceBuffer<std::byte> output_memory_;  // empty: the whole model's
   Norm output_norm_;
   uint64_t bytes_ = 0;
   std::shared_ptr<DeviceSketches> sketches_ = std::make_shared<DeviceSketches>();

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -147,6 +148,8 @@ struct RopeDivisors {
   Array<float> longs, shorts;  // of longrope: for contexts above the original one, and up to it
 };
 
+struct MtpLayer;
+
 using Fingerprint = std::array<uint8_t, 32>;
 
 // Whether a model is opened to run, or to say what it is: then none of its weights is copied, nor a
@@ -197,6 +200,16 @@ class Model {
   bool is_of(const format::Identity& identity) const;
   // Makes this the model of the whole model's MTP layer alone.
   Status read_mtp(const Model& whole, ModelConfig config, MtpInputs* inputs);
+  // Uploads it to the whole model's last GPU. Errors as DeviceWeights::upload_part().
+  Status upload_mtp(const Model& whole) {
+    return DeviceWeights::upload_part(whole, weights_, config_, &device_weights_);
+  }
+  // Of the MTP layer that sessions share (MtpLayer::open).
+  struct SharedMtp {
+    std::mutex mutex;
+    std::weak_ptr<const MtpLayer> layer;
+  };
+  SharedMtp& shared_mtp() const { return shared_mtp_; }
   StoreShape store_shape() const;    // of the layers that keep every token
   StoreShape windows_shape() const;  // of those that see a window; no layers: none
   // Closes files that sessions of this model drop.
@@ -233,6 +246,7 @@ class Model {
   std::unique_ptr<FullHash> full_hash_;
   std::vector<DeviceWeights> device_weights_;
   std::string why_no_device_;
+  mutable SharedMtp shared_mtp_;
 };
 
 // Binds every tensor of the file to its place; a missing, misshapen or unused tensor is an error

@@ -34,10 +34,19 @@ static Status mtp_config(const Model& whole, ModelConfig* out) {
 }
 
 Status MtpLayer::open(std::shared_ptr<const Model> whole, std::shared_ptr<const MtpLayer>* out) {
+  Model::SharedMtp& shared = whole->shared_mtp();
+  const std::scoped_lock lock(shared.mutex);
+  if ((*out = shared.layer.lock())) return {};
   auto mtp = std::make_shared<MtpLayer>();
   ModelConfig config;
   RETURN_IF_ERROR(mtp_config(*whole, &config));
   RETURN_IF_ERROR(mtp->layer.read_mtp(*whole, std::move(config), &mtp->inputs));
+  if (!whole->device_weights().empty()) {
+    Status s = mtp->layer.upload_mtp(*whole);
+    if (!s.ok() && s.code() != Code::no_memory && s.code() != Code::unsupported) return s;
+    mtp->why_cpu = s.message();
+  }
+  shared.layer = mtp;
   mtp->whole = std::move(whole);
   *out = std::move(mtp);
   return {};

@@ -5,10 +5,12 @@
 //   logits of the token after next = W_out norm(x)
 //
 // What its own output matrix multiplies stands for h where it goes on from its own prediction.
-// It is bound only where a session asks for it.
+// It is bound only where a session asks for it; sessions of a model share it. It is on the GPU that
+// has the model's output, if that has room for it, and otherwise on the CPU.
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "base/status.h"
 #include "model/model.h"
@@ -19,9 +21,12 @@ struct MtpLayer {
   std::shared_ptr<const Model> whole;
   Model layer;  // of this layer alone; its tensors lie in the file of `whole`
   MtpInputs inputs;
+  std::string why_cpu;  // why a model on GPUs has it on the CPU; empty otherwise
+
+  std::string device_names() const { return layer.device_names(); }
 
   // Code::unsupported (the file has none, or one of a kind that is not supported), Code::corrupt
-  // names a tensor.
+  // names a tensor, Code::device.
   static Status open(std::shared_ptr<const Model> whole, std::shared_ptr<const MtpLayer>* out);
 };
 

@@ -4,6 +4,8 @@
 // output matrix multiplied for the token before. Rows that are not computed yet are pending; they
 // are computed together, when there are many or before a draft.
 //
+// It is computed where MtpLayer is: on the CPU, or on the GPU that has the model's output.
+//
 //   tokens   0 | first ........ end() ........ next_row()
 //              | rows in `store` | pending
 #pragma once
@@ -12,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "backend/thread_pool.h"
 #include "base/cancel.h"
@@ -74,6 +77,9 @@ class Drafter {
   // Computes the pending rows of a sequence of `at` tokens, as far as they are known. Errors of a
   // forward pass.
   Status complete(uint64_t at, const Cancel* cancel, DraftState* state);
+  // "cpu", or the GPU that has the layer; why it is the former though the model is on GPUs.
+  std::string device_names() const { return mtp_->device_names(); }
+  const std::string& why_cpu() const { return mtp_->why_cpu; }
   // By which the last token of a draft was chosen: [vocabulary].
   std::span<const float> logits() const { return logits_; }
 

@@ -52,6 +52,8 @@ struct SessionStats {
   uint32_t draft_tokens = 0;  // of a step; 0: the session does not draft
   DraftCounts drafts;         // of the last answer
   uint64_t drafts_first = 0;  // tokens before the first one that the MTP layer has
+  std::string drafts_device;  // of the MTP layer: "cpu" or a GPU; empty: the session has none
+  std::string drafts_device_because;  // why "cpu", where the model is on GPUs
   std::string decode_strategy, chat_format, device;
 };
 

@@ -278,6 +278,8 @@ SessionStats Session::stats() const {
     s.mapped_bytes += drafts->store.pages().mapped_bytes();
   }
   s.draft_tokens = options_.draft_tokens;
+  if (drafter_) s.drafts_device = drafter_->device_names();
+  if (drafter_) s.drafts_device_because = drafter_->why_cpu();
   s.drafts = drafts_;
   s.spans = spans_, s.span_tokens = span_tokens_;
   s.prefilled_again = prefilled_again_;
@@ -356,6 +358,8 @@ std::string Session::stats_json() const {
   if (stats.draft_tokens > 0) {
     json.count("draft_tokens", stats.draft_tokens);
     json.count("drafts_first", stats.drafts_first);
+    json.raw("drafts_device", json_string(stats.drafts_device));
+    json.raw("drafts_device_because", json_string(stats.drafts_device_because));
     json.count("last_draft_steps", stats.drafts.steps);
     json.count("last_drafted", stats.drafts.drafted);
     json.count("last_accepted", stats.drafts.accepted);

@@ -213,6 +213,8 @@ TEST_CASE("an MTP layer drafts for a model on GPUs, also after rewinds, forks, s
       check_same_answer(first, drafted_answer(alone.get(), asked));
       if (first.answer_tokens > 4) CHECK(first.drafts.drafted > 0);
       CHECK(session->stats().drafts_first == 1);
+      CHECK(session->stats().drafts_device == model->device_weights().back().device()->name());
+      CHECK(session->stats().drafts_device_because.empty());
       REQUIRE(session->rewind(300).ok());
       REQUIRE(alone->rewind(300).ok());
       std::unique_ptr<Session> fork;
