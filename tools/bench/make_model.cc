@@ -350,6 +350,7 @@ int run(int argc, char** argv) {
       ->transform(CLI::IsMember(types, CLI::ignore_case));
   app.add_option("--expert-type", expert_type, "of the experts; as --type when not given")
       ->transform(CLI::IsMember(types, CLI::ignore_case));
+  app.add_flag("--mtp", o.shape.mtp, "an MTP layer behind the last one");
   app.add_flag("--untied", o.untied, "an output matrix of its own, not the embedding");
   app.add_option("--seed", o.seed, "of the random numbers")->capture_default_str();
   app.add_option("-o,--output", o.path, "the file to write; an existing one is replaced")

@@ -42,10 +42,11 @@ class Tensors {
     weight("token_embd", {s_.width, s_.vocab}, types_.embedding);
     norm("output_norm", s_.width);
     if (untied_) weight("output", {s_.width, s_.vocab}, types_.embedding);
-    for (uint32_t i = 0; i < s_.layers; ++i) {
+    for (uint32_t i = 0; i < s_.layers + s_.mtp; ++i) {
       at_ = "blk." + std::to_string(i) + ".";
+      if (i == s_.layers) mtp_inputs();
       norm("attn_norm", s_.width);
-      if (family_.hybrid && (i + 1) % kAttentionInterval != 0) delta_net();
+      if (family_.hybrid && i < s_.layers && (i + 1) % kAttentionInterval != 0) delta_net();
       else attention();
       norm(family_.ffn_norm, s_.width);
       if (s_.experts > 0) experts();
@@ -79,6 +80,11 @@ class Tensors {
     linear("attn_output", {q, s_.width}, types_.matrices);
     if (family_.qk_norm) norm("attn_q_norm", s_.head_dim), norm("attn_k_norm", s_.head_dim);
     if (family_.biases_and_sinks) weight("attn_sinks", {s_.heads}, TensorType::f32);
+  }
+  void mtp_inputs() {
+    linear("nextn.eh_proj", {2 * uint64_t{s_.width}, s_.width}, types_.matrices);
+    for (const char* name : {"nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm"})
+      norm(name, s_.width);
   }
   void delta_net() {
     const uint64_t channels = 2 * uint64_t{kDeltaKeyHeads} * kDeltaState + kDeltaInner;
@@ -160,7 +166,8 @@ std::vector<Tensor> list_tensors(const Shape& shape, const TensorTypes& types, b
 
 void list_keys(const Shape& s, const ShapeKeys& keys) {
   const Family& family = *s.family;
-  keys.number("block_count", s.layers);
+  keys.number("block_count", s.layers + s.mtp);
+  if (s.mtp) keys.number("nextn_predict_layers", 1);
   keys.number("embedding_length", s.width);
   keys.number("feed_forward_length", s.ffn);
   keys.number("context_length", s.context);

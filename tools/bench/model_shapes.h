@@ -27,6 +27,7 @@ struct Shape {
   const Family* family;
   // ffn: of an expert, where there are experts
   uint32_t layers, width, heads, kv_heads, head_dim, ffn, vocab, context, experts, used;
+  bool mtp = false;  // with an MTP layer behind the last one
 };
 
 const std::map<std::string, Shape>& known_shapes();
