@@ -71,6 +71,8 @@ class Forward {
   Status run_layer(Span* span, std::size_t executor, uint32_t layer);
   Status run_chunk(Span* span, std::size_t executor, uint32_t layer, std::size_t chunk);
   Status write_span_logits(const StepContext& c, LayerExecutor* executor);
+  Status pass_hidden(const Span& span);
+  void write_norm(const Norm& norm, const float* x, float* out) const;
   void commit_span(Span* span, const StepStores& stores);
   bool prefers_spans() const;
   Fallback why_no_span(const StepStores& stores) const;

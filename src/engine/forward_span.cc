@@ -96,6 +96,7 @@ Status Forward::run_span(const ForwardStep& step, const StepStores& stores) try 
   for (std::size_t i = 0; i < runs.size(); ++i)
     for (uint32_t l = runs[i].first_layer; l < runs[i].end_layer; ++l)
       RETURN_IF_ERROR(run_layer(&span, i, l));
+  if (step.take_hidden) RETURN_IF_ERROR(pass_hidden(span));
   commit_span(&span, stores);
   return {};
 } catch (const std::bad_alloc&) {
@@ -282,6 +283,39 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   if (progress && !progress(span->done, uint64_t{span->step.size()} * config.depth()))
     return Status::error(Code::cancelled, "stopped by the progress callback");
   return {};
+}
+
+// The GPUs' executors rest: what takes the rows may need their memory.
+Status Forward::pass_hidden(const Span& span) {
+  constexpr uint32_t together = 512;  // rows
+  for (const auto& executor : span_executors_) executor->rest();
+  const ModelConfig& config = model_->config();
+  const Norm& norm = model_->weights().output_norm;
+  const uint32_t n = span.step.size(), width = config.width;
+  const Buffer<float> rows = make_buffer<float>(std::min(n, together) * std::size_t{width});
+  for (uint32_t at = 0, count; at < n; at += count) {
+    count = std::min(together, n - at);
+    if (span.cancel.fired()) return step_cancelled();
+    const float* const x = span.x + std::size_t{at} * width;
+    pool_->run(count, [&](uint32_t i, uint32_t) {
+      const std::size_t row = std::size_t{i} * width;
+      write_norm(norm, x + row, rows.get() + row);
+    });
+    RETURN_IF_ERROR(span.step.take_hidden(at, count, rows.get()));
+  }
+  return {};
+}
+
+// The norm of one token's residual stream, before the output.
+void Forward::write_norm(const Norm& norm, const float* x, float* out) const {
+  const ModelConfig& c = model_->config();
+  const Kernels& kernels = cpu_kernels();
+  if (norm.empty()) std::copy_n(x, c.width, out);
+  else if (c.norm == NormKind::rms)
+    kernels.rms_norm(x, norm.weight.data(), c.norm_epsilon, 1, c.width, out);
+  else
+    kernels.layer_norm(x, norm.weight.data(), norm.bias.empty() ? nullptr : norm.bias.data(),
+                       c.norm_epsilon, 1, c.width, out);
 }
 
 void Forward::commit_span(Span* span, const StepStores& stores) {

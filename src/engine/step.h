@@ -43,6 +43,9 @@ struct ForwardStep {
   uint32_t probed_chunk = 0;  // tokens of the first one, where it is probed
   // Of a span: is called after each chunk of a layer; false: the span is cancelled.
   std::function<bool(uint64_t done, uint64_t all)> progress;
+  // Of a span, where set: is called at its end, before the commit, with `hidden` of n tokens from
+  // `first` on, of all of them in order. An error ends the span as any other.
+  std::function<Status(uint32_t first, uint32_t n, const float* hidden)> take_hidden;
 
   // Where set, probe_tokens of an exact step's tokens also go through this selector.
   // errors[layer] receives the relative L2 error of its attention. The step's result is the same.

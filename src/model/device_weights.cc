@@ -86,6 +86,9 @@ Status DeviceWeights::upload_part(const Model& whole, const Weights& weights,
   uint64_t needed = sizes.margin + sizes.experts_margin + whole_sizes.margin +
                     whole_sizes.experts_margin + (shares ? 0 : sizes.output);
   for (const LayerSizes& l : sizes.layers) needed += l.base + l.experts + l.attention;
+  bool streams = last.end_layer() < whole.config().depth();
+  for (const DeviceWeights& d : devices) streams |= d.experts_end() < d.end_layer();
+  if (streams) needed += whole_sizes.stream_margin;
   if (needed > last.device_->left())
     return Status::error(Code::no_memory, "%s has too little memory for the MTP layer",
                          last.device_->name().c_str());

@@ -91,6 +91,14 @@ Status Drafter::end_step(const ForwardStep& step, uint32_t kept, DraftState* sta
   return s;
 }
 
+Status Drafter::take(uint64_t at, const ForwardStep& tokens, const float* hidden,
+                     DraftState* state) {
+  ForwardStep step = tokens;
+  RETURN_IF_ERROR(begin_step(at, state, &step));
+  std::copy_n(hidden, step.size() * last_.size(), step.hidden);
+  return end_step(step, step.size(), state);
+}
+
 void Drafter::note_last(uint64_t tokens, std::span<const float> hidden, DraftState* state) {
   if (state->next_row() == tokens && !state->knows_last(last_.size()))
     state->hidden.insert(state->hidden.end(), hidden.begin(), hidden.end());

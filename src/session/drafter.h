@@ -67,6 +67,9 @@ class Drafter {
   // Before the commit of such a step, of which the first `kept` tokens stay. Errors of a forward
   // pass; then the state is as before.
   Status end_step(const ForwardStep& step, uint32_t kept, DraftState* state);
+  // In place of both, of tokens that follow a sequence of `at` tokens, all of which stay. hidden:
+  // [tokens][width]. Errors as for both; then the state is of no use.
+  Status take(uint64_t at, const ForwardStep& tokens, const float* hidden, DraftState* state);
   // After a step that computed the sequence's last token again. hidden: [width].
   void note_last(uint64_t tokens, std::span<const float> hidden, DraftState* state);
 

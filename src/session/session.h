@@ -241,6 +241,7 @@ class Session {
   void plan_span(const AppendRequest& request, uint64_t done, ForwardStep* step);
   Status run_step(const AppendRequest& request, ForwardStep* step);
   Status run_open_step(const AppendRequest& request, ForwardStep* step);
+  Status run_span_step(ForwardStep* step);
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
   void keep_checkpoint(const AppendRequest& request, uint64_t left);
   Status keep_document();

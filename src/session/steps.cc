@@ -77,12 +77,30 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
 }
 
 Status Session::run_step(const AppendRequest& request, ForwardStep* step) {
+  if (drafter_ && step->chunk > 0) return run_span_step(step);
   if (drafter_) {
     DraftState* const drafts = &*sequence_.drafts;
     RETURN_IF_ERROR(drafter_->begin_step(sequence_.store.tokens(), drafts, step));
     step->accept = [=, this](uint32_t* kept) { return drafter_->end_step(*step, *kept, drafts); };
   }
   return request.goes_on ? run_open_step(request, step) : forward_->run(*step, sequence_.stores());
+}
+
+// The MTP layer gets what it needs of a span's tokens at the span's end. A copy of its state
+// replaces the state with the commit.
+Status Session::run_span_step(ForwardStep* step) {
+  DraftState drafts(*sequence_.drafts);
+  step->take_hidden = [&, at = sequence_.store.tokens()](uint32_t first, uint32_t n,
+                                                         const float* hidden) {
+    ForwardStep part;
+    part.tokens = step->tokens.subspan(first, n);
+    part.cancel = step->cancel;
+    return drafter_->take(at + first, part, hidden, &drafts);
+  };
+  RETURN_IF_ERROR(forward_->run(*step, sequence_.stores()));
+  step->take_hidden = nullptr;
+  *sequence_.drafts = std::move(drafts);
+  return {};
 }
 
 // Plans the step of the next chunk. If the step measures layer errors, *errors becomes non-empty.
@@ -108,7 +126,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   }
   if (probes) probe_.plan(options_.select, &sequence_, step, errors);
   if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
-  if (document && !drafter_ && options_.read.strategy == "full") plan_span(request, done, step);
+  if (document && options_.read.strategy == "full") plan_span(request, done, step);
   step->want = request.all_logits           ? ForwardStep::Logits::all
                : done + step->size() == all ? ForwardStep::Logits::last
                                             : ForwardStep::Logits::none;

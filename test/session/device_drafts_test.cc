@@ -230,3 +230,27 @@ TEST_CASE("an MTP layer drafts for a model on GPUs, also after rewinds, forks, s
       if (after.answer_tokens > 4) CHECK(after.drafts.drafted > 0);
     }
 }
+
+TEST_CASE("an MTP layer follows a document whose weights come to the GPU layer by layer") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  for (const char* name : {"qwen35-mtp", "glm4moe-mtp"}) {
+    CAPTURE(std::string(name));
+    const auto model = partly_on(name, "cuda", 1);
+    REQUIRE(model);
+    SessionOptions plain = drafting_options("bounded");
+    plain.prefill_chunk = 100, plain.span_tokens = 300;
+    SessionOptions drafting = plain;
+    drafting.draft_tokens = 3;
+    const auto alone = prefilled_on(model, 650, plain),
+               session = prefilled_on(model, 650, drafting);
+    CHECK(stat_of(*alone, "prefill_spans") > 0);
+    CHECK(stat_of(*session, "prefill_spans") == stat_of(*alone, "prefill_spans"));
+    CHECK(session->stats().drafts_first == 1);
+    CHECK(session->stats().drafts_device_because.empty() ==
+          (session->stats().drafts_device != "cpu"));
+    const DraftedAnswer drafted = drafted_answer(session.get(), asked_for(40));
+    check_same_answer(drafted, drafted_answer(alone.get(), asked_for(40)));
+    if (drafted.answer_tokens > 4) CHECK(drafted.drafts.drafted > 0);
+  }
+}

@@ -223,3 +223,47 @@ TEST_CASE("a memory limit, full precision and sparse prefill have no spans") {
     CHECK(session->stats().spans == 0);
   }
 }
+
+TEST_CASE("an MTP layer has the rows of spans as it has those of chunks") {
+  for (const char* name : {"qwen35-mtp", "glm4moe-mtp"}) {
+    CAPTURE(std::string(name));
+    const auto model = open_model(FIXTURES "/models/" + std::string(name) + ".gguf");
+    std::string texts[2];
+    DraftCounts counts[2];
+    for (const uint64_t span : {0u, 300u}) {
+      SessionOptions options = span_options(span);
+      options.draft_tokens = 3, options.drafts_always = true;
+      const auto session = open_session(model, options);
+      read(session.get(), some_tokens(650));
+      CHECK((session->stats_json().find("\"prefill_spans\":0,") == std::string::npos) ==
+            (span > 0));
+      CHECK(session->stats().drafts_first == 1);
+      GenerateOptions asked;
+      asked.max_tokens = 40;
+      texts[span > 0] = ask(session.get(), "", asked);
+      counts[span > 0] = session->stats().drafts;
+    }
+    CHECK(texts[0] == texts[1]);
+    CHECK(counts[0].drafted > 0);
+    CHECK(counts[0].drafted == counts[1].drafted);
+    CHECK(counts[0].accepted == counts[1].accepted);
+  }
+}
+
+TEST_CASE("a cancelled span leaves the MTP layer's rows as they were") {
+  const auto model = open_model(FIXTURES "/models/qwen35-mtp.gguf");
+  SessionOptions options = span_options(300);
+  options.draft_tokens = 2, options.drafts_always = true;
+  const auto session = open_session(model, options), whole = open_session(model, options);
+  const auto tokens = some_tokens(650);
+  const std::span<const Token> first(tokens.data(), 300), rest(tokens.data() + 300, 350);
+  read(session.get(), first), read(whole.get(), first);
+  Reports reports;
+  reports.stop_at = 0;
+  uint64_t done = 0;
+  const Status s = session->prefill_tokens(rest, nullptr, nullptr, reports.function(), &done);
+  CHECK(s.code() == Code::cancelled);
+  CHECK(done == 0);
+  read(session.get(), rest), read(whole.get(), rest);
+  CHECK(saved(session.get()) == saved(whole.get()));
+}
