@@ -402,9 +402,10 @@ struct kv_session_options {
    * kv_save saves. After kv_load of a file without it (kv_file_info.mtp_tokens is 0) the layer
    * attends later tokens only, and the log says so. Drafts pause where steps with them take longer
    * than they save. With a memory_limit that has no room for the layer's KV cache there are none,
-   * and the log says so. kv_session_stats counts drafts; the JSON says why there are none.
-   * KV_UNSUPPORTED (kv_model_info.mtp_layers is 0, layers on a GPU), KV_CORRUPT (a tensor of the
-   * layer, which message names). Without drafts the layer is not read. */
+   * and the log says so. Of a model on GPUs the layer is on the one that has the output, if that
+   * has room, and otherwise on the CPU. kv_session_stats counts drafts; the JSON says why there are
+   * none, and where the layer is. KV_UNSUPPORTED (kv_model_info.mtp_layers is 0), KV_CORRUPT (a
+   * tensor of the layer, which message names). Without drafts the layer is not read. */
   uint32_t draft_tokens;
   uint32_t reserved; /* 0 */
 };

@@ -1,7 +1,7 @@
-// Matrix products with one input, a warp per row, bound by reading the weights, and with up to four
-// in the order of one; the layout of weights; and products of float weights. Otherwise 2 to 64 inputs of quantised weights: matmul_few.cu. More:
-// matmul_many.cu. Sums of 32 products are exact integers, like those of the CPU's kernels; scales
-// are applied in float.
+// Matrix products with one input, a warp per row, bound by reading the weights; those with up to
+// four inputs in the same order; the layout of weights; and products of float weights. 2 to 64
+// inputs of quantised weights otherwise: matmul_few.cu. More: matmul_many.cu. Sums of 32 products
+// are exact integers, like those of the CPU's kernels; scales are applied in float.
 #include "matmul_row.h"
 
 namespace kvasir::cuda {

@@ -6,8 +6,8 @@ namespace kvasir {
 
 using GpuWork = HostAttention::GpuWork;
 
-// What a GPU may attend. Of an open step each token is attended as in a step of its own. A budget spills pages, which no GPU follows. A trace, a probe and an index
-// need every query on the CPU.
+// What a GPU may attend. Of an open step each token is attended as in a step of its own. A budget
+// spills pages, which no GPU follows. A trace, a probe and an index need every query on the CPU.
 LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const ForwardStep& step = c.step;
   const uint32_t n = c.tokens();

@@ -37,8 +37,8 @@ class GpuSelectiveAttention {
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // Updates the mirror and allocates memory. Errors as KvMirror::update().
   Status prepare(const KvMirror::UpdateRequest& request, const Plan& plan, uint32_t n);
-  // Before prepare(), of a step of one token: it has so many rows, of which each attends as the token
-  // after those before it. set_row(): the row that the other functions are about.
+  // Before prepare(), of a step of one token: it has so many rows, of which each attends as the
+  // token after those before it. set_row(): the row that the other functions are about.
   void set_rows(uint32_t rows) { rows_ = rows, row_ = 0; }
   void set_row(uint32_t row) { row_ = row; }
   // Whether stage_chosen() comes between enqueue_choice() and enqueue_chosen().

@@ -26,14 +26,14 @@ class GpuStates {
   uint32_t layers() const { return layers_; }
   // Changes the layers. Steps of the others are over.
   void move_to(uint32_t first, uint32_t layers) { first_ = first, layers_ = layers, own_.clear(); }
-  // For a step: makes room for the next state, or for those after each of `rows` tokens. They become
-  // parts of *states with the commit. Copies the state before the step to the GPU where it is not
-  // there. Waits for the stream. Code::no_memory, Code::device. Throws std::bad_alloc.
+  // For a step: makes room for the next state, or for those after each of `rows` tokens. They
+  // become parts of *states with the commit. Copies the state before the step to the GPU where it
+  // is not there. Waits for the stream. Code::no_memory, Code::device. Throws std::bad_alloc.
   Status prepare(RecurrentState* states, uint32_t rows, DeviceStream* stream);
   // After prepare(). Returns an error code of DeviceKernels.
   int begin(DeviceStream* stream);
-  // In GPU memory, after begin(); the address stays. row: a token of those that have states of their
-  // own. A layer's place in both states.
+  // In GPU memory, after begin(); the address stays. row: a token of those that have states of
+  // their own. A layer's place in both states.
   const DeviceStates* addresses(uint32_t row = 0) const { return addresses_.get() + row; }
   std::size_t offset(uint32_t state) const { return (state - first_) * layer_size_; }
   // Bytes of GPU memory that the sequence's states and those of a fork may still take.

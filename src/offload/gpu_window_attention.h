@@ -4,8 +4,8 @@
 // writes them to the store. Where the store's stamp shows other tokens than the ring has (after a
 // load, a fork, a rewind or a failed step), prepare() copies them from the store.
 //
-// Of a step of which only some tokens may stay each token is attended as if alone: set_rows() before
-// prepare(), of a step of one token then, and set_row() before enqueue().
+// Of a step of which only some tokens may stay each token is attended as if alone: set_rows()
+// before prepare(), of a step of one token then, and set_row() before enqueue().
 //
 // A step of many tokens is attended by the kernels of exact prefill, on tensor cores, where they
 // have the layer's head size and its scores are not capped.
