@@ -68,12 +68,16 @@ Shape shape_of(const DeviceContext& c, TensorType type, const DeviceActivations&
 
 int multiply_parts(DeviceStream* s, std::span<const DeviceProduct> given,
                    const DeviceActivations& x, bool add);
+int multiply_each(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
+                  bool add);
 
 // Multiplies matrices of one type in one launch.
 int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
              bool add) {
   const TensorType type = given[0].w.type;
   if (x.alone && x.n > max_alone) return CUDA_ERROR_INVALID_VALUE;
+  if (x.alone && x.n > 1 && is_quantised(type) && !is_common(type))
+    return multiply_each(s, given, x, add);
   const bool quantised = is_quantised(type), few = x.n > 1 && x.n <= max_few_inputs && !x.alone;
   const auto blocks_of_rows = [&](unsigned rows) {
     unsigned sum = 0;
@@ -124,6 +128,19 @@ int multiply_parts(DeviceStream* s, std::span<const DeviceProduct> given,
     for (std::size_t i = 0; i < given.size(); ++i)
       products[i] = given[i], products[i].y += std::size_t{first} * given[i].w.rows;
     if (const int error = multiply(s, {products, given.size()}, part, add)) return error;
+  }
+  return 0;
+}
+
+// One input after the other: types that are not common have no kernel for several as if alone.
+int multiply_each(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
+                  bool add) {
+  DeviceProduct products[max_products];
+  for (uint32_t input = 0; input < x.n; ++input) {
+    for (std::size_t i = 0; i < given.size(); ++i)
+      products[i] = given[i], products[i].y += std::size_t{input} * given[i].w.rows;
+    if (const int error = multiply(s, {products, given.size()}, input_of(x, input), add))
+      return error;
   }
   return 0;
 }
@@ -391,8 +408,10 @@ int find_kernels(DeviceContext* context) {
           if (const int error = find(Name(kind, type).text, module)) return error;
     return 0;
   };
-  if (const int error = find_types({"lay_out_", "row_", "rows_"}, true, context->modules[1]))
-    return error;
+  if (const int error = find_types({"lay_out_", "row_"}, true, context->modules[1])) return error;
+  for (TensorType type : types)
+    if (is_common(type))
+      if (const int error = find(Name("rows_", type).text, context->modules[1])) return error;
   if (const int error = find_types({"row_", "rows_", "tile_"}, false, context->modules[1]))
     return error;
   if (const int error = find_types({"few_"}, true, context->modules[6])) return error;

@@ -128,23 +128,21 @@ constexpr uint32_t row_warps = 4;
 constexpr uint32_t tile_rows = 32, tile_inputs = 32, tile_threads = 128;
 // Of a block, quantised weights and more than max_few_inputs, with two tiles of units.
 constexpr uint32_t many_inputs = 128, many_units = 4;
-// Rows of such a block: many for the most common types and large matrices, else some.
-constexpr uint32_t many_rows = 128, some_rows = 64;
-constexpr bool has_many(TensorType type) {
+// The most common types, which have kernels that the others do without.
+#define KVASIR_COMMON_TYPES(_) _(q8_0) _(q4_0) _(q4_k) _(q5_k) _(q6_k) _(iq4_nl) _(iq4_xs) _(mxfp4)
+constexpr bool is_common(TensorType type) {
   switch (type) {
-    case TensorType::q8_0:
-    case TensorType::q4_0:
-    case TensorType::q4_k:
-    case TensorType::q5_k:
-    case TensorType::q6_k:
-    case TensorType::iq4_nl:
-    case TensorType::iq4_xs:
-    case TensorType::mxfp4:
-      return true;
+#define KVASIR_COMMON(name) case TensorType::name:
+    KVASIR_COMMON_TYPES(KVASIR_COMMON)
+#undef KVASIR_COMMON
+    return true;
     default:
       return false;
   }
 }
+// Rows of such a block: many for the most common types and large matrices, else some.
+constexpr uint32_t many_rows = 128, some_rows = 64;
+constexpr bool has_many(TensorType type) { return is_common(type); }
 // A warp has half of the rows and 64 inputs, or 32 where there is nothing to unpack.
 constexpr uint32_t many_threads(TensorType type, uint32_t rows) {
   return type == TensorType::q8_0 && rows == many_rows ? 256 : 128;

@@ -9,24 +9,27 @@ namespace kvasir::cuda {
 // The kernels, with their names in launch.cc.
 extern "C" {
 
-#define KERNELS(name)                                                                              \
-  __global__ void __launch_bounds__(lay_out_threads)                                               \
-      lay_out_##name(Bytes file, std::size_t units, Planes to, std::size_t first) {                \
-    after_previous();                                                                              \
-    const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;              \
-    if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);                \
-  }                                                                                                \
-  __global__ void __launch_bounds__(row_warps * 32)                                                \
-      row_##name(Given products, uint32_t units, uint32_t, const int8_t* q, const float* scale,    \
-                 const int16_t* sums) {                                                            \
-    multiply_row<TensorType::name>(rows_of_block(products, row_warps), units, q, scale, sums);     \
-  }                                                                                                \
+#define KERNELS(name)                                                                           \
+  __global__ void __launch_bounds__(lay_out_threads)                                            \
+      lay_out_##name(Bytes file, std::size_t units, Planes to, std::size_t first) {             \
+    after_previous();                                                                           \
+    const std::size_t unit = std::size_t{blockIdx.x} * lay_out_threads + threadIdx.x;           \
+    if (unit < units) lay_out_unit<TensorType::name>(file, unit, to, first + unit);             \
+  }                                                                                             \
+  __global__ void __launch_bounds__(row_warps * 32)                                             \
+      row_##name(Given products, uint32_t units, uint32_t, const int8_t* q, const float* scale, \
+                 const int16_t* sums) {                                                         \
+    multiply_row<TensorType::name>(rows_of_block(products, row_warps), units, q, scale, sums);  \
+  }
+KVASIR_QUANTISED_TYPES(KERNELS)
+
+#define ROWS_KERNEL(name)                                                                          \
   __global__ void __launch_bounds__(row_warps * 32)                                                \
       rows_##name(Given products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
                   const int16_t* sums) {                                                           \
     multiply_rows<TensorType::name>(rows_of_block(products, row_warps), units, n, q, scale, sums); \
   }
-KVASIR_QUANTISED_TYPES(KERNELS)
+KVASIR_COMMON_TYPES(ROWS_KERNEL)
 
 #define FLOAT_KERNELS(name, T)                                                 \
   __global__ void __launch_bounds__(row_warps * 32)                            \
