@@ -110,7 +110,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   Answer& answer = *state->answer;
   Restore restore(this);
   forward_->attention().reset_counts();
-  drafts_ = {};
+  drafts_ = {}, no_device_room_ = false;
   const Tracing tracing(this, o.trace);
   Status s;
   if (turn->tokens.empty()) {

@@ -147,7 +147,7 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   if (s.code() != Code::no_memory || begun || model_->device_weights().empty())
     return s.ok() ? std::move(sampled) : std::move(s);
   // A GPU needs more for such a step.
-  log(1, "the GPU has no room for steps with drafts: answers go on without");
+  log(1, "the GPU has no room for steps with drafts: the answer goes on without");
   no_device_room_ = true, drafts_.off = DraftsOff::device_memory;
   --drafts_.steps, drafts_.drafted -= tokens.size() - 1;
   return alone();

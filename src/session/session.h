@@ -382,7 +382,7 @@ class Session {
     ReadCounts read;
     uint64_t steps = 0, ns = 0;
   } last_;                       // of the last generate(), score() or next()
-  bool no_device_room_ = false;  // for steps with drafts
+  bool no_device_room_ = false;  // for steps of this answer with drafts
   DraftCounts drafts_;           // of the last generate()
   DraftPace pace_;
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;

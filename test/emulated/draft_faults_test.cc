@@ -1,0 +1,123 @@
+// Steps with drafts on emulated GPUs whose memory ends, whose calls fail, or that are cancelled.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "../session/device_helpers.h"
+#include "emulated.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+using emulated::Changed;
+using emulated::machine;
+
+namespace {
+
+constexpr const char* drafting_models[] = {"qwen35-mtp", "glm4moe-mtp"};
+constexpr std::size_t drafted_length = 300;
+
+std::shared_ptr<const Model> faulty_model(const char* name) {
+  std::shared_ptr<const Model> model;
+  const Status s =
+      Model::open(FIXTURES "/models/" + std::string(name) + ".gguf", "", &model, {"cuda", 0});
+  REQUIRE_MESSAGE(s.ok(), s.message());
+  for (const DeviceWeights& d : model->device_weights()) d.device()->set_page_rates(1, {1, 1});
+  return model;
+}
+
+struct FaultySession {
+  FaultySession(const std::shared_ptr<const Model>& model, const char* strategy, uint32_t drafts) {
+    SessionOptions o;
+    o.threads = 1;
+    o.prefill_chunk = 128;
+    o.select.strategy = strategy;
+    if (strategy != std::string("full")) o.select.budget_tokens = 64;
+    o.draft_tokens = drafts, o.drafts_always = true;
+    o.log = [this](int, const char* line) { log += line; };
+    session = open_session(model, o);
+    read(session.get(), some_tokens(drafted_length));
+    REQUIRE(session->prepare(nullptr, {}).ok());
+    REQUIRE(session->prepare_devices(nullptr, {}).ok());
+  }
+  Status answer(std::string* text, const Cancel* cancel = nullptr) {
+    GenerateOptions options;
+    options.max_tokens = 8;
+    options.cancel = cancel;
+    text->clear();
+    Answer answer;
+    return session->generate(
+        "", options, [&](std::string_view t) { return *text += t, 0; }, &answer);
+  }
+  std::string log;
+  std::unique_ptr<Session> session;
+};
+
+}  // namespace
+
+TEST_CASE("without room for steps with drafts a GPU goes on without, and says so") {
+  uint32_t refused = 0;
+  for (const char* name : drafting_models)
+    for (uint32_t part = 0; part < 12; ++part) {
+      CAPTURE(std::string(name));
+      CAPTURE(part);
+      const auto model = faulty_model(name);
+      FaultySession some(model, "bounded", 0);
+      std::string alone, text;
+      REQUIRE(some.answer(&alone).ok());
+      some.session->draft_by([](Token, uint32_t count, Array<Token>* out) {
+        for (uint32_t i = 0; i < count; ++i) out->push_back(7);
+      });
+      const uint64_t all = machine().bytes[0];
+      {
+        const Changed most(machine().max_bytes[0], all - all / 40 * part);
+        const Status s = some.answer(&text);
+        CHECK_MESSAGE((s.ok() || s.code() == Code::no_memory), s.message());
+        if (!s.ok() || some.session->stats().drafts.off != DraftsOff::device_memory) continue;
+      }
+      ++refused;
+      CHECK(text == alone);
+      CHECK(some.log.find("no room for steps with drafts") != std::string::npos);
+      REQUIRE(some.answer(&text).ok());  // there is room again
+      CHECK(text == alone);
+      CHECK(some.session->stats().drafts.drafted > 0);
+    }
+  CHECK(refused > 0);
+}
+
+TEST_CASE("calls that fail within steps with drafts leave the sequence, and no other answer") {
+  for (const char* name : drafting_models)
+    for (const char* strategy : {"full", "bounded"}) {
+      CAPTURE(std::string(name));
+      CAPTURE(std::string(strategy));
+      const auto model = faulty_model(name);
+      FaultySession some(model, strategy, 3);
+      std::string expected, text;
+      REQUIRE(some.answer(&expected).ok());
+      const uint64_t begin = machine().calls;
+      REQUIRE(some.answer(&text).ok());
+      CHECK(text == expected);
+      const uint64_t calls = machine().calls - begin;
+      for (uint64_t at = 1; at <= calls; at += std::max<uint64_t>(1, calls / 25)) {
+        CAPTURE(at);
+        Status s;
+        {
+          const Changed error(machine().fails_with, emulated::out_of_memory);
+          const Changed when(machine().fails_at, machine().calls + at);
+          s = some.answer(&text);
+        }
+        if (s.ok()) CHECK(text == expected);
+        else CHECK_MESSAGE(s.code() == Code::no_memory, s.message());
+        CHECK(some.session->tokens().size() == drafted_length);
+        Cancel cancel;
+        {
+          const Changed fires(machine().fires, &cancel);
+          const Changed when(machine().fails_at, machine().calls + at);
+          s = some.answer(&text, &cancel);
+        }
+        if (!s.ok()) CHECK_MESSAGE(s.code() == Code::cancelled, s.message());
+        CHECK(some.session->tokens().size() == drafted_length);
+        REQUIRE(some.answer(&text).ok());
+        CHECK(text == expected);
+      }
+    }
+}
