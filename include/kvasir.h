@@ -263,6 +263,9 @@ KV_API void kv_init(void* s, size_t size);
  * call scores attended tokens a second time, and the CPU attends all layers. */
 #define KV_TRACE_PASSAGES 0x200u
 #define KV_KEEP_THINKING 0x400u /* kv_generate: with KV_KEEP_TURN, the thought stays too */
+/* kv_open: GPUs leave room for the MTP layer, if the model has one, for sessions with draft_tokens.
+ * Fewer of the model's own weights may fit. */
+#define KV_PLAN_DRAFTS 0x800u
 
 /* -- Cancel and progress -- */
 
@@ -338,7 +341,7 @@ typedef void (*kv_log_fn)(int32_t level, const char* message, void* user);
  */
 struct kv_model_options {
   uint32_t struct_size;
-  uint32_t flags;          /* KV_VOCABULARY_ONLY */
+  uint32_t flags;          /* KV_VOCABULARY_ONLY or KV_PLAN_DRAFTS */
   kv_log_fn log;           /* NULL: silent */
   void* log_user;          /* passed to log */
   const char* chat_format; /* NULL: recognised from the file's template, which is never executed.
@@ -403,9 +406,10 @@ struct kv_session_options {
    * attends later tokens only, and the log says so. Drafts pause where steps with them take longer
    * than they save. With a memory_limit that has no room for the layer's KV cache there are none,
    * and the log says so. Of a model on GPUs the layer is on the one that has the output, if that
-   * has room, and otherwise on the CPU. kv_session_stats counts drafts; the JSON says why there are
-   * none, and where the layer is. KV_UNSUPPORTED (kv_model_info.mtp_layers is 0), KV_CORRUPT (a
-   * tensor of the layer, which message names). Without drafts the layer is not read. */
+   * has room (KV_PLAN_DRAFTS makes it), and otherwise on the CPU. kv_session_stats counts drafts;
+   * the JSON says why there are none, and where the layer is. KV_UNSUPPORTED
+   * (kv_model_info.mtp_layers is 0), KV_CORRUPT (a tensor of the layer, which message names).
+   * Without drafts the layer is not read. */
   uint32_t draft_tokens;
   uint32_t reserved; /* 0 */
 };

@@ -36,7 +36,9 @@ type ModelOptions struct {
 	// VocabularyOnly reads only tokenizer and chat format, no weights. The architecture need not be
 	// supported, and the file may have no tensors. The model serves Info, Tokenize and Detokenize.
 	VocabularyOnly bool
-	Log            LogFunc // nil: silent
+	// PlanDrafts lets GPUs leave room for the MTP layer, for sessions with DraftTokens.
+	PlanDrafts bool
+	Log        LogFunc // nil: silent
 }
 
 // ModelInfo describes a model.
@@ -81,7 +83,8 @@ func Open(path string, options *ModelOptions) (m *Model, err error) {
 	o.chat_format = a.option("ChatFormat", options.ChatFormat)
 	o.device = a.option("Device", options.Device)
 	o.device_memory = a.u64("DeviceMemory", options.DeviceMemory)
-	o.flags = flag(options.VocabularyOnly, C.KV_VOCABULARY_ONLY)
+	o.flags = flag(options.VocabularyOnly, C.KV_VOCABULARY_ONLY) |
+		flag(options.PlanDrafts, C.KV_PLAN_DRAFTS)
 	o.hash_directory = a.option("HashDirectory", options.HashDirectory)
 	file := a.path("the path", path)
 	if a.err != nil {

@@ -68,15 +68,16 @@ void log_devices(const Model& model, const LogFn& log) {
 
 Status model_options(const kv_model_options* in, kv_model_options* out) {
   RETURN_IF_ERROR(api::read_options(in, out));
-  RETURN_IF_ERROR(api::check_flags(out->flags, KV_VOCABULARY_ONLY));
+  RETURN_IF_ERROR(api::check_flags(out->flags, KV_VOCABULARY_ONLY | KV_PLAN_DRAFTS));
   if (out->chat_format && !*out->chat_format)
     return Status::error(Code::bad_argument, "chat_format is empty: use a format or NULL");
   if (out->hash_directory && !*out->hash_directory)
     return Status::error(Code::bad_argument, "hash_directory is empty: use a directory or NULL");
   if ((out->flags & KV_VOCABULARY_ONLY) &&
-      (out->device || out->device_memory || out->hash_directory))
+      (out->device || out->device_memory || out->hash_directory || out->flags & KV_PLAN_DRAFTS))
     return Status::error(Code::bad_argument,
-                         "KV_VOCABULARY_ONLY takes no device, device_memory or hash_directory");
+                         "KV_VOCABULARY_ONLY takes no device, device_memory, hash_directory or "
+                         "KV_PLAN_DRAFTS");
   if (out->device_memory && (!out->device || std::strcmp(out->device, "cpu") == 0))
     return Status::error(Code::bad_argument, "device_memory is %" PRIu64 " without a device",
                          out->device_memory);
@@ -106,6 +107,7 @@ kv_status kv_open(const char* path, const kv_model_options* options, const kv_co
     DeviceOptions device;
     if (o.device) device.name = o.device;
     device.budget = o.device_memory;
+    device.drafts = (o.flags & KV_PLAN_DRAFTS) != 0;
     RETURN_IF_ERROR(Model::open(path, chat_format, &handle->model, device,
                                 o.hash_directory ? o.hash_directory : "", c.cancel));
     const LogFn log = api::log_function(o.log, o.log_user);

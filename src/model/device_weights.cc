@@ -9,6 +9,7 @@
 #include "model/device_loader.h"
 #include "model/device_sizes.h"
 #include "model/model.h"
+#include "model/mtp.h"
 
 namespace kvasir {
 
@@ -72,6 +73,13 @@ Status DeviceWeights::load_experts(const Weights& weights, uint32_t count, Devic
   return {};
 }
 
+// What a device keeps free for a part of a model that it gets later, besides the sessions' margin.
+static uint64_t part_bytes(const DeviceSizes& part, bool shares_output) {
+  uint64_t bytes = part.margin + part.experts_margin + (shares_output ? 0 : part.output);
+  for (const LayerSizes& l : part.layers) bytes += l.base + l.experts + l.attention;
+  return bytes;
+}
+
 // The same memory as that of the whole model, where it is the same matrix.
 Status DeviceWeights::upload_part(const Model& whole, const Weights& weights,
                                   const ModelConfig& config, std::vector<DeviceWeights>* out) {
@@ -83,9 +91,7 @@ Status DeviceWeights::upload_part(const Model& whole, const Weights& weights,
   const bool shares = weights.output.w.data == whole.weights().output.w.data;
   const DeviceSizes sizes(weights, config, kernels),
       whole_sizes(whole.weights(), whole.config(), kernels);
-  uint64_t needed = sizes.margin + sizes.experts_margin + whole_sizes.margin +
-                    whole_sizes.experts_margin + (shares ? 0 : sizes.output);
-  for (const LayerSizes& l : sizes.layers) needed += l.base + l.experts + l.attention;
+  uint64_t needed = part_bytes(sizes, shares) + whole_sizes.margin + whole_sizes.experts_margin;
   bool streams = last.end_layer() < whole.config().depth();
   for (const DeviceWeights& d : devices) streams |= d.experts_end() < d.end_layer();
   if (streams) needed += whole_sizes.stream_margin;
@@ -144,13 +150,28 @@ static Status check_features(const ModelConfig& config) {
                        feature, config.architecture->name);
 }
 
-Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
-                             const DeviceOptions& options, const Cancel* cancel,
+// Room for the MTP layer next to the output, unless the output would then have none.
+static void plan_drafts(const Model& model, const std::vector<std::shared_ptr<Device>>& devices,
+                        DeviceSizes* sizes) {
+  MtpLayer mtp;
+  if (!MtpLayer::bind(model, &mtp).ok()) return;  // a session that asks for it says why
+  const Weights& weights = mtp.layer.weights();
+  const DeviceSizes part(weights, mtp.layer.config(), *cuda_kernels());
+  std::vector<uint64_t> rooms;
+  for (const auto& device : devices) rooms.push_back(sizes->room(*device));
+  DeviceSizes with = *sizes;
+  with.output += part_bytes(part, weights.output.w.data == model.weights().output.w.data);
+  if (with.plan(0, rooms).output || !sizes->plan(0, rooms).output) sizes->output = with.output;
+}
+
+Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, const Cancel* cancel,
                              std::vector<DeviceWeights>* out) {
+  const Weights& weights = model.weights();
+  const ModelConfig& config = model.config();
   std::vector<int> indexes;
   RETURN_IF_ERROR(Device::find(options.name, &indexes));
   RETURN_IF_ERROR(check_features(config));
-  const DeviceSizes sizes(weights, config, *cuda_kernels());
+  DeviceSizes sizes(weights, config, *cuda_kernels());
   std::vector<std::shared_ptr<Device>> devices;
   const bool choose = options.name == "auto", optional = choose || options.name == "cuda:all";
   Status missing;
@@ -167,6 +188,7 @@ Status DeviceWeights::upload(const Weights& weights, const ModelConfig& config,
     devices.push_back(std::move(device));
   }
   if (devices.empty()) return missing;
+  if (options.drafts) plan_drafts(model, devices, &sizes);
   // the one with the most room, where that is enough: attention of sessions needs memory too
   if (choose) {
     const auto by_room = [&](const auto& a, const auto& b) {

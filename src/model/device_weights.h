@@ -25,6 +25,7 @@ struct DeviceOptions {
   // "cpu", a name of Device::find(), or "auto": one GPU that the model fits on, otherwise all
   std::string name = "cpu";
   uint64_t budget = 0;  // bytes of each device's memory, 0: what is free
+  bool drafts = false;  // leaves room for the MTP layer next to the output
 };
 
 class DeviceWeights {
@@ -82,8 +83,7 @@ class DeviceWeights {
   // experts. plan_devices() distributes them; a GPU without layers is not used. Code::no_memory:
   // not one layer fits, and the message says what would. Other codes as Device::find() and
   // Device::open(), Code::device, Code::cancelled. Throws std::bad_alloc.
-  static Status upload(const Weights& weights, const ModelConfig& config,
-                       const DeviceOptions& options, const Cancel* cancel,
+  static Status upload(const Model& model, const DeviceOptions& options, const Cancel* cancel,
                        std::vector<DeviceWeights>* out);
 
   // Uploads the layers of a part of a model (model/mtp.h) to the device that has its output, which

@@ -198,8 +198,7 @@ Status Model::open(const std::string& path, const std::string& chat_format,
   auto model = std::make_shared<Model>();
   RETURN_IF_ERROR(model->map(path, chat_format, hash_folder, cancel));
   if (device.name != "cpu") {
-    const Status s = DeviceWeights::upload(model->weights_, model->config_, device, cancel,
-                                           &model->device_weights_);
+    const Status s = DeviceWeights::upload(*model, device, cancel, &model->device_weights_);
     if (!s.ok() && (device.name != "auto" || s.code() == Code::cancelled))
       return with_path(path, s);
     model->why_no_device_ = s.message();

@@ -33,14 +33,18 @@ static Status mtp_config(const Model& whole, ModelConfig* out) {
   return {};
 }
 
+Status MtpLayer::bind(const Model& whole, MtpLayer* out) {
+  ModelConfig config;
+  RETURN_IF_ERROR(mtp_config(whole, &config));
+  return out->layer.read_mtp(whole, std::move(config), &out->inputs);
+}
+
 Status MtpLayer::open(std::shared_ptr<const Model> whole, std::shared_ptr<const MtpLayer>* out) {
   Model::SharedMtp& shared = whole->shared_mtp();
   const std::scoped_lock lock(shared.mutex);
   if ((*out = shared.layer.lock())) return {};
   auto mtp = std::make_shared<MtpLayer>();
-  ModelConfig config;
-  RETURN_IF_ERROR(mtp_config(*whole, &config));
-  RETURN_IF_ERROR(mtp->layer.read_mtp(*whole, std::move(config), &mtp->inputs));
+  RETURN_IF_ERROR(bind(*whole, mtp.get()));
   if (!whole->device_weights().empty()) {
     Status s = mtp->layer.upload_mtp(*whole);
     if (!s.ok() && s.code() != Code::no_memory && s.code() != Code::unsupported) return s;

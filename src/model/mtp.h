@@ -28,6 +28,8 @@ struct MtpLayer {
   // Code::unsupported (the file has none, or one of a kind that is not supported), Code::corrupt
   // names a tensor, Code::device.
   static Status open(std::shared_ptr<const Model> whole, std::shared_ptr<const MtpLayer>* out);
+  // Its layer and inputs alone. Code::unsupported, Code::corrupt.
+  static Status bind(const Model& whole, MtpLayer* out);
 };
 
 }  // namespace kvasir

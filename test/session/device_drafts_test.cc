@@ -231,6 +231,28 @@ TEST_CASE("an MTP layer drafts for a model on GPUs, also after rewinds, forks, s
     }
 }
 
+TEST_CASE("a plan for drafts takes no output from a GPU, and gives the MTP layer no less") {
+  if (!device_model()) return;
+  SessionOptions drafting = drafting_options("bounded");
+  drafting.draft_tokens = 2;
+  uint32_t on_gpu = 0;
+  for (uint64_t budget = uint64_t{24} << 20; budget < uint64_t{1} << 28; budget += budget / 8) {
+    CAPTURE(budget);
+    const auto with = drafting_on("glm4moe-mtp", {"cuda", budget, true}),
+               without = drafting_on("glm4moe-mtp", {"cuda", budget, false});
+    REQUIRE(!with == !without);
+    if (!with) continue;
+    CHECK(with->device_weights().back().has_output() ==
+          without->device_weights().back().has_output());
+    const auto planned = open_session(with, drafting), other = open_session(without, drafting);
+    if (other->stats().drafts_device == "cuda:0") CHECK(planned->stats().drafts_device == "cuda:0");
+    on_gpu += planned->stats().drafts_device == "cuda:0";
+    CHECK(planned->stats().drafts_device_because.empty() ==
+          (planned->stats().drafts_device != "cpu"));
+  }
+  CHECK(on_gpu > 0);
+}
+
 TEST_CASE("an MTP layer follows a document whose weights come to the GPU layer by layer") {
   if (!device_model()) return;
   const SeveralDiffer differ;

@@ -26,6 +26,7 @@ struct ModelFlags {
   std::string device;            // empty: the CPU
   uint64_t device_memory = 0;    // bytes; 0: all free memory
   bool vocabulary_only = false;
+  bool drafts = false;  // KV_PLAN_DRAFTS
 };
 
 struct Budget {  // at most one is not 0

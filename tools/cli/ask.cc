@@ -13,7 +13,7 @@ void run_ask(Console& console, const AskArguments& arguments) {
     throw Failure(exit_usage, "no document; name one with -f FILE, or a cache file with -c FILE");
   const std::vector<std::string> questions =
       questions_of(arguments.questions, arguments.source.document);
-  const Model model = open_model(console, arguments.model, true);
+  const Model model = open_model(console, arguments.model, arguments.session);
   const SessionFlags flags =
       with_calibration(console, arguments.model, model.get(), arguments.session,
                        {arguments.session.strategy, arguments.session.prefill});
@@ -25,7 +25,7 @@ void run_ask(Console& console, const AskArguments& arguments) {
 }
 
 void run_prefill(Console& console, const PrefillArguments& arguments) {
-  const Model model = open_model(console, arguments.model, true);
+  const Model model = open_model(console, arguments.model, arguments.session);
   const SessionFlags flags =
       with_calibration(console, arguments.model, model.get(), arguments.session,
                        {arguments.session.strategy, arguments.session.prefill});

@@ -156,7 +156,7 @@ void converse(Console& console, kv_model* model, Session start, const SamplingFl
 void run_chat(Console& console, const ChatArguments& arguments) {
   expect_chat_possible(console, arguments.source.document);
   expect_one_source(arguments.source);
-  const Model model = open_model(console, arguments.model, true);
+  const Model model = open_model(console, arguments.model, arguments.session);
   const SessionFlags flags =
       with_calibration(console, arguments.model, model.get(), arguments.session,
                        {arguments.session.strategy, arguments.session.prefill});

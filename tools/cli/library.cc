@@ -213,7 +213,7 @@ void run_library_list(Console& console, const LibraryListArguments& arguments) {
 
 void run_library_add(Console& console, const LibraryAddArguments& arguments) {
   if (exists(arguments.library.folder)) expect_writable_folder(arguments.library.folder);
-  const Model model = open_model(console, arguments.model, true);
+  const Model model = open_model(console, arguments.model, arguments.session);
   open_in_library(console, model.get(), arguments, "");
   const Json& source = console.result["source"];
   if (source.contains("save_status"))
@@ -229,7 +229,7 @@ void run_library_ask(Console& console, const LibraryAskArguments& arguments) {
   }
   expect_name_or_file(arguments.add, name);
   questions = questions_of(questions, arguments.add.document);
-  const Model model = open_model(console, arguments.add.model, true);
+  const Model model = open_model(console, arguments.add.model, arguments.add.session);
   const Session session = open_in_library(console, model.get(), arguments.add, name);
   answer_each(console, model.get(), session.get(), questions, arguments.sampling,
               arguments.passages);
@@ -240,7 +240,7 @@ void run_library_chat(Console& console, const LibraryChatArguments& arguments) {
   if (!arguments.add.document.empty() && !arguments.document_name.empty())
     throw Failure(exit_usage, "name a document of the library, or a file with -f FILE, not both");
   expect_name_or_file(arguments.add, arguments.document_name);
-  const Model model = open_model(console, arguments.add.model, true);
+  const Model model = open_model(console, arguments.add.model, arguments.add.session);
   Session session = open_in_library(console, model.get(), arguments.add, arguments.document_name);
   converse(console, model.get(), std::move(session), arguments.sampling);
 }

@@ -47,6 +47,7 @@ Model open_model(Console& console, const ModelFlags& flags, bool hashed) {
   options.log = flags.device == "auto" ? log_device : log_warning;
   options.log_user = &console.terminal;
   if (flags.vocabulary_only) options.flags = KV_VOCABULARY_ONLY;
+  if (flags.drafts && !flags.device.empty()) options.flags |= KV_PLAN_DRAFTS;
   const std::string chat_format = chat_format_of(flags);
   if (!chat_format.empty()) options.chat_format = chat_format.c_str();
   if (!flags.device.empty()) options.device = flags.device.c_str();
@@ -59,6 +60,12 @@ Model open_model(Console& console, const ModelFlags& flags, bool hashed) {
   if (device_failed(flags, status)) throw Failure(exit_resources, error.message);
   check(status, error);
   return Model(model);
+}
+
+Model open_model(Console& console, const ModelFlags& flags, const SessionFlags& session) {
+  ModelFlags of_model = flags;
+  of_model.drafts = session.draft_tokens > 0;
+  return open_model(console, of_model, true);
 }
 
 kv_model_info info_of(const kv_model* model) {

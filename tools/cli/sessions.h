@@ -17,6 +17,8 @@ namespace tool {
 
 // `hashed`: uses the hash of the whole file, from the user's cache folder or computed meanwhile.
 Model open_model(Console& console, const ModelFlags& flags, bool hashed = false);
+// For sessions like this, with the hash of the file.
+Model open_model(Console& console, const ModelFlags& flags, const SessionFlags& session);
 kv_model_info info_of(const kv_model* model);
 
 // The options of a session, with what they point to.

@@ -193,6 +193,7 @@ _FLAGS: Dict[str, int] = {
     "trace_passages": _abi.TRACE_PASSAGES,
     "keep_thinking": _abi.KEEP_THINKING,
     "vocabulary_only": _abi.VOCABULARY_ONLY,
+    "plan_drafts": _abi.PLAN_DRAFTS,
 }
 
 _SPECIAL: Dict[str, Callable[[Any, Any], None]] = {

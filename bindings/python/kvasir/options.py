@@ -57,11 +57,13 @@ class ModelOptions(TypedDict, total=False):
         Left out: no hash
     vocabulary_only: True: only tokenizer and chat format, no weights. The architecture need not be
         supported, and the file may have no tensors. The model serves info, tokenize and detokenize
+    plan_drafts: True: GPUs leave room for the MTP layer, for sessions with draft_tokens
     """
 
     log: Optional[Log]
     chat_format: str
     vocabulary_only: bool
+    plan_drafts: bool
     device: str
     device_memory: int
     hash_directory: Path

@@ -50,6 +50,7 @@ CONSTANTS = [
     "KEEP_TURN",
     "TRACE_PASSAGES",
     "KEEP_THINKING",
+    "PLAN_DRAFTS",
     "CACHE_UNCHECKED",
     "STRATEGY_PREFILL",
     "STRATEGY_CACHE",
@@ -129,7 +130,7 @@ class Layout(unittest.TestCase):
 
     def test_every_option_reaches_its_field(self):
         for struct, known, others in (
-            (_abi.kv_model_options, options.ModelOptions, {"vocabulary_only"}),
+            (_abi.kv_model_options, options.ModelOptions, {"vocabulary_only", "plan_drafts"}),
             (_abi.kv_session_options, options.SessionOptions, set()),
             (
                 _abi.kv_generate_options,
@@ -167,8 +168,9 @@ class Layout(unittest.TestCase):
         asked = {"thinking": True, "keep_thinking": True}
         filled = _values.fill(_abi.kv_generate_options, options.GenerateOptions, asked)
         self.assertEqual((filled.thinking, filled.flags), (1, 0x400))
-        asked = {"vocabulary_only": True}
-        self.assertEqual(_values.fill(_abi.kv_model_options, options.ModelOptions, asked).flags, 8)
+        for name, flag in (("vocabulary_only", 8), ("plan_drafts", 0x800)):
+            filled = _values.fill(_abi.kv_model_options, options.ModelOptions, {name: True})
+            self.assertEqual(filled.flags, flag)
         with kvasir.Cancel() as token:
             how = _values.control({"cancel": token}, None, _abi.VERIFY)
             self.assertEqual(how.cancel, token._live()._as_parameter_.value)

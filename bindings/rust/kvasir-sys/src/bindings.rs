@@ -11,6 +11,7 @@ pub const KV_REPLACE: u32 = 64;
 pub const KV_KEEP_TURN: u32 = 256;
 pub const KV_TRACE_PASSAGES: u32 = 512;
 pub const KV_KEEP_THINKING: u32 = 1024;
+pub const KV_PLAN_DRAFTS: u32 = 2048;
 pub const KV_VERSION_NUMBER: u32 = 200;
 pub const KV_GPU_OUTPUT: u32 = 1;
 pub const KV_GPU_ATTENDS: u32 = 2;

@@ -112,6 +112,7 @@ fn layouts_are_those_of_the_header() {
         ("KV_TRACE_PASSAGES", KV_TRACE_PASSAGES),
         ("KV_VOCABULARY_ONLY", KV_VOCABULARY_ONLY),
         ("KV_KEEP_THINKING", KV_KEEP_THINKING),
+        ("KV_PLAN_DRAFTS", KV_PLAN_DRAFTS),
         ("KV_THINKING_ON", KV_THINKING_ON),
         ("KV_PARAM_EXACT_TOKENS", KV_PARAM_EXACT_TOKENS),
     ] {

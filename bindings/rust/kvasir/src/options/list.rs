@@ -25,6 +25,9 @@ options! {
             /// [`info`](crate::Model::info), [`tokenize`](crate::Model::tokenize) and
             /// [`detokenize`](crate::Model::detokenize).
             vocabulary_only = KV_VOCABULARY_ONLY,
+            /// GPUs leave room for the MTP layer, for sessions with
+            /// [`draft_tokens`](SessionOptions::draft_tokens).
+            plan_drafts = KV_PLAN_DRAFTS,
         }
         others { log hash_directory }
     }
