@@ -283,7 +283,7 @@ Status GpuExecutor::end() {
       break;
   }
   if (!s.ok() || step_->cancel.fired()) return s;
-  if (ends_model()) return step_->step.hidden ? write_hidden() : Status();
+  if (has_end()) return step_->step.hidden ? write_hidden() : Status();
   enqueue(ops_.download(stream_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
   return wait("a step");
 }

@@ -78,8 +78,9 @@ class GpuExecutor final : public LayerExecutor {
   const DeviceWeights::Experts::Routed& routed_of(uint32_t layer) const {
     return streamed_ ? streamed_->routed(layer) : weights_of(layer).experts.routed;
   }
-  // Whether the step's last layer leaves logits, and nothing for another executor.
-  bool ends_model() const { return weights_.has_output() && !streamed_; }
+  bool has_end() const { return weights_.has_output() && !streamed_; }  // of the model
+  // Whether the step's last layer leaves logits, and nothing for another executor or the caller.
+  bool ends_model() const { return has_end() && !step_->step.hidden; }
   bool has_attention(uint32_t layer) const { return config_.layer(layer).has_attention(); }
   // A layer's arrays in one of n_ tokens.
   struct Projected {

@@ -141,7 +141,7 @@ Status GpuExecutor::end_prefill() {
 
 // Of tokens that something needs: those of the logits, or all where another executor goes on.
 void GpuExecutor::enqueue_last_feed_forward(uint32_t layer, float* a) {
-  const uint32_t wanted = ends_model() && !step_->step.hidden ? step_->step.logits_wanted() : n_;
+  const uint32_t wanted = ends_model() ? step_->step.logits_wanted() : n_;
   if (wanted == 0) return;
   const uint32_t n = std::exchange(n_, wanted), first = n - wanted;
   first_row_ = first;
