@@ -17,7 +17,7 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   const auto prepare = [&] {
     RETURN_IF_ERROR(resize(n));
     RETURN_IF_ERROR(resize_prefill(n));
-    return prefill_attention_.prepare(c.store, n, c.pool, stream_, c.cancel);
+    return prefill_attention_.prepare(c.store, n, c.pool, stream_);
   };
   Status s = prepare();
   if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = prepare();
@@ -62,6 +62,8 @@ Status GpuExecutor::resize_prefill(uint32_t n) {
 Status GpuExecutor::attend_prefill(uint32_t layer) {
   const auto [q, k, v] = projected(layer, prefill_slot(layer));
   float* lse = prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv);
+  RETURN_IF_ERROR(
+      prefill_attention_.bring(step_->store, local_kv(layer), step_->pool, step_->cancel));
   enqueue(
       prefill_attention_.enqueue(stream_, local_kv(layer), q, k, v, prefill_output(layer), lse));
   return deliver_before(layer);

@@ -11,8 +11,8 @@
 namespace kvasir {
 
 constexpr const char* in_prefill = "a text that is read";
-// bytes of pages that are on their way together
-constexpr std::size_t min_half = std::size_t{8} << 20;
+// Bytes of pages that are on their way together.
+constexpr std::size_t bringing_half = std::size_t{8} << 20;
 
 GpuPrefillAttention::GpuPrefillAttention(const std::shared_ptr<Device>& device,
                                          const HeadShape& heads, const StoreShape& shape,
@@ -32,15 +32,15 @@ Fallback GpuPrefillAttention::refuses(const KvStore& store, uint32_t n) const {
 }
 
 void GpuPrefillAttention::release() {
-  blocks_.clear(), addresses_.clear(), stamps_.clear();
+  blocks_.clear(), stamps_.clear();
   pages_at_ = {}, scales_at_ = {};
   keys_ = {}, values_ = {}, q_ = {};
   q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {}, sink_scores_ = {},
   parts_ = {};
-  staging_ = {};
-  room_ = q_room_ = part_room_ = window_room_ = extents_room_ = 0;
-  placed_ = 0;
-  sinks_stamp_ = staging_half_ = 0;
+  staging_ = {}, bringing_ = {};
+  room_ = q_room_ = part_room_ = window_room_ = address_room_ = placed_ = 0;
+  sinks_stamp_ = 0, staging_room_ = 0;
+  if (DeviceStream* stream = std::exchange(pages_stream_, nullptr)) (void)ops_.close_stream(stream);
 }
 
 // Arrays that every layer fills anew are never there old and new together.
@@ -48,7 +48,8 @@ Status GpuPrefillAttention::make_room(const KvStore& store, uint32_t n) {
   RETURN_IF_ERROR(make_step_room(store, n));
   RETURN_IF_ERROR(make_window_room(store));
   RETURN_IF_ERROR(make_extent_room(store, n));
-  return make_staging_room();
+  RETURN_IF_ERROR(make_staging_room());
+  return misses_pages(store.pages()) ? make_bringing_room() : Status();
 }
 
 // For the keys and values of a layer in full precision, and the queries of a step.
@@ -106,108 +107,144 @@ Status GpuPrefillAttention::make_window_room(const KvStore& store) {
   return centre_.get() ? Status() : centre_.allocate(device_, heads * dim, in_prefill);
 }
 
-// For the addresses of `extents` extents.
-Status GpuPrefillAttention::make_address_room(uint32_t extents) {
-  extents_room_ = 0, placed_ = 0, pages_at_ = {}, scales_at_ = {};
-  RETURN_IF_ERROR(pages_at_.allocate(device_, extents, in_prefill));
-  RETURN_IF_ERROR(scales_at_.allocate(device_, extents, in_prefill));
-  extents_room_ = extents;
-  return {};
-}
-
 // For the extents of pages, also those that the step will seal, so that these can be put ahead.
 // Makes room for a quarter more at a time, within the budget; where that is too much, for as many
 // as are needed.
 Status GpuPrefillAttention::make_extent_room(const KvStore& store, uint32_t n) {
   const uint32_t extents = store.pages().extents();
-  if (extents > extents_room_) RETURN_IF_ERROR(make_address_room(extents + extents / 2 + 64));
   const auto after = static_cast<uint32_t>(
       ceil_div(store.pages().pages() + store.pages_after(store.window_count() + n), extent_pages));
-  const std::size_t size = pages_size() + scales_size();
-  while (after > addresses_.size()) {
-    const auto has = static_cast<uint32_t>(addresses_.size()),
-               needed = extents - std::min(has, extents);
+  const std::size_t size = layers_ * (pages_size() + scales_size());
+  while (after > extents_room()) {
+    const uint32_t has = extents_room(), needed = extents - std::min(has, extents);
     uint32_t more = std::max(after - has, has / 4);
+    stamps_.resize((std::size_t{has} + more) * layers_, 0);
     blocks_.emplace_back();
-    Status s = blocks_.back().allocate(device_, more * size, in_prefill);
+    Status s = blocks_.back().memory.allocate(device_, more * size, in_prefill);
     if (s.code() == Code::no_memory && needed > 0 && more > needed)
-      s = blocks_.back().allocate(device_, (more = needed) * size, in_prefill);
+      s = blocks_.back().memory.allocate(device_, (more = needed) * size, in_prefill);
     if (!s.ok()) {
       blocks_.pop_back();
-      if (needed == 0 && s.code() == Code::no_memory) return {};
+      if (needed == 0 && s.code() == Code::no_memory) break;
       return s;
     }
-    stamps_.resize(has + more, 0);  // the addresses last: they say how much there is
-    addresses_.reserve(has + more);
-    for (uint32_t e = 0; e < more; ++e)
-      addresses_.push_back(reinterpret_cast<uint64_t>(blocks_.back().get()) + e * size);
-    if (addresses_.size() > extents_room_)
-      RETURN_IF_ERROR(make_address_room(static_cast<uint32_t>(addresses_.size())));
+    blocks_.back().first = has, blocks_.back().count = more;
   }
+  const uint32_t room = extents_room();
+  return room > address_room_ ? make_address_room(room + room / 2 + 64) : Status();
+}
+
+// For the addresses of `extents` extents.
+Status GpuPrefillAttention::make_address_room(uint32_t extents) {
+  address_room_ = placed_ = 0, pages_at_ = {}, scales_at_ = {};
+  RETURN_IF_ERROR(pages_at_.allocate(device_, std::size_t{layers_} * extents, in_prefill));
+  RETURN_IF_ERROR(scales_at_.allocate(device_, std::size_t{layers_} * extents, in_prefill));
+  address_room_ = extents;
   return {};
 }
 
+// For what a step copies from full precision, for addresses, and for the pages that it seals.
 Status GpuPrefillAttention::make_staging_room() {
-  const std::size_t floats = heads_total() * 2 * shape_.page.dim * sizeof(float);
-  const std::size_t half =
-      std::max({min_half, pages_size() + scales_size(), floats * window_room_ / 2 + 1,
-                floats * shape_.page.page_tokens, addresses_.size() * 2 * sizeof(uint64_t)});
-  if (half <= staging_half_) return {};
-  staging_half_ = 0, staging_ = {};
-  RETURN_IF_ERROR(staging_.allocate(device_, 2 * half));
-  staging_half_ = half;
+  const std::size_t floats = heads_total() * 2 * shape_.page.dim * sizeof(float),
+                    extents = ceil_div(n_ + shape_.page.page_tokens, shape_.page.extent_tokens()),
+                    room = std::max({floats * window_room_, floats * (shape_.page.page_tokens + 1),
+                                     std::size_t{layers_} * address_room_ * 2 * sizeof(uint64_t),
+                                     (extents + 1) * (pages_size() + scales_size())});
+  if (room <= staging_room_) return {};
+  staging_room_ = 0, staging_ = {};
+  RETURN_IF_ERROR(staging_.allocate(device_, room));
+  staging_room_ = room;
   return {};
 }
 
-// The extents that are others than what the device has.
-Status GpuPrefillAttention::put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
-                                      const CancelLatch& cancel) {
-  const PageStore& pages = store.pages();
-  std::vector<uint32_t> wanted;
+bool GpuPrefillAttention::misses_pages(const PageStore& pages) const {
   for (uint32_t e = 0; e < pages.extents(); ++e)
-    if (stamps_[e] != pages.stamp(e)) wanted.push_back(e);
-  if (wanted.empty() && placed_ == addresses_.size()) return {};
-  const std::size_t size = pages_size() + scales_size();
-  const auto together = static_cast<uint32_t>(staging_half_ / size);
-  std::byte* half = staging_.get();
-  std::atomic<bool> intact{true};
-  for (std::size_t at = 0; at < wanted.size(); at += together) {
-    if (cancel.fired())
-      return (void)ops_.wait(stream),
-             Status::error(Code::cancelled, "cancelled; the sequence is as it was");
-    const auto count = static_cast<uint32_t>(std::min<std::size_t>(together, wanted.size() - at));
-    pool->run(count * layers_, [&](uint32_t task, uint32_t) {
-      const uint32_t e = wanted[at + task / layers_], layer = task % layers_;
-      const uint32_t there = std::min(extent_pages, pages.pages() - e * extent_pages);
-      for (uint32_t h = 0; h < shape_.kv_heads; ++h)
-        for (uint32_t p = 0; p < there; ++p)
-          if (!pages.intact_page(first_ + layer, h, e * extent_pages + p)) intact = false;
-      const ExtentView view = pages.extent(first_ + layer, 0, e);
-      const std::size_t its_pages = pages_size() / layers_, its_scales = scales_size() / layers_;
-      std::byte* to = half + task / layers_ * size;
-      std::memcpy(to + layer * its_pages, view.pages, its_pages);
-      std::memcpy(to + pages_size() + layer * its_scales, view.scales, its_scales);
-    });
-    if (!intact) return pages.damaged();
-    int error = ops_.wait(stream);  // for the other half, which is filled next
-    for (uint32_t i = 0; i < count && !error; ++i)
-      error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[wanted[at + i]]),
-                          half + i * size, size);
-    if (error) return device_->status(error, in_prefill);
-    for (uint32_t i = 0; i < count; ++i) stamps_[wanted[at + i]] = pages.stamp(wanted[at + i]);
-    half = half == staging_.get() ? staging_.get() + staging_half_ : staging_.get();
-  }
-  if (const int error = ops_.wait(stream)) return device_->status(error, in_prefill);
+    for (uint32_t layer = 0; layer < layers_; ++layer)
+      if (stamps_[e * layers_ + layer] != pages.stamp(e)) return true;
+  return false;
+}
+
+Status GpuPrefillAttention::make_bringing_room() {
+  if (!bringing_.get())
+    RETURN_IF_ERROR(
+        bringing_.allocate(device_, 2 * std::max(bringing_half, pages_size() + scales_size())));
+  if (pages_stream_) return {};
+  return device_->status(ops_.open_stream(device_->context(), &pages_stream_), "a stream");
+}
+
+const GpuPrefillAttention::Block& GpuPrefillAttention::block_of(uint32_t extent) const {
+  return *std::find_if(blocks_.begin(), blocks_.end(),
+                       [&](const Block& b) { return extent < b.first + b.count; });
+}
+
+// The addresses of all extents.
+Status GpuPrefillAttention::place(DeviceStream* stream) {
+  const uint32_t room = extents_room();
+  if (placed_ == room) return {};
+  const std::size_t all = std::size_t{layers_} * address_room_;
   auto* at = reinterpret_cast<uint64_t*>(staging_.get());
-  for (std::size_t e = 0; e < addresses_.size(); ++e)
-    at[e] = addresses_[e], at[addresses_.size() + e] = addresses_[e] + pages_size();
-  int error = ops_.upload(stream, pages_at_.get(), at, addresses_.size() * sizeof(uint64_t));
-  if (!error)
-    error = ops_.upload(stream, scales_at_.get(), at + addresses_.size(),
-                        addresses_.size() * sizeof(uint64_t));
+  std::fill_n(at, 2 * all, 0);
+  for (const Block& b : blocks_)
+    for (uint32_t layer = 0; layer < layers_; ++layer)
+      for (uint32_t e = b.first; e < b.first + b.count; ++e) {
+        const std::size_t i = std::size_t{layer} * address_room_ + e;
+        at[i] = reinterpret_cast<uint64_t>(pages_of(b, layer, e));
+        at[all + i] = reinterpret_cast<uint64_t>(scales_of(b, layer, e));
+      }
+  int error = ops_.upload(stream, pages_at_.get(), at, all * sizeof(uint64_t));
+  if (!error) error = ops_.upload(stream, scales_at_.get(), at + all, all * sizeof(uint64_t));
   if (!error) error = ops_.wait(stream);
-  if (!error) placed_ = addresses_.size();
+  if (!error) placed_ = room;
   return device_->status(error, in_prefill);
+}
+
+// The extents that are others than what the device has, as many neighbours of a block together as
+// fit half of the pinned memory.
+Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPool* pool,
+                                  const CancelLatch& cancel) {
+  const PageStore& pages = store.pages();
+  const uint32_t extents = pages.extents();
+  const auto is_there = [&](uint32_t e) { return stamp_of(layer, e) == pages.stamp(e); };
+  const auto together = static_cast<uint32_t>(
+      std::max<std::size_t>(1, bringing_half / (pages_size() + scales_size())));
+  std::atomic<bool> intact{true};
+  uint32_t turn = 0;
+  for (uint32_t first = 0, end; first < extents; first = end) {
+    end = first + 1;
+    if (is_there(first)) continue;
+    const Block& block = block_of(first);
+    const uint32_t last = std::min({extents, block.first + block.count, first + together});
+    while (end < last && !is_there(end)) ++end;
+    if (cancel.fired()) break;
+    std::byte* const half =
+        bringing_.get() + turn++ % 2 * std::max(bringing_half, pages_size() + scales_size());
+    std::byte* const half_scales = half + (end - first) * pages_size();
+    pool->run((end - first) * shape_.kv_heads, [&](uint32_t task, uint32_t) {
+      const uint32_t i = task / shape_.kv_heads, h = task % shape_.kv_heads, e = first + i;
+      const uint32_t there = std::min(extent_pages, pages.pages() - e * extent_pages);
+      for (uint32_t p = 0; p < there; ++p)
+        if (!pages.intact_page(first_ + layer, h, e * extent_pages + p)) intact = false;
+      const ExtentView view = pages.extent(first_ + layer, h, e);
+      std::memcpy(half + i * pages_size() + h * PageShape::pages_bytes(), view.pages,
+                  PageShape::pages_bytes());
+      std::memcpy(half_scales + i * scales_size() + h * shape_.page.scales_bytes(), view.scales,
+                  shape_.page.scales_bytes());
+    });
+    if (!intact) break;
+    int error = ops_.wait(pages_stream_);  // for the other half, which is filled next
+    if (!error)
+      error = ops_.upload(pages_stream_, pages_of(block, layer, first), half,
+                          (end - first) * pages_size());
+    if (!error)
+      error = ops_.upload(pages_stream_, scales_of(block, layer, first), half_scales,
+                          (end - first) * scales_size());
+    if (error) return (void)ops_.wait(pages_stream_), device_->status(error, in_prefill);
+    for (uint32_t e = first; e < end; ++e) stamp_of(layer, e) = pages.stamp(e);
+  }
+  if (turn > 0) RETURN_IF_ERROR(device_->status(ops_.wait(pages_stream_), in_prefill));
+  if (!intact) return pages.damaged();
+  return cancel.fired() ? Status::error(Code::cancelled, "cancelled; the sequence is as it was")
+                        : Status();
 }
 
 int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool,
@@ -216,11 +253,10 @@ int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadP
   const uint32_t first = pages.pages() / extent_pages;
   const auto end = static_cast<uint32_t>(
       ceil_div(pages.pages() + store.pages_after(store.window_count() + n_), extent_pages));
-  const std::size_t its_pages = pages_size() / layers_, its_scales = scales_size() / layers_,
-                    size = its_pages + its_scales;
+  const std::size_t size = pages_size() + scales_size();
   if (layer == 0) ahead_ = 0;
-  if (!store.sealed_ahead(first_ + layer) || end > addresses_.size() ||
-      (end - first) * size > 2 * staging_half_)
+  if (!store.sealed_ahead(first_ + layer) || end > extents_room() ||
+      (end - first) * size > staging_room_)
     return 0;
   std::byte* staged = staging_.get();
   pool->run((end - first) * shape_.kv_heads, [&](uint32_t task, uint32_t) {
@@ -228,18 +264,16 @@ int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadP
     const ExtentView view = pages.extent(first_ + layer, h, first + e);
     std::memcpy(staged + e * size + h * PageShape::pages_bytes(), view.pages,
                 PageShape::pages_bytes());
-    std::memcpy(staged + e * size + its_pages + h * shape_.page.scales_bytes(), view.scales,
+    std::memcpy(staged + e * size + pages_size() + h * shape_.page.scales_bytes(), view.scales,
                 shape_.page.scales_bytes());
   });
   int error = 0;
   for (uint32_t e = first; e < end && !error; ++e, staged += size) {
-    stamps_[e] = 0;
-    error = ops_.upload(stream, reinterpret_cast<void*>(addresses_[e] + layer * its_pages), staged,
-                        its_pages);
+    const Block& block = block_of(e);
+    stamp_of(layer, e) = 0;
+    error = ops_.upload(stream, pages_of(block, layer, e), staged, pages_size());
     if (!error)
-      error = ops_.upload(
-          stream, reinterpret_cast<void*>(addresses_[e] + pages_size() + layer * its_scales),
-          staged + its_pages, its_scales);
+      error = ops_.upload(stream, scales_of(block, layer, e), staged + pages_size(), scales_size());
   }
   ++ahead_;
   return error;
@@ -248,7 +282,7 @@ int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadP
 void GpuPrefillAttention::committed(const KvStore& store) {
   if (std::exchange(ahead_, 0) < layers_) return;
   for (uint32_t e = pages_ / extent_pages; e < store.pages().extents(); ++e)
-    stamps_[e] = store.pages().stamp(e);
+    for (uint32_t layer = 0; layer < layers_; ++layer) stamp_of(layer, e) = store.pages().stamp(e);
 }
 
 // What is in full precision.
@@ -283,13 +317,12 @@ Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, Dev
 }
 
 Status GpuPrefillAttention::prepare(const KvStore& store, uint32_t n, ThreadPool* pool,
-                                    DeviceStream* stream, const CancelLatch& cancel) {
-  Status s = device_->status(ops_.wait(stream), in_prefill);
-  if (s.ok()) s = make_room(store, n);
-  if (s.ok()) s = put_pages(store, pool, stream, cancel);
-  if (s.ok()) s = put_rows(store, pool, stream);
+                                    DeviceStream* stream) {
   n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count(), ahead_ = 0;
-  return s;
+  RETURN_IF_ERROR(device_->status(ops_.wait(stream), in_prefill));
+  RETURN_IF_ERROR(make_room(store, n));
+  RETURN_IF_ERROR(place(stream));
+  return put_rows(store, pool, stream);
 }
 
 int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const float* q,
@@ -307,10 +340,10 @@ int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const flo
                         n_,
                         pages_,
                         window_count_,
-                        pages_at_.get(),
-                        scales_at_.get(),
-                        first * PageShape::pages_bytes(),
-                        first * page.scales_bytes(),
+                        pages_at_.get() + std::size_t{layer} * address_room_,
+                        scales_at_.get() + std::size_t{layer} * address_room_,
+                        0,
+                        0,
                         sinks_.get() + first * 2 * page.page_tokens * page.dim,
                         centred_ ? centre_.get() + first * page.dim : nullptr,
                         window_.get() + first * 2 * window_room_ * page.dim,

@@ -1,9 +1,11 @@
 // Exact attention of prefill on a GPU. GPU memory has a copy of the sealed pages, which grows with
-// the text. Each step copies the window, and the sinks when they change. The store's stamps
-// identify the copied data.
+// the text. Each step copies the window, and the sinks when they change. A layer's pages that are
+// missing, as all are after a load, are copied while the layers before it are computed. The store's
+// stamps identify the copied data.
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -23,6 +25,7 @@ class GpuPrefillAttention {
   // Arguments as for GpuSelectiveAttention.
   GpuPrefillAttention(const std::shared_ptr<Device>& device, const HeadShape& heads,
                       const StoreShape& shape, uint32_t first, uint32_t layers);
+  ~GpuPrefillAttention() { release(); }
 
   // [layers] DeviceKv::sink_logits; empty: none.
   void set_sink_logits(std::vector<const float*> logits) { sink_logits_ = std::move(logits); }
@@ -33,13 +36,15 @@ class GpuPrefillAttention {
   }
   // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
-  // Updates the copy and waits for the stream. Code::no_memory: the text exceeds GPU memory, and
-  // the caller must release(). Code::corrupt (a damaged page of a mapped file). Code::device.
-  // Code::cancelled: pages copied so far stay.
-  Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream,
-                 const CancelLatch& cancel);
-  // Enqueues the attention of a layer. All arrays are in GPU memory, with shapes as in
-  // GpuSelectiveAttention; lse: [n][heads]. Returns an error code of DeviceKernels.
+  // Makes room, copies what is in full precision, and waits for the stream. Code::no_memory: the
+  // text exceeds GPU memory, and the caller must release(). Code::device.
+  Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream);
+  // Copies the pages of a layer that are missing, on a stream of its own, and waits for them.
+  // Code::corrupt (a damaged page of a mapped file). Code::device. Code::cancelled: pages copied so
+  // far stay.
+  Status bring(const KvStore& store, uint32_t layer, ThreadPool* pool, const CancelLatch& cancel);
+  // After bring(): enqueues the attention of a layer. All arrays are in GPU memory, with shapes as
+  // in GpuSelectiveAttention; lse: [n][heads]. Returns an error code of DeviceKernels.
   int enqueue(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v,
               float* out, float* lse) const;
   // Copies pages of a layer that the store sealed ahead of its commit(), after the stream has
@@ -57,16 +62,35 @@ class GpuPrefillAttention {
   Status make_step_room(const KvStore& store, uint32_t n);
   void make_part_room(uint32_t n);
   Status make_window_room(const KvStore& store);
-  Status make_address_room(uint32_t extents);
   Status make_extent_room(const KvStore& store, uint32_t n);
+  Status make_address_room(uint32_t extents);
   Status make_staging_room();
-  Status put_pages(const KvStore& store, ThreadPool* pool, DeviceStream* stream,
-                   const CancelLatch& cancel);
+  bool misses_pages(const PageStore& pages) const;
+  Status make_bringing_room();
+  Status place(DeviceStream* stream);
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
   std::size_t first_head() const { return std::size_t{first_} * shape_.kv_heads; }
-  std::size_t pages_size() const { return heads_total() * PageShape::pages_bytes(); }
-  std::size_t scales_size() const { return heads_total() * shape_.page.scales_bytes(); }
+  // Bytes of an extent in one layer.
+  std::size_t pages_size() const { return shape_.kv_heads * PageShape::pages_bytes(); }
+  std::size_t scales_size() const { return shape_.kv_heads * shape_.page.scales_bytes(); }
+  // Some extents: [layers][count][pages_size()], then [layers][count][scales_size()].
+  struct Block {
+    DeviceBuffer<std::byte> memory;
+    uint32_t first = 0, count = 0;
+  };
+  const Block& block_of(uint32_t extent) const;
+  std::byte* pages_of(const Block& b, uint32_t layer, uint32_t extent) const {
+    return b.memory.get() + (std::size_t{layer} * b.count + extent - b.first) * pages_size();
+  }
+  std::byte* scales_of(const Block& b, uint32_t layer, uint32_t extent) const {
+    return b.memory.get() + std::size_t{layers_} * b.count * pages_size() +
+           (std::size_t{layer} * b.count + extent - b.first) * scales_size();
+  }
+  uint32_t extents_room() const {
+    return blocks_.empty() ? 0 : blocks_.back().first + blocks_.back().count;
+  }
+  uint64_t& stamp_of(uint32_t layer, uint32_t extent) { return stamps_[extent * layers_ + layer]; }
 
   const std::shared_ptr<Device> device_;
   const DeviceKernels& ops_;
@@ -77,19 +101,20 @@ class GpuPrefillAttention {
   std::vector<const float*> sink_logits_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
   bool centred_ = false;
-  // each: pages of some extents, then their scales, of all heads of the layers
-  std::vector<DeviceBuffer<std::byte>> blocks_;
-  std::vector<uint64_t> addresses_;  // [extents] of their pages
-  std::vector<uint64_t> stamps_;     // [extents] of the copied data; 0: nothing copied yet
-  std::size_t placed_ = 0;           // addresses copied to the GPU
-  uint32_t ahead_ = 0;               // layers of the step that put_ahead() has copied
-  DeviceBuffer<uint64_t> pages_at_, scales_at_;
-  uint32_t room_ = 0, q_room_ = 0, part_room_ = 0, window_room_ = 0, extents_room_ = 0;
+  std::vector<Block> blocks_;
+  std::vector<uint64_t> stamps_;  // [extents][layers] of the copied data; 0: nothing copied yet
+  uint32_t placed_ = 0;           // extents whose addresses are on the GPU
+  uint32_t ahead_ = 0;            // layers of the step that put_ahead() has copied
+  DeviceBuffer<uint64_t> pages_at_, scales_at_;  // [layers][address_room_] addresses
+  uint32_t room_ = 0, q_room_ = 0, part_room_ = 0, window_room_ = 0, address_room_ = 0;
   uint64_t sinks_stamp_ = 0;
   DeviceBuffer<uint16_t> keys_, values_, q_;
   DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_, sink_scores_, parts_;
-  PinnedBuffer<std::byte> staging_;  // two halves: one is filled while the other is copied
-  std::size_t staging_half_ = 0;
+  PinnedBuffer<std::byte> staging_;
+  std::size_t staging_room_ = 0;  // bytes
+  // Of bring(): two halves, one of which is filled while the other is copied.
+  PinnedBuffer<std::byte> bringing_;
+  DeviceStream* pages_stream_ = nullptr;
 };
 
 }  // namespace kvasir

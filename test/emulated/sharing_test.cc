@@ -175,7 +175,7 @@ TEST_CASE(
     REQUIRE(open_on("cuda", 0, &model).ok());
     return model;
   };
-  std::vector<Token> text = book_tokens(3400);
+  std::vector<Token> text = book_tokens(4200);
   text.erase(text.begin(), text.begin() + 3000);
   struct Outcome {
     std::vector<Token> answer, then;
@@ -238,12 +238,13 @@ TEST_CASE("a new sketch replaces the one before, also one of a closed fork") {
   const StoreShape& shape = model->store_shape();
   const uint64_t extent = shape.heads_total() * shape.page.sketch_bytes(),
                  sketch = session->store().pages().extents() * extent;
-  std::vector<Token> text = book_tokens(3400);
+  std::vector<Token> text = book_tokens(4200);
   text.erase(text.begin(), text.begin() + 3000);
   const uint64_t built = session->store().sketch().basis_stamp();
   const uint64_t before = emulated::machine().bytes[0];
   emulated::Changed full(emulated::machine().max_bytes[0], before + sketch / 2);
-  read(session.get(), text);
+  for (std::size_t at = 0; at < text.size(); at += 400)
+    read(session.get(), {text.data() + at, 400});
   CHECK(session->store().sketch().basis_stamp() != built);
   (void)continue_with(session.get(), 2);
   CHECK(attends(*session));
