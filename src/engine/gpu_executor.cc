@@ -327,7 +327,8 @@ void GpuExecutor::committed(const StepContext& c, uint32_t kept) {
 
 Status GpuExecutor::logits(uint32_t first, float* out) {
   if (logits_ > 0 && first + logits_ == n_)
-    return std::copy_n(host_logits_.get(), logits_ * size_.vocabulary, out), Status();
+    return parallel_copy(host_logits_.get(), logits_ * size_.vocabulary, out, step_->pool),
+           Status();
   for (uint32_t at = first; at < n_ && !step_->cancel.fired(); at += logit_rows) {
     const uint32_t n = std::min(logit_rows, n_ - at);
     enqueue_logits(at, n);

@@ -8,7 +8,8 @@
 //
 // Decode: one input with matrices of 14336 x 4096 that together exceed any cache; GB per second of
 // weights as stored in the file, and the ratio to a copy within GPU memory (bytes read and
-// written). Prefill: several inputs, in 10^12 operations per second. Layer: all work of one token
+// written). Prefill: several inputs, in 10^12 operations per second. Drafts: the inputs of a step
+// with drafts, each with the bits of one alone; the time in units of that of one input. Layer: all work of one token
 // in a layer of Llama 3 8B except attention; then the layer's products with the 22 inputs of a
 // question, together and each launch alone, where a large cache holds some of the weights. Medians
 // of seven runs of consecutive work in a graph, as in decode. Attention: 8 KV heads of 128 with 4
@@ -202,18 +203,23 @@ void measure(Bench* bench, const Inputs& inputs, TensorType type, double copy) {
   for (uint32_t i = 0; i < matrices; ++i)
     bench->check(ops.lay_out(bench->stream, matrix(i), file.get(), 0, rows));
   bench->check(ops.wait(bench->stream));
-  const auto seconds = [&](uint32_t n) {
+  const auto seconds = [&](uint32_t n, bool alone = false) {
     return bench->median_seconds([&](uint32_t i) {
       const DeviceProduct product{matrix(i), nullptr, inputs.y.get()};
-      bench->check(ops.matmul(bench->stream, {&product, 1}, inputs.view(n), false));
+      DeviceActivations x = inputs.view(n);
+      x.alone = alone;
+      bench->check(ops.matmul(bench->stream, {&product, 1}, x, false));
     });
   };
-  const double decode = static_cast<double>(file_bytes) / seconds(1);
+  const double one = seconds(1), decode = static_cast<double>(file_bytes) / one;
   std::printf("%-7s decode %7.1f GB/s  %5.2f x copy   prefill", info.name, decode * 1e-9,
               decode / copy);
   for (uint32_t n : {8u, question, 64u, 512u, 2048u})
     std::printf("  n %u: %.1f", n, 2e-12 * rows * cols * n / seconds(n));
-  std::printf(" T/s\n");
+  std::printf(" T/s   drafts");
+  for (uint32_t n = 2; n <= max_alone; ++n)
+    std::printf("  n %u: %.2f of one", n, seconds(n, true) / one);
+  std::printf("\n");
   measure_layer(bench, inputs, type, file.get(), copy);
 }
 
