@@ -621,13 +621,13 @@ KV_API kv_status kv_session_score(kv_session* session, const int32_t* tokens, si
 
 /* Passage of the document: neighbouring tokens, and the bytes of the text that they spell. */
 typedef struct kv_passage {
-  uint64_t first_token; /* index in kv_session_tokens */
+  uint64_t first_token; /* index in kv_session_tokens; of kv_session_compose, in the document */
   uint64_t tokens;      /* 1 or more */
   uint64_t first_byte;  /* in the document, all texts of kv_prefill in order. UINT64_MAX: unknown,
                          * after kv_prefill_tokens or if the tokens do not spell the document */
   uint64_t bytes;       /* widened to whole UTF-8 characters; 0 where first_byte is unknown */
   float share;          /* of all recorded attention, 0 to 1 */
-  uint32_t reserved;    /* 0 */
+  uint32_t document;    /* of kv_session_compose: its index; otherwise 0 */
 } kv_passage;
 
 /* Lists the passages that the last answer attended, the largest share first. Attention does not
@@ -725,6 +725,62 @@ KV_API kv_status kv_session_stats_json(kv_session* session, char* json, size_t c
 KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
                                 const kv_session_options* options, const kv_control* control,
                                 kv_session** out, kv_error* error);
+
+/* Options of kv_session_compose. */
+typedef struct kv_compose_options {
+  uint32_t struct_size;
+  uint32_t max_documents; /* that an answer attends; 0: as many as fit into the context */
+  const kv_session_options* session; /* as for kv_load; NULL: defaults */
+} kv_compose_options;
+
+/* Creates a session over several saved documents. The files are mapped: nothing is copied, and
+ * nothing is prefilled again. The documents follow one another in this order, then the questions
+ * and answers. Each document was prefilled without the others: what refers from one to another is
+ * not in its KV cache. Of later documents, the marks and instructions before the text are left out.
+ * One path: as kv_load, bit for bit.
+ * kv_session_tokens, kv_session_rewind and kv_session_stats count the questions and answers alone.
+ * The context holds the documents that an answer attends too. If all of them and the question do
+ * not fit, or are more than max_documents, each kv_generate chooses among them
+ * (kv_session_document).
+ * The session takes no text (kv_prefill, kv_prefill_tokens) and is not saved: KV_UNSUPPORTED. Its
+ * memory_limit holds for all documents together. The caller closes *out with kv_session_close.
+ * KV_BAD_ARGUMENT (no path; a file with a question or without text), KV_MODEL_MISMATCH (as kv_load;
+ * other instructions, another chat format or kind of text than the first document's),
+ * KV_UNSUPPORTED (a model on a GPU, with recurrent layers, sliding windows or norms after RoPE; a
+ * strategy other than auto, full, bounded, window, quest, flat and dipr; draft_tokens), and the
+ * codes of kv_load. */
+KV_API kv_status kv_session_compose(kv_model* model, const char* const* paths, size_t count,
+                                    const kv_compose_options* options, const kv_control* control,
+                                    kv_session** out, kv_error* error);
+
+/* Bits of kv_session_document.flags. */
+#define KV_DOCUMENT_CANDIDATE 1u /* kv_generate may choose it */
+#define KV_DOCUMENT_ATTENDED 2u  /* the last answer attended it */
+
+/* A document of kv_session_compose. */
+typedef struct kv_session_document {
+  uint32_t struct_size; /* in */
+  uint32_t flags;       /* KV_DOCUMENT_CANDIDATE, KV_DOCUMENT_ATTENDED */
+  uint64_t tokens;      /* of the document */
+  double score;         /* of the last choice, for this question; -1: there was none to make */
+  const char* path;     /* until the session and its forks are closed */
+} kv_session_document;
+
+/* Fills *document for an index, in the order of kv_session_compose. KV_NOT_FOUND after the last,
+ * KV_BAD_STATE (not of kv_session_compose), KV_BAD_ARGUMENT, KV_BUSY. */
+KV_API kv_status kv_session_get_document(kv_session* session, uint32_t index,
+                                         kv_session_document* document, kv_error* error);
+
+/* Writes the token ids of a document of kv_session_compose, as kv_session_tokens does; passages
+ * refer to them. KV_NOT_FOUND, KV_BAD_STATE (as kv_session_get_document), KV_LIMIT, KV_BUSY. */
+KV_API kv_status kv_session_document_tokens(kv_session* session, uint32_t index, int32_t* tokens,
+                                            size_t capacity, size_t* count, kv_error* error);
+
+/* Limits the later answers of a session of kv_session_compose to these documents, ascending
+ * indexes; count 0: to none, all are candidates again. KV_BAD_STATE, KV_BAD_ARGUMENT, KV_BUSY,
+ * KV_NO_MEMORY. */
+KV_API kv_status kv_session_limit_documents(kv_session* session, const uint32_t* documents,
+                                            size_t count, kv_error* error);
 
 /* Description of a cache file. */
 typedef struct kv_file_info {

@@ -48,6 +48,66 @@ kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
   });
 }
 
+kv_status kv_session_compose(kv_model* model, const char* const* paths, size_t count,
+                             const kv_compose_options* options, const kv_control* control,
+                             kv_session** out, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    RETURN_IF_ERROR(api::check_model(model));
+    if (!paths && count > 0) return Status::error(Code::bad_argument, "paths is NULL");
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    kv_compose_options o;
+    SessionOptions session;
+    api::Control c;
+    RETURN_IF_ERROR(api::read_options(options, &o));
+    RETURN_IF_ERROR(api::session_options(o.session, &session));
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    std::vector<std::string> names;
+    for (size_t i = 0; i < count; ++i) {
+      if (!paths[i]) return Status::error(Code::bad_argument, "path %zu is NULL", i);
+      names.emplace_back(paths[i]);
+    }
+    auto handle = std::make_unique<kv_session>();
+    RETURN_IF_ERROR(Session::compose(model->model, names, session, o.max_documents, c.cancel,
+                                     &handle->session));
+    *out = handle.release();
+    return {};
+  });
+}
+
+kv_status kv_session_get_document(kv_session* session, uint32_t index,
+                                  kv_session_document* document, kv_error* error) {
+  return api::exclusive(session, error, [&](Session& s) -> Status {
+    RETURN_IF_ERROR(api::check_result(document, "document"));
+    DocumentReport report;
+    RETURN_IF_ERROR(s.document(index, &report));
+    kv_session_document d{};
+    d.flags = (report.is_candidate ? KV_DOCUMENT_CANDIDATE : 0u) |
+              (report.is_chosen ? KV_DOCUMENT_ATTENDED : 0u);
+    d.tokens = report.tokens;
+    d.score = report.score;
+    d.path = report.path;
+    return api::write_result(d, document, "document");
+  });
+}
+
+kv_status kv_session_document_tokens(kv_session* session, uint32_t index, int32_t* tokens,
+                                     size_t capacity, size_t* count, kv_error* error) {
+  return api::exclusive(session, error, [&](Session& s) -> Status {
+    DocumentReport report;
+    RETURN_IF_ERROR(s.document(index, &report));
+    const std::span<const Token> all = s.document_tokens(index);
+    return api::write_array(all.data(), all.size(), tokens, capacity, count);
+  });
+}
+
+kv_status kv_session_limit_documents(kv_session* session, const uint32_t* documents, size_t count,
+                                     kv_error* error) {
+  return api::exclusive(session, error, [&](Session& s) -> Status {
+    if (!documents && count > 0) return Status::error(Code::bad_argument, "documents is NULL");
+    return s.set_candidates({documents, count});
+  });
+}
+
 kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error) {
   return api::guarded(error, [&]() -> Status {
     if (!path) return Status::error(Code::bad_argument, "path is NULL");

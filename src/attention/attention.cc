@@ -95,7 +95,7 @@ Status Attention::run(const AttentionRequest& req, float* out, float* lse) {
   const bool compare = req.plan.compare != CompareLevel::none;
   if (trace_) trace_->begin_layer();
   if (compare) comparison_.begin(req.plan.compare, req.store.pages(), 1, req.tokens);
-  if (!req.selector && lse && softcap_ != 0) {
+  if (!req.selector && lse && softcap_ != 0 && !req.is_apart) {
     RETURN_IF_ERROR(exact(req, 0, out, lse));
     lse = nullptr;
     for (Worker& w : workers_) w.counts = {};  // two passes count once
@@ -109,7 +109,7 @@ Status Attention::run(const AttentionRequest& req, float* out, float* lse) {
                              lse ? lse + std::size_t{req.first} * config_.heads : nullptr);
   if (trace_ && s.ok() && !req.cancel.fired()) {
     if (!req.selector) trace_exact(req, lse);
-    trace_->end_layer(lse + std::size_t{req.tokens - 1} * config_.heads, pool_);
+    if (!req.is_apart) trace_->end_layer(lse + std::size_t{req.tokens - 1} * config_.heads, pool_);
   }
   if (compare && s.ok() && !req.selector) s = compare_exact(req, out);
   if (compare && s.ok() && !req.cancel.fired()) comparison_.end(kernels_, req.layer);
@@ -148,17 +148,21 @@ void Attention::attend_sinks_and_window(const HeadQueries& queries, const HeadTo
                                         const AttentionState& state, Worker* w) const {
   const KvStore& store = queries.req.store;
   const uint32_t group = config_.group(), dim = shape_.dim, layer = queries.req.layer;
+  const bool is_apart = queries.req.is_apart;
   begin_with_sink_logits(queries, state);
+  uint32_t skipped = queries.req.skipped;  // rows of the sinks, or of the window without any
   if (store.pages().pages() > 0) {
     const KvStore::Rows sinks = store.sinks(layer, queries.head);
-    attend_rows(queries, {sinks.k, sinks.v, store.sink_count()}, state, w);
+    const std::size_t from = std::size_t{skipped} * dim;
+    attend_rows(queries, {sinks.k + from, sinks.v + from, store.sink_count() - skipped}, state, w);
+    skipped = 0;
   }
   const auto seen = [&](uint32_t i) {  // rows up to token i's own
-    return store.window_count() + tokens.first + i * tokens.stride + 1;
+    return store.window_count() + (is_apart ? 0 : tokens.first + i * tokens.stride + 1);
   };
   const uint32_t window_rows = seen(tokens.count - 1);
   const KvStore::Rows window = store.window(layer, queries.head);
-  for (uint32_t at = 0; at < window_rows && !queries.req.cancel.fired(); at += part_tokens) {
+  for (uint32_t at = skipped; at < window_rows && !queries.req.cancel.fired(); at += part_tokens) {
     for (uint32_t r = 0; r < queries.rows.rows; ++r)
       w->limits[r] = seen(r / group) - std::min(seen(r / group), at);
     attend_rows(queries,
@@ -444,6 +448,24 @@ Status Attention::compare_exact(const AttentionRequest& req, const float* out) {
     if (!compare(queries, token.first, nullptr, out, &w)) intact = false;
   });
   return intact ? Status() : req.store.pages().damaged();
+}
+
+void Attention::add_centre_scores(const AttentionRequest& req, float sign, float* lse) {
+  if (softcap_ != 0 || req.store.centre().empty()) return;
+  const uint32_t group = config_.group(), heads = config_.heads;
+  const float scale = sign / std::sqrt(static_cast<float>(config_.head_dim));
+  pool_->run(req.tokens - req.first, [&](uint32_t task, uint32_t) {
+    const std::size_t token = req.first + task;
+    for (uint32_t h = 0; h < heads; ++h) {
+      const float *q = req.q + (token * heads + h) * config_.head_dim,
+                  *centre = req.store.centre().data() +
+                            (std::size_t{req.layer} * config_.kv_heads + h / group) * shape_.dim;
+      double sum = 0;
+      for (uint32_t d = 0; d < config_.head_dim; ++d)
+        sum += static_cast<double>(q[d]) * static_cast<double>(centre[d]);
+      lse[token * heads + h] += static_cast<float>(sum) * scale;
+    }
+  });
 }
 
 }  // namespace kvasir

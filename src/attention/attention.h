@@ -97,7 +97,12 @@ class Attention {
   // arrays are undefined. Code::corrupt (a damaged page of a mapped file).
   Status run(const AttentionRequest& req, float* out, float* lse);
 
-  // The same through req.window, over a store that may have dropped older tokens. Without lse,
+  // Adds `sign` times the score of each query with its head's centre to lse, [tokens][heads] from
+  // req.first on. So lse of stores with different centres can be compared. Does nothing with a cap,
+  // whose scores have the centre.
+  void add_centre_scores(const AttentionRequest& req, float sign, float* lse);
+
+  // Attends through req.window, over a store that may have dropped older tokens. Without lse,
   // trace, selection and counts.
   Status run_windowed(const AttentionRequest& req, float* out);
 

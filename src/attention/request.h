@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "attention/trace.h"
 #include "base/cancel.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
@@ -30,8 +31,24 @@ struct AttentionRequest {
   const StepMemory* memory = nullptr;  // of the selector, or null
   // [heads] a learned score of each query head that has no value, or null: it joins the softmax.
   const float* sink_logits = nullptr;
-  AttentionWindow window;     // of run_windowed()
+  AttentionWindow window;  // of run_windowed()
+  // The store is a document's that was prefilled apart: it lacks the step's rows. The output is
+  // merged with others: lse is of the scores that were attended, with the cap if there is one.
+  bool is_apart = false;
+  uint32_t skipped = 0;       // of such a store: first tokens, of its first page, not attended
   const CancelLatch& cancel;  // after it has fired, results are undefined
+};
+
+// A document that was prefilled apart, as a step attends it. Keys stay as they were saved. A query
+// meets them as if the document were right before what follows it: RoPE is relative, so the query
+// is turned by the tokens between.
+struct AttendedDocument {
+  const KvStore* store = nullptr;
+  uint64_t tokens_before = 0;          // from the document's first token to the sequence's first
+  uint32_t skipped = 0;                // AttentionRequest::skipped
+  const Plan* plan = nullptr;          // of this store
+  const Selector* selector = nullptr;  // null: every token is attended
+  Trace* trace = nullptr;              // where set, receives what the step's last token attends
 };
 
 // Rows of a step's tokens in one layer, after RoPE.

@@ -26,7 +26,6 @@ constexpr float min_exponent = -8;
 
 // Smallest sum of a block in a passage, relative to the largest block.
 constexpr double min_part = 0.05;
-constexpr std::size_t max_passages = 64;
 
 constexpr uint32_t blocks_together = 1024;  // blocks that one task sums
 
@@ -72,11 +71,15 @@ void Trace::commit() {
   ++steps_;
 }
 
-std::vector<Trace::Passage> Trace::passages() const {
+double Trace::sum() const { return std::accumulate(sums_.begin(), sums_.end(), 0.0); }
+
+double Trace::largest() const {
+  return blocks_ > 0 ? *std::max_element(sums_.begin(), sums_.end()) : 0;
+}
+
+std::vector<Trace::Passage> Trace::passages(Scale of) const {
   std::vector<Passage> out;
-  if (blocks_ == 0) return out;
-  const double all = std::accumulate(sums_.begin(), sums_.end(), 0.0),
-               least = *std::max_element(sums_.begin(), sums_.end()) * min_part;
+  const double all = of.sum, least = of.largest * min_part;
   for (uint32_t b = 0; b < blocks_; ++b) {
     if (sums_[b] == 0 || sums_[b] < least) continue;
     const uint64_t first = std::max(uint64_t{b} * block_tokens_, begin_),

@@ -45,8 +45,16 @@ class Trace {
   void end_layer(const float* totals, ThreadPool* pool);
   void commit();
 
+  // What shares relate to: the sum of all blocks and the largest one, of one document or several.
+  struct Scale {
+    double sum = 0, largest = 0;
+  };
+  double sum() const;
+  double largest() const;
   // Returns the passages with the largest shares, in descending order.
-  std::vector<Passage> passages() const;
+  std::vector<Passage> passages(Scale of) const;
+  std::vector<Passage> passages() const { return passages({sum(), largest()}); }
+  static constexpr std::size_t max_passages = 64;
 
  private:
   const uint32_t heads_, block_tokens_;

@@ -38,7 +38,8 @@ void Attention::trace_near(const HeadQueries& queries, uint32_t token, const flo
     }
   };
   if (store.sink_count() > 0) add(store.sinks(layer, head).k, 0, store.sink_count());
-  add(store.window(layer, head).k, store.sealed_tokens(), store.tokens() + token + 1);
+  add(store.window(layer, head).k, store.sealed_tokens(),
+      store.tokens() + (queries.req.is_apart ? 0 : token + 1));
 }
 
 // Records the selected tokens of a page.

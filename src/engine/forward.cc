@@ -46,8 +46,10 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   const CancelLatch cancel(step.cancel);
   resize(step.size());
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
-  const StepContext c{step,     cancel,     stores.store, stores.windows, stores.states,      pool_,
-                      x_.get(), cos_.get(), sin_.get(),   gpus,           layer_inputs_.get()};
+  StepContext c{step,     cancel,     stores.store, stores.windows, stores.states,      pool_,
+                x_.get(), cos_.get(), sin_.get(),   gpus,           layer_inputs_.get()};
+  make_turns(c);
+  c.turns = turns_.data();
   if (c.states) c.states->prepare(step.open ? step.size() : 0, has_host_states_);
   RETURN_IF_ERROR(make_plan(c));
 
@@ -72,6 +74,19 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   if (step.accept) RETURN_IF_ERROR(step.accept(&kept));
   commit(c, kept);
   return {};
+}
+
+void Forward::make_turns(const StepContext& c) {
+  const ModelConfig& config = model_->config();
+  const std::size_t angles = config.angles();
+  turns_.resize(c.step.documents.size() * 2 * angles);
+  float* to = turns_.data();
+  for (const AttendedDocument& document : c.step.documents) {
+    for (std::size_t i = 0; i < config.ropes.size(); ++i)
+      ropes_[i].turn(document.tokens_before, to + config.angles_before(i),
+                     to + angles + config.angles_before(i));
+    to += 2 * angles;
+  }
 }
 
 // x = E[tokens], or the step's inputs, and the angles of their positions, `position` the first.
@@ -130,6 +145,8 @@ void Forward::commit(const StepContext& c, uint32_t kept) {
   const ForwardStep& step = c.step;
   KvStore& store = c.store;
   if (step.trace) step.trace->commit();
+  for (const AttendedDocument& document : step.documents)
+    if (document.trace) document.trace->commit();
   if (kept < c.tokens()) {
     if (step.queries) step.queries->keep_first(kept, c.tokens());
     store.keep_first(kept, c.tokens());

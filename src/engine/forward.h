@@ -56,6 +56,7 @@ class Forward {
   void resize(uint32_t n);
   LayerExecutor::Request request_of(const StepContext& c) const;
   Status make_plan(const StepContext& c);
+  void make_turns(const StepContext& c);
   void embed(const StepContext& c, uint64_t position, float* cos, float* sin);
   Status write_logits(const StepContext& c, LayerExecutor* executor);
   void scale_logits(float* row) const;
@@ -88,6 +89,7 @@ class Forward {
   uint32_t capacity_ = 0;    // tokens that the workspace holds
   Buffer<float> x_;          // [n][width] residual stream, between executors
   Buffer<float> cos_, sin_;  // [RoPE sets][n][rope dim / 2]
+  Array<float> turns_;       // StepContext::turns
   LayerInputs layer_inputs_;
   uint64_t forced_span_ = 0;
   bool refuses_spans_ = false;

@@ -27,6 +27,8 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
   make_lse_room(c.tokens());
   attention_.set_trace(c.step.trace);
   if (c.step.trace) c.step.trace->begin_step();
+  for (const AttendedDocument& document : c.step.documents)
+    if (document.trace) document.trace->begin_step();
   const bool by_heads = gpu == GpuWork::prefill || (c.tokens() > 1 && c.store.budget().bytes == 0);
   const auto together = gpu == GpuWork::decode ? KvStore::Overlap::lists
                         : by_heads             ? KvStore::Overlap::heads
@@ -112,6 +114,8 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
                                  .sink_logits = sink_logits(layer),
                                  .cancel = c.cancel};
   RETURN_IF_ERROR(attention_.run(request, out, lse_.get()));
+  if (!step.documents.empty())
+    RETURN_IF_ERROR(attend_documents(c, config_.layer(layer), request, out));
   if (plan.is_filter(kv)) {
     AttentionRequest filtered = request;
     filtered.selector = step.selector;

@@ -50,6 +50,11 @@ class HostAttention {
 
  private:
   Status probe(const StepContext& step, uint32_t layer, const float* q, const float* exact);
+  Status attend_documents(const StepContext& step, const LayerConfig& layer,
+                          const AttentionRequest& own, float* out);
+  void merge_document(const AttentionRequest& own, float* out);
+  void turn_queries(const StepContext& step, const LayerConfig& layer, std::size_t document,
+                    const float* q);
   Status attend_window(const StepContext& step, uint32_t layer, const float* q, float* out);
   const float* sink_logits(uint32_t layer) const;
   void make_lse_room(uint32_t tokens);
@@ -61,7 +66,10 @@ class HostAttention {
   std::optional<Attention> windows_;  // of the others
   Buffer<float> lse_;                 // [tokens][heads]
   std::size_t lse_room_ = 0;          // floats
-  bool has_pages_ = false;            // reserve_pages() was called in this step
+  // Of one document: queries and output, [tokens][heads][head_dim], and lse, [tokens][heads].
+  Array<float> turned_, part_, part_lse_;
+  Array<float> shifts_;     // [documents][heads] of the last token, of traces
+  bool has_pages_ = false;  // reserve_pages() was called in this step
 };
 
 }  // namespace kvasir

@@ -5,6 +5,7 @@
 #include <functional>
 #include <span>
 
+#include "attention/request.h"
 #include "attention/trace.h"
 #include "backend/thread_pool.h"
 #include "base/cancel.h"
@@ -26,6 +27,8 @@ struct ForwardStep {
   IndexQueries* asked = nullptr;       // where set, receives the step's queries,
   uint32_t asked_at = 0;               // from this token on
   Trace* trace = nullptr;              // where set, receives what the last token attends
+  // Documents before the sequence, first to last; on CPUs only.
+  std::span<const AttendedDocument> documents;
   enum class Logits { none, last, all } want = Logits::none;
   float* logits = nullptr;        // [vocabulary] or [tokens][vocabulary]
   float* hidden = nullptr;        // where set, [tokens][width]: what the output matrix multiplies
@@ -84,6 +87,8 @@ struct StepContext {
   uint32_t gpus = 0;                           // GPUs that have layers
   const float* layer_inputs = nullptr;         // LayerInputs::get()
   bool is_pinned = false;                      // x, cos and sin are in pinned memory
+  // Of each document: cos, then sin, [angles of the model] by which queries are turned.
+  const float* turns = nullptr;
 
   uint32_t tokens() const { return step.size(); }
   bool attends_everything() const { return !step.selector; }

@@ -47,4 +47,12 @@ void Rope::angles(uint64_t first, uint32_t n, float* cos, float* sin) const {
   }
 }
 
+void Rope::turn(uint64_t tokens, float* cos, float* sin) const {
+  for (std::size_t i = 0; i < frequency_.size(); ++i) {
+    const double angle = static_cast<double>(tokens) * frequency_[i];
+    cos[i] = static_cast<float>(std::cos(angle));
+    sin[i] = static_cast<float>(std::sin(angle));
+  }
+}
+
 }  // namespace kvasir

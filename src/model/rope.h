@@ -19,6 +19,8 @@ class Rope {
   uint32_t dim() const { return static_cast<uint32_t>(frequency_.size()) * 2; }
   // cos, sin: [n][dim / 2] of positions first .. first + n - 1.
   void angles(uint64_t first, uint32_t n, float* cos, float* sin) const;
+  // cos, sin: [dim / 2] that turn a query by so many tokens more; of magnitude 1.
+  void turn(uint64_t tokens, float* cos, float* sin) const;
 
  private:
   Array<double> frequency_;  // [dim / 2] radians a token

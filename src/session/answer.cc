@@ -12,13 +12,14 @@ namespace kvasir {
 // constructor drops the trace of an earlier answer.
 struct Session::Tracing {
   Tracing(Session* s, bool trace) : session(s) {
-    s->trace_.reset();
+    s->trace_.reset(), s->document_traces_.clear();
     if (!trace) return;
     const uint64_t document = s->sequence_.turn == Turn::answer ? s->sequence_.document_tokens
                                                                 : s->sequence_.tokens.size();
     s->trace_ = std::make_unique<Trace>(s->model_->config().heads,
                                         s->sequence_.store.shape().page.block_tokens, document,
                                         s->opening_tokens());
+    s->trace_documents();
     s->tracing_ = true;
   }
   ~Tracing() { session->tracing_ = false; }
@@ -56,7 +57,9 @@ Status Session::question_tokens(std::string_view question, const GenerateOptions
 // question must fit the budget; an answer that does not may end early.
 Status Session::make_room(uint64_t question, uint64_t answer, const Cancel* cancel) {
   const uint64_t now = sequence_.tokens.size() + question,
-                 longest = now + std::min(answer, options_.context - now);
+                 longest = now + std::min(answer, options_.context -
+                                                      std::min(options_.context,
+                                                               sequence_.composed.tokens + now));
   return fit_drafts([&] {
     return sequence_.store.keep_within_budget(
         sequence_.store.check_budget(longest).ok() ? longest : now, 0, 0, cancel);
@@ -85,6 +88,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
 
 // Makes the tokens of the question's turn and the room for it, and prepares the strategy.
 Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTurn* turn) {
+  RETURN_IF_ERROR(check_measure());
   RETURN_IF_ERROR(check_instructions());
   turn->marks = model_->thinking(sequence_.chat);
   const ThinkingMarks& marks = turn->marks;
@@ -96,13 +100,14 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
       question_tokens(question, o, o.thinking ? marks.open : marks.skip, &turn->tokens));
   if (o.thinking && o.keep && !o.keep_thinking)
     RETURN_IF_ERROR(question_tokens(question, o, marks.skip, &turn->kept));
+  const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
+  RETURN_IF_ERROR(choose_documents(turn->tokens, thought + o.max_tokens, o.cancel));
   RETURN_IF_ERROR(check_room(turn->tokens.size()));
   RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
   // of a model with states before Restore, so that the next call needs no prefill
   if (sequence_.states && turn->tokens.empty())
     RETURN_IF_ERROR(refresh_logits(o.cancel, o.progress));
   RETURN_IF_ERROR(prepare(o.cancel, o.prepare_progress));
-  const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
   return make_room(turn->tokens.size(), thought + o.max_tokens, o.cancel);
 }
 
@@ -202,11 +207,10 @@ Status Session::answer_loop(const GenerateOptions& o, AnswerState* state) {
     go_on = stream.push(tokenizer.piece(token, false), &complete);
     if (complete) answer.reason = StopReason::string;
     else if (answer.answer_tokens >= o.max_tokens) answer.reason = StopReason::max_tokens;
-    else if (sequence_.tokens.size() + 1 >= options_.context)
+    else if (sequence_.positions() + 1 >= options_.context)
       answer.reason = StopReason::context_full;
     if (answer.reason == StopReason::none && go_on) return Next::token;
-    return o.keep && sequence_.tokens.size() < options_.context ? Next::end_after
-                                                                : Next::end_before;
+    return o.keep && sequence_.positions() < options_.context ? Next::end_after : Next::end_before;
   };
   RETURN_IF_ERROR(decode(o, state, take));
   if (!go_on) return answer_stopped();
@@ -221,18 +225,25 @@ Status Session::passages(std::vector<Passage>* out) const {
         "the last answer has no trace, or the sequence has changed since: call kv_generate with "
         "KV_TRACE_PASSAGES");
   out->clear();
+  if (sequence_.is_composed()) return add_document_passages(out);
+  add_passages(*trace_, {trace_->sum(), trace_->largest()}, out);
+  return {};
+}
+
+// of: all passages that are listed, of this and other documents.
+void Session::add_passages(const Trace& trace, Trace::Scale of, std::vector<Passage>* out) const {
   const Tokenizer& tokenizer = model_->tokenizer();
   const uint64_t opening = opening_bytes();
   Array<uint64_t> offsets;  // [tokens + 1]
   if (spells_document())
-    sequence_.spelling.offsets(tokenizer, std::span(sequence_.tokens).first(trace_->document()),
+    sequence_.spelling.offsets(tokenizer, std::span(sequence_.tokens).first(trace.document()),
                                &offsets);
-  for (const Trace::Passage& p : trace_->passages()) {
+  for (const Trace::Passage& p : trace.passages(of)) {
     Passage& passage = out->emplace_back();
     passage = {.first = p.first, .tokens = p.tokens, .share = p.share};
     const uint64_t end = p.first + p.tokens;
     if (offsets.empty() || offsets[end] == Spelling::unknown || offsets[end] < opening) continue;
-    const auto document = std::span<const Token>(sequence_.tokens).first(trace_->document());
+    const auto document = std::span<const Token>(sequence_.tokens).first(trace.document());
     const uint64_t from = std::max(
         opening, offsets[p.first] -
                      std::min<uint64_t>(offsets[p.first],
@@ -240,7 +251,6 @@ Status Session::passages(std::vector<Passage>* out) const {
     passage.first_byte = from - opening;
     passage.bytes = offsets[end] + bytes_to_character_end(tokenizer, document, end) - from;
   }
-  return {};
 }
 
 }  // namespace kvasir

@@ -66,7 +66,7 @@ Status Session::fit_drafts(const std::function<Status()>& fit) {
 
 // The most drafts of the next step.
 uint32_t Session::draft_room() const {
-  const uint64_t tokens = sequence_.tokens.size(), left = options_.context - tokens;
+  const uint64_t tokens = sequence_.tokens.size(), left = options_.context - sequence_.positions();
   const uint32_t group = model_->config().group(),
                  drafts = propose_ ? Drafter::max_tokens : options_.draft_tokens;
   uint32_t n = static_cast<uint32_t>(std::min<uint64_t>(left, drafts + 1));

@@ -235,14 +235,14 @@ static Status check_length(const std::string& path, uint64_t saved, uint64_t wan
   return {};
 }
 
-namespace {
-
 // What a file says of its layers.
 struct SavedLayers {
   SavedSequence state;
   SavedWindows windows;
   SavedStates states;
 };
+
+namespace {
 
 Status check_layers(const CachePeek& peek, const Model& model, SavedLayers* out) {
   RETURN_IF_ERROR(check_saved(peek, model.store_shape(), model.config().group(), out->state));
@@ -268,37 +268,56 @@ Status load_other_layers(const std::shared_ptr<const CacheFile>& file, const Sav
 
 }  // namespace
 
-Status Session::load(const std::shared_ptr<const Model>& model, const std::string& path,
-                     SessionOptions options, bool verify, const Cancel* cancel,
-                     Progress::Report report, std::unique_ptr<Session>* out, uint64_t tokens_wanted,
-                     Progress::Report prefill_progress) {
-  const uint64_t begin = os::now_ns();
+struct Session::MapRequest {
+  const std::string& path;
+  bool verify = false;
+  const Cancel* cancel = nullptr;
+  Progress::Report report = {};
+  uint64_t tokens = 0;                    // that are wanted; 0: all
+  std::shared_ptr<ThreadPool> pool = {};  // null: the session gets its own
+};
+
+struct Session::MappedFile {
+  std::unique_ptr<Session> session;
+  std::shared_ptr<const CacheFile> file;
+  SavedLayers saved;
+};
+
+Status Session::map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
+                         SessionOptions options, MappedFile* out) {
+  const std::string& path = request.path;
+  const Cancel* cancel = request.cancel;
   RETURN_IF_ERROR(resolve(*model, &options));
   CachePeek peek;
   RETURN_IF_ERROR(CachePeek::open(path, &peek));
   RETURN_IF_ERROR(check_model(peek.identity(), path, *model));
   const ModelConfig& config = model->config();
-  SavedLayers saved;
+  SavedLayers& saved = out->saved;
   const SavedSequence& state = saved.state;
   RETURN_IF_ERROR(read_saved(peek, &saved.state));
   ChatRecord chat;
   RETURN_IF_ERROR(read_chat(peek, &chat));
   RETURN_IF_ERROR(check_layers(peek, *model, &saved));
   RETURN_IF_ERROR(check_rope(path, state, *model, options.context));
-  RETURN_IF_ERROR(check_length(path, state.tokens, tokens_wanted, config.context, options.context));
-  if (verify) {
-    Progress progress(std::move(report));
+  RETURN_IF_ERROR(
+      check_length(path, state.tokens, request.tokens, config.context, options.context));
+  if (request.verify) {
+    Progress progress(request.report);
     RETURN_IF_ERROR(peek.verify(&progress, cancel));
   }
   // the later session's pool, because a large file has many tables to verify
-  std::unique_ptr<ThreadPool> pool;
-  RETURN_IF_ERROR(ThreadPool::create(options.threads, &pool));
-  std::shared_ptr<const CacheFile> file;
+  std::shared_ptr<ThreadPool> pool = request.pool;
+  if (!pool) {
+    std::unique_ptr<ThreadPool> own;
+    RETURN_IF_ERROR(ThreadPool::create(options.threads, &own));
+    pool = std::move(own);
+  }
+  std::shared_ptr<const CacheFile>& file = out->file;
   RETURN_IF_ERROR(CacheFile::open(std::move(peek), &file, pool.get(), cancel));
   options.full_precision = state.full_precision;
   options.window = state.window_tokens;
   KvStore store(model->store_shape(), options.window);
-  const uint64_t kept = tokens_wanted ? tokens_wanted : state.tokens;
+  const uint64_t kept = request.tokens ? request.tokens : state.tokens;
   RETURN_IF_ERROR(set_budget(&options, [&] {
     return load_store(file, state, config.group(), options.memory, kept, pool.get(), cancel,
                       &store);
@@ -311,32 +330,61 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   const WantedCheckpoints wanted = {
       {checkpoints, prefilled > 0 ? prefilled : CheckpointLimits::none}, state.kept_of(kept)};
   RETURN_IF_ERROR(load_other_layers(file, saved, wanted, pool.get(), cancel, &others));
-  const std::byte* tokens = nullptr;
-  RETURN_IF_ERROR(take(*file, SectionKind::tokens, state.tokens * sizeof(Token),
-                       state.facts(config.vocabulary), pool.get(), cancel, &tokens));
   SequenceState sequence(config, model->chat(), std::move(store), std::move(others.windows),
                          std::move(others.states));
-  std::unique_ptr<Session> session(new Session(model, options, std::move(sequence)));
-  session->pool_ = std::move(pool);
-  session->sequence_.tokens.resize(state.tokens);
-  if (state.tokens)
-    std::memcpy(session->sequence_.tokens.data(), tokens, state.tokens * sizeof(Token));
-  session->sequence_.turn = static_cast<Turn>(state.turn);
-  session->sequence_.document_tokens = state.document_tokens;
-  session->sequence_.document_turn = static_cast<Turn>(state.document_turn);
-  RETURN_IF_ERROR(session->use_chat(chat, path.c_str()));
-  RETURN_IF_ERROR(session->load_optional(*file, state, cancel));
+  out->session.reset(new Session(model, options, std::move(sequence)));
+  out->session->pool_ = std::move(pool);
+  return out->session->load_text(*file, state, chat, cancel);
+}
+
+// Loads what a file has of a sequence besides its stores.
+Status Session::load_text(const CacheFile& file, const SavedSequence& state, const ChatRecord& chat,
+                          const Cancel* cancel) {
+  const std::byte* tokens = nullptr;
+  RETURN_IF_ERROR(take(file, SectionKind::tokens, state.tokens * sizeof(Token),
+                       state.facts(model_->config().vocabulary), pool_.get(), cancel, &tokens));
+  sequence_.tokens.resize(state.tokens);
+  if (state.tokens) std::memcpy(sequence_.tokens.data(), tokens, state.tokens * sizeof(Token));
+  sequence_.turn = static_cast<Turn>(state.turn);
+  sequence_.document_tokens = state.document_tokens;
+  sequence_.document_turn = static_cast<Turn>(state.document_turn);
+  RETURN_IF_ERROR(use_chat(chat, file.path().c_str()));
+  RETURN_IF_ERROR(load_optional(file, state, cancel));
   // these sections are copied: drops their mapped pages
-  for (const CacheFile::Section& section : file->sections())
+  for (const CacheFile::Section& section : file.sections())
     if (section.kind <= SectionKind::window || section.kind == SectionKind::logits ||
         section.kind == SectionKind::queries || section.kind == SectionKind::windows_rows)
-      file->advise(section, os::Mapping::Advice::dont_need);
+      file.advise(section, os::Mapping::Advice::dont_need);
+  return {};
+}
+
+Status Session::load(const std::shared_ptr<const Model>& model, const std::string& path,
+                     SessionOptions options, bool verify, const Cancel* cancel,
+                     Progress::Report report, std::unique_ptr<Session>* out, uint64_t tokens_wanted,
+                     Progress::Report prefill_progress) {
+  const uint64_t begin = os::now_ns();
+  MappedFile mapped;
+  const MapRequest request{path, verify, cancel, std::move(report), tokens_wanted};
+  RETURN_IF_ERROR(map_file(model, request, std::move(options), &mapped));
+  std::unique_ptr<Session> session = std::move(mapped.session);
   RETURN_IF_ERROR(session->start());
-  RETURN_IF_ERROR(session->load_saved_drafts(file, state, cancel));
+  RETURN_IF_ERROR(session->load_saved_drafts(mapped.file, mapped.saved.state, cancel));
   if (tokens_wanted)
     RETURN_IF_ERROR(session->shorten(tokens_wanted, cancel, std::move(prefill_progress)));
   session->load_ns_ = os::now_ns() - begin;
   *out = std::move(session);
+  return {};
+}
+
+// A document's session: it cannot run.
+Status Session::map_document(const std::string& path, const Cancel* cancel,
+                             std::unique_ptr<Session>* out) const {
+  MappedFile mapped;
+  SessionOptions options = options_;
+  options.memory = {};  // the composition limits its documents
+  RETURN_IF_ERROR(map_file(model_, {.path = path, .cancel = cancel, .pool = pool_},
+                           std::move(options), &mapped));
+  *out = std::move(mapped.session);
   return {};
 }
 

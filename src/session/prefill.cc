@@ -16,7 +16,7 @@ constexpr uint32_t sparse_version = 2;
 
 Status Session::encode_document(std::string_view text, bool parse_special, const Cancel* cancel,
                                 Array<Token>* out, Array<uint32_t>* lengths) const {
-  if (sequence_.turn == Turn::empty)
+  if (sequence_.turn == Turn::empty || sequence_.tokens.empty())
     return encode_first(*model_, sequence_.chat, text, parse_special, cancel, out, lengths,
                         instructions());
   const Tokenizer& tokenizer = model_->tokenizer();
@@ -80,7 +80,7 @@ bool Session::is_within_opening() const {
 
 // Refuses text after a part of the instructions, which a rewind or the load of a prefix may leave.
 Status Session::check_instructions() const {
-  if (!sequence_.has_marks() || instructions().empty()) return {};
+  if (!sequence_.has_marks() || instructions().empty() || sequence_.is_composed()) return {};
   const ChatMarks& marks = sequence_.chat.marks();
   const bool has_document =
       sequence_.turn == Turn::document || sequence_.document_turn == Turn::document;
@@ -146,6 +146,7 @@ class Session::Opening {
 Status Session::prefill(std::string_view text, bool parse_special, const Cancel* cancel,
                         Progress::Report report, uint64_t* tokens_done, uint64_t* bytes_done) {
   *tokens_done = *bytes_done = 0;
+  RETURN_IF_ERROR(refuse_composed("takes no more text: save it as a document and compose it too"));
   if (sequence_.turn == Turn::answer)
     return Status::error(
         Code::bad_state,
@@ -197,6 +198,7 @@ Status Session::check_tokens(std::span<const Token> tokens) const {
 Status Session::prefill_tokens(std::span<const Token> tokens, float* logits, const Cancel* cancel,
                                Progress::Report report, uint64_t* tokens_done) {
   *tokens_done = 0;
+  RETURN_IF_ERROR(refuse_composed("takes no more text: save it as a document and compose it too"));
   RETURN_IF_ERROR(check_tokens(tokens));
   if (sequence_.turn == Turn::empty && !instructions().empty())
     return Status::error(Code::bad_state,
@@ -255,7 +257,7 @@ void Session::forget_behind(uint64_t tokens) {
     std::copy(kept.begin(), kept.end(), sequence_.logits.begin());
     sequence_.logits_at = tokens;
   }
-  if (tokens == 0) sequence_.turn = Turn::empty;
+  if (tokens == 0) sequence_.turn = sequence_.is_composed() ? sequence_.document_turn : Turn::empty;
   // the errors were measured in removed text
   if (sequence_.store.sealed_tokens() < sequence_.probed_at)
     sequence_.layer_errors.clear(), sequence_.probed_at = 0;

@@ -71,6 +71,7 @@ Status Session::complete_drafts(const Cancel* cancel, std::optional<DraftState>*
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
                      Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
+  RETURN_IF_ERROR(refuse_composed("has no pages of its own to save: its documents are saved"));
   RETURN_IF_ERROR(prefill_missing(cancel, prepare_report));
   Progress preparing(std::move(prepare_report));
   RETURN_IF_ERROR(prepare_save(path, cancel, &preparing));

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "base/memory.h"
 #include "engine/step.h"
@@ -40,6 +42,18 @@ std::optional<KvStore> make_windows(const Model& model, uint32_t window_tokens,
 // The state of a sequence without tokens of a model's recurrent layers; nothing: it has none.
 std::optional<RecurrentState> make_states(const ModelConfig& config, uint32_t checkpoints);
 
+struct Composition;
+
+// What a sequence attends of the documents before it.
+struct ComposedState {
+  std::shared_ptr<const Composition> documents;  // null: the sequence has all of its text
+  std::vector<uint32_t> candidates;              // documents that answers may attend, ascending
+  std::vector<uint32_t> chosen;                  // that the newest step attends, ascending
+  std::vector<float> scores;                     // [candidates] of the last choice, or empty
+  uint64_t tokens = 0;                           // of the chosen ones
+  bool is_apart = false;                         // false: the only document is the sequence itself
+};
+
 // A fork is a copy that shares the pages; both write only their own tails.
 struct SequenceState {
   SequenceState(const ModelConfig& config, Chat turns, KvStore kv, std::optional<KvStore> windowed,
@@ -49,6 +63,10 @@ struct SequenceState {
 
   bool has_marks() const { return turn == Turn::document || turn == Turn::answer; }
   bool has_logits() const { return logits_at == tokens.size() && logits_at > 0; }
+
+  // Tokens that take positions of the context: its own, and those of chosen documents.
+  uint64_t positions() const { return composed.tokens + tokens.size(); }
+  bool is_composed() const { return composed.documents != nullptr && composed.is_apart; }
 
   StepStores stores() {
     return {store, windows ? &*windows : nullptr, states ? &*states : nullptr};
@@ -94,6 +112,7 @@ struct SequenceState {
   Array<float> layer_errors;      // [layers] largest of all probes (layer_probe.h); may be empty
   uint64_t probed_at = 0;         // sealed tokens at the last probe
   uint64_t prefilled_tokens = 0;  // tokens before the first token of an answer
+  ComposedState composed;         // documents before the first token
   uint64_t sparse_tokens = 0;     // length up to the last token of a sparse prefill
 };
 

@@ -190,9 +190,11 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
 Status Session::set_select(const SelectOptions& select) {
   RETURN_IF_ERROR(check_select_options(select, model_->config().layers,
                                        sequence_.store.shape().page.block_tokens));
+  if (sequence_.is_composed()) RETURN_IF_ERROR(check_composed_strategy(select));
   SelectOptions copy = select;  // an assignment that fails would change a part
   options_.select = std::move(copy);
   decode_.forget_plan();
+  documents_planned_ = false;
   return {};
 }
 

@@ -8,6 +8,7 @@
 //   drafts.cc    drafts of an answer's tokens    drafter.cc  the MTP layer that makes them
 //                                                score.cc    log-probabilities of given tokens
 //   prefill.cc   documents, rewind               save.cc, load.cc
+//   compose.cc   several saved documents         choose.cc   which of them an answer attends
 //   prepare.cc   sketch, index, selections       stats.cc
 #pragma once
 
@@ -45,6 +46,8 @@ namespace kvasir {
 
 class ExternalStore;
 class GivenCheckpoint;
+struct ComposedDocument;
+struct SavedSequence;
 
 using LogFn = std::function<void(int level, const char* message)>;  // 1 warning, 2 information
 
@@ -101,11 +104,20 @@ struct Answer {
   ReadCounts read;
 };
 
+// A document of a composed session, for reports.
+struct DocumentReport {
+  const char* path = "";  // until the composition's last session is closed
+  uint64_t tokens = 0;
+  bool is_candidate = false, is_chosen = false;
+  double score = -1;  // of the last choice; -1: there was none to make
+};
+
 // Neighbouring tokens of the document, and the bytes of its text that they spell.
 struct Passage {
   uint64_t first = 0, tokens = 0;
   uint64_t first_byte = UINT64_MAX, bytes = 0;  // UINT64_MAX: unknown
   double share = 0;                             // of all recorded attention
+  uint32_t document = 0;                        // of a composed session
 };
 
 class Session {
@@ -118,6 +130,18 @@ class Session {
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
                      Progress::Report prefill_progress = {});
+  // Creates a session over saved documents, which are mapped: nothing is copied or prefilled. One
+  // document: as load(). most: documents that an answer attends; 0: as many as fit. Codes as
+  // kv_session_compose.
+  static Status compose(const std::shared_ptr<const Model>& model,
+                        std::span<const std::string> paths, const SessionOptions& options,
+                        uint32_t most, const Cancel* cancel, std::unique_ptr<Session>* out);
+  // Limits later answers to these documents, ascending; none: all.
+  Status set_candidates(std::span<const uint32_t> documents);
+  // Code::bad_state: the session was not composed. Code::not_found: it has fewer documents.
+  Status document(std::size_t index, DocumentReport* out) const;
+  std::vector<DocumentReport> documents() const;
+  std::span<const Token> document_tokens(std::size_t index) const;  // of document()
   // Creates a session that shares the pages of a cache. Another engine has filled the cache with
   // these tokens of this model. The newest tokens are prefilled again. Codes as
   // kv_session_from_cache.
@@ -193,6 +217,7 @@ class Session {
 
   std::span<const Token> tokens() const { return sequence_.tokens; }
   const Model& model() const { return *model_; }
+  const std::shared_ptr<const Model>& shared_model() const { return model_; }
   const KvStore& store() const { return sequence_.store; }
   const KvStore* windows() const { return sequence_.windows_or_null(); }  // null: none
   SessionStats stats() const;
@@ -349,6 +374,24 @@ class Session {
   Status append_marks(std::string_view marks, const Cancel* cancel, Answer* answer);
   Status replace_turn(Restore* before, std::span<const Token> tokens, const Cancel* cancel);
 
+  // ---- documents before the sequence (compose.cc, choose.cc) ------------------------------------
+  static Status check_composed_strategy(const SelectOptions& select);
+  static Status check_composable(const Model& model, const SessionOptions& options);
+  Status add_document(const std::string& path, const Cancel* cancel, Composition* to);
+  Status limit_documents(Composition* documents, uint64_t limit, const Cancel* cancel);
+  Status choose_documents(std::span<const Token> question, uint64_t more, const Cancel* cancel);
+  Status score_documents(std::span<const Token> question, const Cancel* cancel,
+                         std::vector<float>* scores);
+  void attend(std::vector<uint32_t> documents);
+  void plan_documents();
+  void fill_documents(bool traced, bool batches, ForwardStep* step);
+  Status refuse_composed(const char* what) const;
+  Status check_measure() const;
+  void trace_documents();
+  void add_documents(SessionStats* stats) const;
+  Status add_document_passages(std::vector<Passage>* out) const;
+  void add_passages(const Trace& trace, Trace::Scale of, std::vector<Passage>* out) const;
+
   // ---- saved sequences (save.cc, load.cc) ------------------------------------------------------
   Status prepare_save(const std::string& path, const Cancel* cancel, Progress* progress);
   Status complete_drafts(const Cancel* cancel, std::optional<DraftState>* out);
@@ -358,6 +401,15 @@ class Session {
   Status load_spelling(const CacheFile& file, const SectionFacts& facts);
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);
   Status load_optional(const CacheFile& file, const SavedSequence& state, const Cancel* cancel);
+  // A mapped file: a session that cannot run before start().
+  struct MappedFile;
+  struct MapRequest;
+  static Status map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
+                         SessionOptions options, MappedFile* out);
+  Status map_document(const std::string& path, const Cancel* cancel,
+                      std::unique_ptr<Session>* out) const;
+  Status load_text(const CacheFile& file, const SavedSequence& state, const ChatRecord& chat,
+                   const Cancel* cancel);
 
   std::shared_ptr<const Model> model_;
   SessionOptions options_;
@@ -376,6 +428,13 @@ class Session {
 
   std::unique_ptr<Trace> trace_;  // of the last answer; null if it was not traced
   bool tracing_ = false;          // the running answer is traced
+
+  // Of the chosen documents of a composed session: what steps attend, and its parts.
+  std::vector<AttendedDocument> attended_;
+  std::vector<Plan> document_plans_;
+  std::vector<std::unique_ptr<const Selector>> document_selectors_;
+  std::vector<Trace> document_traces_;  // of the last answer, if it was traced
+  bool documents_planned_ = false;
 
   // For stats.
   struct Decoded {

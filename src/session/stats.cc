@@ -8,7 +8,7 @@
 
 #include "base/number_text.h"
 #include "base/quoted.h"
-#include "session/session.h"
+#include "session/composition.h"
 
 namespace kvasir {
 namespace {
@@ -224,6 +224,21 @@ void add_index(const TokenIndexes::Entry& entry, const SessionStats& stats, Json
   json->count("index_ns", stats.index_ns);
 }
 
+// JSON of a composed session's documents.
+std::string documents_json(const std::vector<DocumentReport>& documents) {
+  std::string out;
+  for (const DocumentReport& document : documents) {
+    Json json;
+    json.raw("path", json_string(document.path));
+    json.count("tokens", document.tokens);
+    json.flag("candidate", document.is_candidate);
+    json.flag("chosen", document.is_chosen);
+    if (document.score >= 0) json.real("score", document.score);
+    out += (out.empty() ? "" : ",") + std::move(json).take();
+  }
+  return "[" + out + "]";
+}
+
 // Adds the last answer. read: its reads.
 void add_last(const ReadCounts& read, const SessionStats& stats, bool has_gpus, Json* json) {
   json->count("last_steps", stats.last_steps);
@@ -243,6 +258,16 @@ void add_last(const ReadCounts& read, const SessionStats& stats, bool has_gpus, 
 }
 
 }  // namespace
+
+// Adds the memory of a composed session's documents.
+void Session::add_documents(SessionStats* stats) const {
+  if (!sequence_.is_composed()) return;
+  for (const ComposedDocument& document : sequence_.composed.documents->documents) {
+    const KvStore& store = document.session->store();
+    stats->private_bytes += store.private_bytes();
+    stats->mapped_bytes += store.pages().mapped_bytes();
+  }
+}
 
 SessionStats Session::stats() const {
   const StoreShape& shape = sequence_.store.shape();
@@ -284,7 +309,8 @@ SessionStats Session::stats() const {
   s.spans = spans_, s.span_tokens = span_tokens_;
   s.prefilled_again = prefilled_again_;
   s.spilled_bytes = sequence_.store.pages().spilled_bytes();
-  s.memory_limit = sequence_.store.budget().bytes;
+  s.memory_limit = sequence_.is_composed() ? options_.memory.bytes : sequence_.store.budget().bytes;
+  add_documents(&s);
   s.prefill_tokens = prefill_tokens_, s.prefill_ns = prefill_ns_;
   s.sparse_tokens = sequence_.sparse_tokens;
   s.load_ns = load_ns_;
@@ -370,6 +396,7 @@ std::string Session::stats_json() const {
   json.count("sparse_tokens", stats.sparse_tokens);
   json.count("prefill_ns", stats.prefill_ns);
   json.count("load_ns", stats.load_ns);
+  if (sequence_.composed.documents) json.raw("documents", documents_json(documents()));
   if (options_.compare != CompareLevel::none)
     json.raw("compared", compared_json(forward_->attention().comparison()));
   json.add("kernels", "\"%s\"", cpu_kernels().name);

@@ -11,11 +11,12 @@ namespace kvasir {
 constexpr uint64_t min_span_step = 65;  // tokens: fewer are a step of their own
 
 Status Session::check_room(uint64_t more) const {
-  if (more <= options_.context - sequence_.tokens.size()) return {};
+  const uint64_t used = sequence_.positions();
+  if (used <= options_.context && more <= options_.context - used) return {};
   return Status::error(Code::context_full,
-                       "%" PRIu64 " tokens do not fit: the sequence holds %zu of %" PRIu64
+                       "%" PRIu64 " tokens do not fit: the sequence holds %" PRIu64 " of %" PRIu64
                        "; it is unchanged",
-                       more, sequence_.tokens.size(), options_.context);
+                       more, used, options_.context);
 }
 
 Status Session::append(const AppendRequest& request, uint64_t* done) {
@@ -123,6 +124,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
     RETURN_IF_ERROR(choose_once(request.cancel));
     plan_step(step);
     step->plan.query_batch = !request.goes_on && batches_queries(*step);
+    fill_documents(step->trace != nullptr, !request.goes_on, step);
   }
   if (probes) probe_.plan(options_.select, &sequence_, step, errors);
   if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
@@ -304,6 +306,7 @@ Status Session::refresh_logits(const Cancel* cancel, Progress::Report report) {
   } else {
     forget_choice();
   }
+  fill_documents(step.trace != nullptr, false, &step);
   KvStore store(sequence_.store);
   std::optional<KvStore> windows(sequence_.windows);
   store.pop();

@@ -27,7 +27,7 @@ Status Session::think(const GenerateOptions& o, const ThinkingMarks& marks, Answ
   bool closed = false, go_on = true;
   const auto take = [&](Token token) {
     if (token != close && tokenizer.ends_turn(token)) return Next::end_before;
-    if (sequence_.tokens.size() + 1 >= options_.context) {
+    if (sequence_.positions() + 1 >= options_.context) {
       answer.reason = StopReason::context_full;
       return Next::end_before;
     }
@@ -53,7 +53,7 @@ Status Session::append_marks(std::string_view marks, const Cancel* cancel, Answe
   RETURN_IF_ERROR(
       tokenizer.encode(marks, true, tokenizer.starts_text(sequence_.tokens.back()), &tokens));
   if (tokens.empty()) return {};
-  if (tokens.size() >= options_.context - sequence_.tokens.size()) {
+  if (sequence_.positions() + tokens.size() >= options_.context) {
     answer->reason = StopReason::context_full;
     return {};
   }

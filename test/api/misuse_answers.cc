@@ -178,6 +178,40 @@ void Misuses::add_sequence() {
       "kv_session_passages", "nothing traced",
       [&, s](kv_error* e) { return kv_session_passages(s, out_.passages, 4, &out_.count, e); },
       KV_BAD_STATE);
+  add("kv_session_get_document", "session", [](kv_error* e) {
+    kv_session_document document;
+    kv_init(&document, sizeof document);
+    return kv_session_get_document(nullptr, 0, &document, e);
+  });
+  add("kv_session_get_document", "document",
+      [s](kv_error* e) { return kv_session_get_document(s, 0, nullptr, e); });
+  add("kv_session_get_document", "struct_size of kv_session_document", [s](kv_error* e) {
+    kv_session_document bad{};
+    bad.struct_size = 4;
+    return kv_session_get_document(s, 0, &bad, e);
+  });
+  add(
+      "kv_session_get_document", "one document",
+      [s](kv_error* e) {
+        kv_session_document document;
+        kv_init(&document, sizeof document);
+        return kv_session_get_document(s, 0, &document, e);
+      },
+      KV_BAD_STATE);
+  add("kv_session_document_tokens", "session", [&](kv_error* e) {
+    return kv_session_document_tokens(nullptr, 0, nullptr, 0, &out_.count, e);
+  });
+  add(
+      "kv_session_document_tokens", "one document",
+      [&, s](kv_error* e) { return kv_session_document_tokens(s, 0, nullptr, 0, &out_.count, e); },
+      KV_BAD_STATE);
+  add("kv_session_limit_documents", "session",
+      [](kv_error* e) { return kv_session_limit_documents(nullptr, nullptr, 0, e); });
+  add("kv_session_limit_documents", "documents",
+      [s](kv_error* e) { return kv_session_limit_documents(s, nullptr, 1, e); });
+  add(
+      "kv_session_limit_documents", "one document",
+      [s](kv_error* e) { return kv_session_limit_documents(s, nullptr, 0, e); }, KV_BAD_STATE);
   add("kv_session_stats_json", "session",
       [&](kv_error* e) { return kv_session_stats_json(nullptr, out_.text, 64, &out_.count, e); });
   add("kv_session_stats_json", "json",

@@ -57,6 +57,30 @@ void Misuses::add_files() {
         return kv_load(tiny_model(), path_.c_str(), &o, nullptr, &out_.session, e);
       },
       KV_CONTEXT_FULL);
+  add("kv_session_compose", "model", [&](kv_error* e) {
+    const char* paths[] = {path_.c_str()};
+    return kv_session_compose(nullptr, paths, 1, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_session_compose", "paths", [&](kv_error* e) {
+    return kv_session_compose(tiny_model(), nullptr, 2, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_session_compose", "no document", [&](kv_error* e) {
+    return kv_session_compose(tiny_model(), nullptr, 0, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_session_compose", "path 1", [&](kv_error* e) {
+    const char* paths[] = {path_.c_str(), nullptr};
+    return kv_session_compose(tiny_model(), paths, 2, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_session_compose", "struct_size of kv_compose_options", [&](kv_error* e) {
+    const char* paths[] = {path_.c_str()};
+    kv_compose_options bad{};
+    bad.struct_size = 3;
+    return kv_session_compose(tiny_model(), paths, 1, &bad, nullptr, &out_.session, e);
+  });
+  add("kv_session_compose", "out", [&](kv_error* e) {
+    const char* paths[] = {path_.c_str()};
+    return kv_session_compose(tiny_model(), paths, 1, nullptr, nullptr, nullptr, e);
+  });
   add("kv_file_inspect", "path",
       [&](kv_error* e) { return kv_file_inspect(nullptr, &out_.file_info, e); });
   add("kv_file_inspect", "info",

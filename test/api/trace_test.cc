@@ -92,7 +92,7 @@ void check_in_order(const std::vector<kv_passage>& spans, uint64_t document) {
     CHECK(spans[i].tokens > 0);
     CHECK(spans[i].first_token + spans[i].tokens <= document);
     CHECK(spans[i].share > 0);
-    CHECK(spans[i].reserved == 0);
+    CHECK(spans[i].document == 0);
     if (i > 0) CHECK(spans[i].share <= spans[i - 1].share);
     for (std::size_t j = 0; j < i; ++j)  // neither overlap nor touch
       CHECK((spans[i].first_token > spans[j].first_token + spans[j].tokens ||

@@ -37,7 +37,9 @@ from .options import (
     AttentionOptions, CacheOptions, ControlOptions, GenerateOptions, LibraryOptions, ModelOptions,
     PackOptions, PrefillOptions, SampleOptions, SessionOptions,
 )
-from .results import Answer, CacheStats, Passage, PrefillResult, SessionStats, Token
+from .results import (
+    Answer, CacheStats, ComposedDocument, Passage, PrefillResult, SessionStats, Token,
+)
 from .session import Session
 from .strategy import Strategy, StrategyInfo, strategies
 from .stream import AsyncStream, Stream
@@ -60,14 +62,14 @@ def build_info() -> Dict[str, Any]:
 __all__ = [
     "Answer", "AsyncStream", "AttentionOptions", "BadArgumentError", "BadStateError", "BusyError",
     "Cache", "CacheOptions", "CacheShape", "CacheStats", "Cancel", "Cancelled", "Checkpoint",
-    "ContextFullError", "ControlOptions", "CorruptError", "DeviceError", "Document", "Error",
-    "FileInfo", "GenerateOptions", "GpuUse", "InternalError", "IoError", "LayerState", "Library",
-    "LibraryOptions", "LibraryResult", "LimitError", "LogLevel", "Model", "ModelInfo",
-    "ModelMismatchError", "ModelOptions", "NoMemoryError", "NoSpaceError", "NotACacheError",
-    "NotFoundError", "NumberType", "PackOptions", "PackedInfo", "Passage", "PermissionDeniedError",
-    "Phase", "Precision", "PrefillOptions", "PrefillResult", "SampleOptions", "Session",
-    "SessionOptions", "SessionStats", "StateLayout", "Status", "StopReason", "Strategy",
-    "StrategyInfo", "Stream", "Thinking", "Token", "UnsupportedError", "VersionError", "build_info",
-    "inspect", "inspect_model", "inspect_packed", "pack", "status_text", "strategies", "unpack",
-    "verify", "version",
+    "ComposedDocument", "ContextFullError", "ControlOptions", "CorruptError", "DeviceError",
+    "Document", "Error", "FileInfo", "GenerateOptions", "GpuUse", "InternalError", "IoError",
+    "LayerState", "Library", "LibraryOptions", "LibraryResult", "LimitError", "LogLevel", "Model",
+    "ModelInfo", "ModelMismatchError", "ModelOptions", "NoMemoryError", "NoSpaceError",
+    "NotACacheError", "NotFoundError", "NumberType", "PackOptions", "PackedInfo", "Passage",
+    "PermissionDeniedError", "Phase", "Precision", "PrefillOptions", "PrefillResult",
+    "SampleOptions", "Session", "SessionOptions", "SessionStats", "StateLayout", "Status",
+    "StopReason", "Strategy", "StrategyInfo", "Stream", "Thinking", "Token", "UnsupportedError",
+    "VersionError", "build_info", "inspect", "inspect_model", "inspect_packed", "pack",
+    "status_text", "strategies", "unpack", "verify", "version",
 ]

@@ -21,6 +21,7 @@ LOG_FN = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 TOKENIZE_SPECIAL, TOKENIZE_BOS, TOKENIZE_DOCUMENT = 0x01, 0x02, 0x04
 VOCABULARY_ONLY, VERIFY, CACHE_UNCHECKED, REPLACE = 0x08, 0x10, 0x20, 0x40
 KEEP_TURN, TRACE_PASSAGES, KEEP_THINKING, PLAN_DRAFTS = 0x100, 0x200, 0x400, 0x800
+DOCUMENT_CANDIDATE, DOCUMENT_ATTENDED = 1, 2
 STRATEGY_PREFILL, STRATEGY_CACHE, STRATEGY_INDEX, STRATEGY_EXPERIMENTAL = 1, 2, 4, 8
 
 _TYPES: Dict[str, Any] = {
@@ -94,7 +95,19 @@ class kv_answer(Structure):
 
 class kv_passage(Structure):
     _fields_ = _fields("""
-        u64 first_token, u64 tokens, u64 first_byte, u64 bytes, f32 share, u32 reserved""")
+        u64 first_token, u64 tokens, u64 first_byte, u64 bytes, f32 share, u32 document""")
+
+
+class kv_compose_options(Structure):
+    _fields_ = [
+        *_fields("u32 struct_size, u32 max_documents"),
+        ("session", POINTER(kv_session_options)),
+    ]
+
+
+class kv_session_document(Structure):
+    _fields_ = _fields("""
+        u32 struct_size, u32 flags, u64 tokens, f64 score, string path""")
 
 
 class kv_session_stats(Structure):
@@ -224,6 +237,10 @@ CALLS: Dict[str, List[Any]] = {
     "kv_save": [_P, _S, _CONTROL],
     "kv_load": [_P, _S, _SESSION_OPTIONS, _CONTROL, _OUT],
     "kv_load_prefix": [_P, _S, _U64, _SESSION_OPTIONS, _CONTROL, _OUT],
+    "kv_session_compose": [_P, POINTER(c_char_p), _Z, POINTER(kv_compose_options), _CONTROL, _OUT],
+    "kv_session_get_document": [_P, _U32, POINTER(kv_session_document)],
+    "kv_session_document_tokens": [_P, _U32, _P, _Z, _COUNT],
+    "kv_session_limit_documents": [_P, _P, _Z],
     "kv_file_inspect": [_S, POINTER(kv_file_info)],
     "kv_file_verify": [_S, _CONTROL],
     "kv_pack": [_S, _S, _U32, _CONTROL],

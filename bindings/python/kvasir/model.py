@@ -1,9 +1,9 @@
 """Models: weights, tokenizer and chat format of a GGUF file."""
 from __future__ import annotations
 
-from ctypes import byref, c_size_t
+from ctypes import byref, c_char_p, c_size_t, pointer
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Optional
 
 import numpy as np
 import numpy.typing as npt
@@ -210,6 +210,39 @@ class Model(Handle):
         watch.run(
             lib.kv_load_prefix if tokens else lib.kv_load, owner, as_string("path", path), *prefix,
             byref(filled), byref(how), session._new(owner.keep, log_of(filled)),
+        )
+        return session
+
+    @takes(SessionOptions)
+    def compose(
+        self,
+        paths: Iterable[Path],
+        *,
+        max_documents: int = 0,
+        cancel: Optional[Cancel] = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Creates a session over several cache files by mapping them; nothing is prefilled again.
+
+        Answers attend all documents, or those that a choice by the question finds.
+        Session.documents has them, and Passage.document refers to them.
+
+        max_documents: that an answer attends; 0: as many as fit into the context
+        cancel: a Cancel; fire() stops the call
+
+        Raises UnsupportedError (the model or the strategy cannot), BadArgumentError (a file with a
+        question), and the errors of load.
+        """
+        owner, session, watch = self._live(), self._session(), Watch()
+        filled = fill(_abi.kv_session_options, SessionOptions, options)
+        how = _control(cancel, None, watch, 0)
+        names = [as_string("path", path) for path in paths]
+        composed = sized(_abi.kv_compose_options)
+        composed.max_documents = as_uint("max_documents", max_documents, 32)
+        composed.session = pointer(filled)
+        watch.run(
+            lib.kv_session_compose, owner, (c_char_p * len(names))(*names), len(names),
+            byref(composed), byref(how), session._new(owner.keep, log_of(filled)),
         )
         return session
 

@@ -36,11 +36,23 @@ class Passage:
     """Passage of the document: neighbouring tokens, their text, and their bytes in the document."""
 
     text: str  # of the tokens, without characters that they cut
-    first_token: int  # index in Session.tokens
+    first_token: int  # index in Session.tokens, or in the document
     tokens: int  # 1 or more
     first_byte: Optional[int]  # in all texts of prefill, in order; None: unknown, own tokens
     bytes: int  # widened to whole UTF-8 characters; 0 where first_byte is unknown
     share: float  # of all recorded attention, 0 to 1
+    document: int  # of Model.compose: index in Session.documents; otherwise 0
+
+
+@dataclass(frozen=True)
+class ComposedDocument:
+    """Document of a session of Model.compose."""
+
+    path: str
+    tokens: int
+    score: Optional[float]  # of the last choice; None: there was none to make
+    is_candidate: bool  # answers may attend it
+    is_attended: bool  # by the last answer
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import threading
 from ctypes import byref, c_int32, c_size_t, c_uint64
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, Union
+from typing import (
+    TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Union,
+)
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,7 @@ from .errors import BusyError, Error
 from .options import (
     ControlOptions, GenerateOptions, OnText, Path, PrefillOptions, SampleOptions, Text, takes,
 )
-from .results import Answer, Passage, PrefillResult, SessionStats, Token
+from .results import Answer, ComposedDocument, Passage, PrefillResult, SessionStats, Token
 from .strategy import Strategy
 from .stream import AsyncStream, Item, Stream, Worker
 
@@ -229,8 +231,57 @@ class Session(Handle):
         """
         owner, found, count = self._live(), (_abi.kv_passage * MAX_PASSAGES)(), c_size_t()
         call(lib.kv_session_passages, owner, found, len(found), byref(count))
-        ids = self.tokens
-        return [self._passage(passage, ids) for passage in found[: count.value]]
+        passages = found[: count.value]
+        composed = self._is_composed()
+        ids = {p.document: self._document_tokens(p.document) for p in passages} if composed else {}
+        own = self.tokens
+        return [self._passage(p, ids.get(p.document, own)) for p in passages]
+
+    def documents(self) -> List[ComposedDocument]:
+        """Lists the documents of Model.compose, in its order; empty for other sessions."""
+        owner = self._live()
+        found: List[ComposedDocument] = []
+        while True:
+            document = sized(_abi.kv_session_document)
+            try:
+                call(lib.kv_session_get_document, owner, len(found), byref(document))
+            except Error as error:
+                if error.status in (Status.NOT_FOUND, Status.BAD_STATE):
+                    return found
+                raise
+            found.append(
+                ComposedDocument(
+                    path=(document.path or b"").decode("utf-8", "surrogateescape"),
+                    tokens=document.tokens,
+                    score=None if document.score < 0 else document.score,
+                    is_candidate=bool(document.flags & _abi.DOCUMENT_CANDIDATE),
+                    is_attended=bool(document.flags & _abi.DOCUMENT_ATTENDED),
+                )
+            )
+
+    def limit_documents(self, indexes: Iterable[int] = ()) -> None:
+        """Limits later answers to these of documents(), ascending; none: all are candidates.
+
+        Raises BadStateError (not of Model.compose), BadArgumentError.
+        """
+        limits = np.array([as_uint("index", i, 32) for i in indexes], np.uint32)
+        call(lib.kv_session_limit_documents, self._live(), address(limits), limits.size)
+
+    def _is_composed(self) -> bool:
+        try:
+            document = sized(_abi.kv_session_document)
+            call(lib.kv_session_get_document, self._live(), 0, byref(document))
+        except Error:
+            return False
+        return True
+
+    def _document_tokens(self, index: int) -> npt.NDArray[np.int32]:
+        document, count = sized(_abi.kv_session_document), c_size_t()
+        owner = self._live()
+        call(lib.kv_session_get_document, owner, index, byref(document))
+        ids = np.empty(document.tokens, np.int32)
+        call(lib.kv_session_document_tokens, owner, index, address(ids), ids.size, byref(count))
+        return ids
 
     def _passage(self, passage: _abi.kv_passage, ids: npt.NDArray[np.int32]) -> Passage:
         part = ids[passage.first_token : passage.first_token + passage.tokens]

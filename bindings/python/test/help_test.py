@@ -12,6 +12,7 @@ METHODS = {
     kvasir.Model.__init__: options.ModelOptions,
     kvasir.Model.session: options.SessionOptions,
     kvasir.Model.load: options.SessionOptions,
+    kvasir.Model.compose: options.SessionOptions,
     kvasir.Model.session_from_cache: options.SessionOptions,
     kvasir.Model.session_from_checkpoint: options.SessionOptions,
     kvasir.Model.hash: options.ControlOptions,

@@ -12,6 +12,28 @@ from kvasir import Status, Strategy, experimental
 
 
 class Sessions(Case):
+    def test_composes_saved_documents(self):
+        paths = [self.folder / "one.kv", self.folder / "two.kv"]
+        for path, text in zip(paths, [document(), "The password of the cellar is 5520914."]):
+            with self.model.session() as session:
+                session.prefill(text)
+                session.save(path)
+        with self.model.compose(paths, threads=2) as session:
+            self.assertEqual([d.path for d in session.documents()], [str(p) for p in paths])
+            answer = session.ask(QUESTION, trace_passages=True, max_tokens=32)
+            self.assertIn("4821907", answer.text)
+            passage = session.passages()[0]
+            self.assertEqual(passage.document, 0)
+            self.assertIn("4821907", passage.text)
+            self.assertTrue(all(d.is_attended for d in session.documents()))
+            session.limit_documents([1])
+            session.ask(QUESTION, max_tokens=4)
+            self.assertEqual([d.is_attended for d in session.documents()], [False, True])
+            self.assertRaises(kvasir.BadArgumentError, session.limit_documents, [2])
+            self.assertRaises(kvasir.UnsupportedError, session.save, self.folder / "no.kv")
+        with self.model.load(paths[0]) as session:
+            self.assertEqual(session.documents(), [])
+
     def test_the_fact_is_found_and_a_loaded_document_has_the_same_answer(self):
         session = self.prefilled()
         before = session.tokens

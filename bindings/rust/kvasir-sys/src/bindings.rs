@@ -17,6 +17,8 @@ pub const KV_GPU_OUTPUT: u32 = 1;
 pub const KV_GPU_ATTENDS: u32 = 2;
 pub const KV_GPU_COEXECUTES: u32 = 4;
 pub const KV_GPU_READS_PAGES: u32 = 8;
+pub const KV_DOCUMENT_CANDIDATE: u32 = 1;
+pub const KV_DOCUMENT_ATTENDED: u32 = 2;
 pub const KV_STRATEGY_PREFILL: u32 = 1;
 pub const KV_STRATEGY_CACHE: u32 = 2;
 pub const KV_STRATEGY_INDEX: u32 = 4;
@@ -221,7 +223,7 @@ pub struct kv_passage {
     pub first_byte: u64,
     pub bytes: u64,
     pub share: f32,
-    pub reserved: u32,
+    pub document: u32,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -266,6 +268,22 @@ pub struct kv_session_stats {
     pub windows_bytes: u64,
     pub last_drafted: u64,
     pub last_accepted: u64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct kv_compose_options {
+    pub struct_size: u32,
+    pub max_documents: u32,
+    pub session: *const kv_session_options,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct kv_session_document {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub tokens: u64,
+    pub score: f64,
+    pub path: *const ::std::os::raw::c_char,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -625,6 +643,35 @@ extern "C" {
         options: *const kv_session_options,
         control: *const kv_control,
         out: *mut *mut kv_session,
+        error: *mut kv_error,
+    ) -> kv_status;
+    pub fn kv_session_compose(
+        model: *mut kv_model,
+        paths: *const *const ::std::os::raw::c_char,
+        count: usize,
+        options: *const kv_compose_options,
+        control: *const kv_control,
+        out: *mut *mut kv_session,
+        error: *mut kv_error,
+    ) -> kv_status;
+    pub fn kv_session_get_document(
+        session: *mut kv_session,
+        index: u32,
+        document: *mut kv_session_document,
+        error: *mut kv_error,
+    ) -> kv_status;
+    pub fn kv_session_document_tokens(
+        session: *mut kv_session,
+        index: u32,
+        tokens: *mut i32,
+        capacity: usize,
+        count: *mut usize,
+        error: *mut kv_error,
+    ) -> kv_status;
+    pub fn kv_session_limit_documents(
+        session: *mut kv_session,
+        documents: *const u32,
+        count: usize,
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_file_inspect(

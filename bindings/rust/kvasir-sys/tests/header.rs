@@ -75,7 +75,9 @@ fn layouts_are_those_of_the_header() {
         kv_model_info { struct_size layers width heads kv_heads head_dim feed_forward vocabulary
             context_tokens parameters weight_bytes kv_bytes_per_token architecture name weights
             tokenizer chat_format fingerprint hash thinks mtp_layers }
-        kv_passage { first_token tokens first_byte bytes share reserved }
+        kv_passage { first_token tokens first_byte bytes share document }
+        kv_compose_options { struct_size max_documents session }
+        kv_session_document { struct_size flags tokens score path }
         kv_session_stats { struct_size threads tokens context_tokens sealed_tokens page_tokens
             sink_tokens window_tokens prefill_chunk kv_bytes_per_token private_bytes mapped_bytes
             spilled_bytes memory_limit prefill_tokens prefill_ns sparse_tokens load_ns
