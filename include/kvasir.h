@@ -266,6 +266,12 @@ KV_API void kv_init(void* s, size_t size);
 /* kv_open: GPUs leave room for the MTP layer, if the model has one, for sessions with draft_tokens.
  * Fewer of the model's own weights may fit. */
 #define KV_PLAN_DRAFTS 0x800u
+/* kv_session_options: no drafts by lookup. Otherwise kv_generate drafts up to 15 tokens for a step:
+ * those that followed the newest tokens where these occurred before, in the document, a question or
+ * an answer. Answers are the same, bit for bit, as with draft_tokens. The session measures what
+ * drafts take and how many are accepted; where they do not pay, they take about a hundredth of the
+ * time. With layers on a GPU a step has up to 3. */
+#define KV_NO_LOOKUP 0x1000u
 
 /* -- Cancel and progress -- */
 
@@ -375,7 +381,7 @@ struct kv_session_options {
   uint32_t prefill_chunk;     /* tokens per prefill step, 1 to 4096; 0: 512, on a GPU or with many
                                * experts 1024, or fewer to bound memory */
   uint32_t precision;         /* kv_precision */
-  uint32_t flags;             /* 0 */
+  uint32_t flags;             /* KV_NO_LOOKUP */
   const kv_strategy* decode;  /* NULL: "auto". Has no effect with KV_PRECISION_F32 */
   const kv_strategy* prefill; /* NULL: "full", exact attention */
   /* Bytes of host memory for the KV cache and everything stored with it; 0: no limit. Pages beyond
@@ -403,11 +409,11 @@ struct kv_session_options {
    * are the same, bit for bit: a step decides on the drafts together, and keeps those that decode
    * alone would sample. Prefill takes longer, and the layer has a KV cache of its own, which
    * kv_save saves. After kv_load of a file without it (kv_file_info.mtp_tokens is 0) the layer
-   * attends later tokens only, and the log says so. Drafts pause where steps with them take longer
-   * than they save. With a memory_limit that has no room for the layer's KV cache there are none,
-   * and the log says so. Of a model on GPUs the layer is on the one that has the output, if that
-   * has room (KV_PLAN_DRAFTS makes it), and otherwise on the CPU. kv_session_stats counts drafts;
-   * the JSON says why there are none, and where the layer is. KV_UNSUPPORTED
+   * attends later tokens only, and the log says so. A step has fewer drafts, or none, where they
+   * take longer than they save. With a memory_limit that has no room for the layer's KV cache it
+   * drafts none, and the log says so. Of a model on GPUs the layer is on the one that has the
+   * output, if that has room (KV_PLAN_DRAFTS makes it), and otherwise on the CPU. kv_session_stats
+   * counts drafts; the JSON says why there are none, and where the layer is. KV_UNSUPPORTED
    * (kv_model_info.mtp_layers is 0), KV_CORRUPT (a tensor of the layer, which message names).
    * Without drafts the layer is not read. */
   uint32_t draft_tokens;
@@ -696,8 +702,10 @@ typedef struct kv_session_stats {
   uint64_t prefilled_again;  /* tokens prefilled again, after a rewind or for a prefix */
   uint64_t windows_bytes;    /* of layers with a sliding window, in memory and in the loaded file;
                               * included above */
-  uint64_t last_drafted;     /* tokens that the MTP layer drafted for the last answer */
+  uint64_t last_drafted;     /* tokens that were drafted for the last answer */
   uint64_t last_accepted;    /* those of them that the answer has */
+  uint64_t last_looked_up;   /* those of last_drafted that a lookup drafted */
+  uint64_t last_lookup_accepted; /* those of last_looked_up that the answer has */
 } kv_session_stats;
 
 /* Fills *stats. KV_NO_MEMORY, KV_BUSY. */

@@ -39,6 +39,7 @@ type SessionOptions struct {
 	// DraftTokens are drafted by the model's MTP layer for each step of an answer, 1 to 3; 0: none.
 	// Answers are the same, bit for bit. ErrUnsupported unless ModelInfo.MTPLayers.
 	DraftTokens int
+	NoLookup    bool    // answers, which are the same, have no drafts from the sequence's own text
 	Log         LogFunc // nil: silent
 }
 
@@ -60,6 +61,7 @@ func (s *Session) options(from *SessionOptions, a *arguments) (*C.kv_session_opt
 	o.spill_directory = a.option("SpillDirectory", from.SpillDirectory)
 	o.instructions = a.option("Instructions", from.Instructions)
 	o.draft_tokens = a.u32("DraftTokens", from.DraftTokens)
+	o.flags = flag(from.NoLookup, C.KV_NO_LOOKUP)
 	if a.err != nil {
 		return nil, a.err
 	}

@@ -58,8 +58,11 @@ type SessionStats struct {
 	Device            string // "cpu", "cuda:0", "cuda:0,cuda:1", truncated
 	PrefilledAgain    int    // tokens prefilled again, after a rewind or for a prefix
 	WindowsBytes      int64  // of layers with a sliding window, in memory and in the loaded file
-	LastDrafted       int    // tokens that the MTP layer drafted for the last answer
+	LastDrafted       int    // tokens that were drafted for the last answer
 	LastAccepted      int    // those of them that the answer has
+	LastLookedUp      int    // those of LastDrafted from the sequence's own text
+	// LastLookupAccepted are those of LastLookedUp that the answer has.
+	LastLookupAccepted int
 }
 
 // Stats returns the state of the session and its last decode. ErrNoMemory, ErrBusy.
@@ -109,6 +112,9 @@ func (s *Session) Stats() (SessionStats, error) {
 		WindowsBytes:      int64(raw.windows_bytes),
 		LastDrafted:       int(raw.last_drafted),
 		LastAccepted:      int(raw.last_accepted),
+		LastLookedUp:      int(raw.last_looked_up),
+
+		LastLookupAccepted: int(raw.last_lookup_accepted),
 	}, nil
 }
 

@@ -34,7 +34,7 @@ namespace {
 
 constexpr uint32_t panel_cols = 512;        // of a quantised panel: 32 rows are 16 KiB
 constexpr uint32_t float_panel_cols = 128;  // of a float panel: the same
-constexpr uint32_t few = max_few_inputs;    // of a pass over the rows
+constexpr uint32_t few = 16;                // inputs of a pass over the rows
 
 inline bool reads_in_place(const Activations& x) {
   const bool by_count = x.method == ProductMethod::by_count;

@@ -29,7 +29,7 @@ LogFn log_function(kv_log_fn fn, void* user) {
 Status session_options(const kv_session_options* in, SessionOptions* out) {
   kv_session_options o;
   RETURN_IF_ERROR(read_options(in, &o));
-  RETURN_IF_ERROR(check_flags(o.flags, 0));
+  RETURN_IF_ERROR(check_flags(o.flags, KV_NO_LOOKUP));
   if (o.precision > KV_PRECISION_F32)
     return Status::error(Code::bad_argument,
                          "precision is %u: use KV_PRECISION_INT8 or KV_PRECISION_F32", o.precision);
@@ -50,6 +50,7 @@ Status session_options(const kv_session_options* in, SessionOptions* out) {
   if (o.reserved != 0)
     return Status::error(Code::bad_argument, "options->reserved is %u: write 0", o.reserved);
   out->draft_tokens = o.draft_tokens;
+  if (o.flags & KV_NO_LOOKUP) out->lookup_tokens = 0;
   out->log = log_function(o.log, o.log_user);
   return {};
 }

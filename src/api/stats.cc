@@ -48,6 +48,8 @@ kv_session_stats to_public(const SessionStats& s) {
   out.windows_bytes = s.windows_bytes;
   out.last_drafted = s.drafts.drafted;
   out.last_accepted = s.drafts.accepted;
+  out.last_looked_up = s.drafts.looked_up;
+  out.last_lookup_accepted = s.drafts.lookup_accepted;
   return out;
 }
 

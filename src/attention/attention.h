@@ -64,6 +64,20 @@ struct ReadCounts {
     min_certificate = std::min(min_certificate, o.min_certificate);
     return *this;
   }
+  // Takes out what tokens read that do not stay: all but `kept` of a step of so many.
+  void keep(const ReadCounts& before, uint32_t kept, uint32_t tokens) {
+    const auto part = [&](uint64_t old, uint64_t* count) {
+      *count = old + (*count - old) * kept / tokens;
+    };
+    part(before.tokens_read, &tokens_read);
+    part(before.tokens_present, &tokens_present);
+    part(before.pages_touched, &pages_touched);
+    part(before.tokens_hot, &tokens_hot);
+    part(before.summary_bytes, &summary_bytes);
+    part(before.keys_scanned, &keys_scanned);
+    part(before.queries, &queries);
+    mass = before.mass + (mass - before.mass) * kept / tokens;
+  }
   ReadCounts& operator+=(const Scanned& scanned) {
     summary_bytes += scanned.summary_bytes;
     keys_scanned += scanned.keys_scanned;
@@ -137,6 +151,9 @@ class Attention {
   const ReadCounts& counts() const { return counts_; }
   const Comparison& comparison() const { return comparison_; }      // of steps whose plan compares
   void add_counts(const ReadCounts& counts) { counts_ += counts; }  // of a GPU's attention
+  void keep_counts(const ReadCounts& before, uint32_t kept, uint32_t tokens) {
+    counts_.keep(before, kept, tokens);
+  }
   void reset_counts() { counts_ = {}, comparison_.reset(); }
 
  private:

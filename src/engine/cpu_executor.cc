@@ -49,7 +49,7 @@ Status CpuExecutor::plan(const StepContext& c, const Request&, LayerRun* run) {
 Status CpuExecutor::begin(const StepContext& c) {
   step_ = &c, cancel_ = &c.cancel, n_ = c.tokens();
   resize(n_);
-  products_.begin(c.cancel);
+  products_.begin(c.cancel, c.product_method());
   if (altup_) altup_->begin(c.x, n_, c.cancel);
   if (recurrent_) recurrent_->begin(n_, c.states, c.cancel);
   return {};

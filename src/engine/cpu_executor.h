@@ -37,7 +37,7 @@ class CpuExecutor final : public LayerExecutor {
   void project(uint32_t layer, const float* h);
   void gate_output(const LayerConfig& c, uint32_t first);
   void dense(uint32_t layer, const float* h, uint32_t n);
-  Status experts(uint32_t layer, const CpuExperts::Input& input, float* out);
+  Status experts(uint32_t layer, CpuExperts::Input input, float* out);
   Status add_experts(uint32_t layer, const float* x, uint32_t n);
   void resize(uint32_t n);
   void multiply(const float* x, uint32_t n, uint32_t cols,

@@ -60,7 +60,7 @@ bool CpuExperts::run(uint32_t layer, const Input& input, const CancelLatch& canc
   layer_ = &model_.layer(layer);
   config_ = &layer_->experts;
   weights_ = &all_weights_.layers[layer].experts;
-  cancel_ = &cancel, n_ = input.n, good_ = true;
+  cancel_ = &cancel, n_ = input.n, open_ = input.open, good_ = true;
   has_shared_ = input.shared && config_->shared_width > 0;
   resize(n_);
 
@@ -85,7 +85,7 @@ void CpuExperts::route(const float* x) {
   const Matrix router = matrix_of(weights_->router);
   if (is_quantized(router.w)) quantize(x);
   Activations input = rows_at(x, x_quants_, 0, n_, width_);
-  input.method = method_of(n_);
+  input.method = method();
   products_.assign(1, {config_->count, width_, n_});
   by_products([&](const Task& task, uint32_t worker) {
     multiply(router, input, task, logits_.get(), worker);
@@ -141,11 +141,11 @@ void CpuExperts::group(const float* x) {
   if (has_shared_) {
     Group& g = groups_.emplace_back(
         Group{matrix_of(w.shared_gate), matrix_of(w.shared_up), matrix_of(w.shared_down), all});
-    g.input.method = method_of(n_);
+    g.input.method = method();
     g.first = used, g.inner = used * config_->width;
   }
   const ProductMethod method =
-      used <= few_tokens * config_->count ? ProductMethod::few : ProductMethod::many;
+      open_ || used <= few_tokens * config_->count ? ProductMethod::few : ProductMethod::many;
   for (uint32_t e = 0, begin = 0; e < config_->count; begin = ends_[e++]) {
     if (ends_[e] == begin) continue;
     Group& g = groups_.emplace_back(

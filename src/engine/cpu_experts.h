@@ -39,6 +39,7 @@ class CpuExperts {
     const float* routed = nullptr;  // [n][width] the router's input
     float limit = 0;                // of the magnitudes of an expert's inner values
     bool shared = true;             // false: without the shared expert
+    bool open = false;              // each token has the bits of one alone
   };
   // Computes out: [n][width], which may be the input. Returns false where the router makes NaN or
   // infinity, or where an inner value is NaN or not below the limit. After a cancel the result has
@@ -80,6 +81,8 @@ class CpuExperts {
 
   void resize(uint32_t n);
   void quantize(const float* x);
+  // Of the products of all tokens.
+  ProductMethod method() const { return open_ ? ProductMethod::few : method_of(n_); }
   void route(const float* x);
   void choose(std::size_t first, uint32_t count, float* scores);
   void weigh_shared(std::size_t first, uint32_t count, const float* x, uint32_t worker);
@@ -108,6 +111,7 @@ class CpuExperts {
   const ExpertWeights* weights_ = nullptr;
   const CancelLatch* cancel_ = nullptr;
   uint32_t n_ = 0;
+  bool open_ = false;  // Input::open
   bool has_shared_ = false;
   std::atomic<bool> good_{true};
   std::vector<Group> groups_;  // experts that have tokens

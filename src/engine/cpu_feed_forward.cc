@@ -31,7 +31,7 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
       c.is_parallel() ? y_.get() + std::size_t{first} * width : norm(x, w.ffn_norm, n, h_.get());
   if (c.has_dense()) dense(layer, h, n);
   if (c.has_experts() && c.has_dense()) RETURN_IF_ERROR(add_experts(layer, x, n));
-  else if (c.has_experts()) RETURN_IF_ERROR(experts(layer, {n, h, h, too_large}, h_.get()));
+  else if (c.has_experts()) RETURN_IF_ERROR(experts(layer, {n, h, h}, h_.get()));
   add(x, w.ffn_post_norm, n);
   finish_layer(layer, first);
   return cancel_->fired() ? Status() : check_layer(layer, first);
@@ -48,7 +48,8 @@ void CpuExecutor::dense(uint32_t layer, const float* h, uint32_t n) {
   multiply(gate_.get(), n, c.feed_forward, {{&w.down, h_.get()}});
 }
 
-Status CpuExecutor::experts(uint32_t layer, const CpuExperts::Input& input, float* out) {
+Status CpuExecutor::experts(uint32_t layer, CpuExperts::Input input, float* out) {
+  input.limit = too_large, input.open = step_->step.open;
   const bool good = experts_->run(layer, input, *cancel_, out);
   return good || cancel_->fired() ? Status() : not_a_number("layer " + std::to_string(layer));
 }
@@ -64,7 +65,7 @@ Status CpuExecutor::add_experts(uint32_t layer, const float* x, uint32_t n) {
     normalise(x + at, w.router_norm, count, routed + at);
     normalise(x + at, w.input_norm, count, y + at);
   });
-  RETURN_IF_ERROR(experts(layer, {n, y, routed, too_large}, y));
+  RETURN_IF_ERROR(experts(layer, {n, y, routed}, y));
   by_rows(n, [&](std::size_t first, uint32_t count) {
     const std::size_t at = first * cols;
     normalise(y + at, w.output_norm, count, y + at);

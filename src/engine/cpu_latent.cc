@@ -149,8 +149,8 @@ void CpuLatent::multiply(const WeightView& weights, const Task& task, float* y, 
   if (tensor_type_info(weights.type)->block_elements > 1)
     kernels_.quantize(w->rows.get(), task.count, weights.cols, w->quants.get(), w->scales.get(),
                       w->sums.get());
-  const Activations x{task.count,      weights.cols,  w->rows.get(),    w->quants.get(),
-                      w->scales.get(), w->sums.get(), method_of(task.n)};
+  const Activations x{task.count,      weights.cols,  w->rows.get(), w->quants.get(),
+                      w->scales.get(), w->sums.get(), task.method};
   kernels_.matmul(weights, x, y, stride, 0, weights.rows, w->product.get());
 }
 
@@ -159,10 +159,12 @@ void CpuLatent::multiply(const WeightView& weights, const Task& task, float* y, 
 template <class F>
 void CpuLatent::by_heads(const StepContext& step, uint32_t heads, uint32_t n, F&& f) {
   const uint32_t blocks = std::max(1u, n / task_tokens);  // the last one takes what is left
+  const ProductMethod method = step.step.open ? ProductMethod::few : method_of(n);
   pool_->run(heads * blocks, [&](uint32_t i, uint32_t worker) {
     if (step.cancel.fired()) return;
     const uint32_t block = i % blocks, first = block * task_tokens;
-    f(Task{i / blocks, first, block + 1 == blocks ? n - first : task_tokens, n}, &workers_[worker]);
+    f(Task{i / blocks, first, block + 1 == blocks ? n - first : task_tokens, method},
+      &workers_[worker]);
   });
 }
 

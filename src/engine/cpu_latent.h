@@ -48,9 +48,10 @@ class CpuLatent {
     const void* unpacked = nullptr;  // the matrix in `weights`
     Buffer<std::byte> product;
   };
-  // Tokens [first, first + count) of n, and a head.
+  // Tokens [first, first + count), and a head.
   struct Task {
-    uint32_t head, first, count, n;
+    uint32_t head, first, count;
+    ProductMethod method;
   };
 
   void make_keys(const StepContext& step, uint32_t layer, float* queries, float* keys);

@@ -37,7 +37,7 @@ void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
     return tensor_type_info(p.linear->w.type)->block_elements == 1;
   };
   if (!std::all_of(products.begin(), products.end(), is_float)) quantize(x, n, cols);
-  const Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get()};
+  const Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get(), method_};
 
   uint64_t rows = 0;
   for (const Product& p : products) rows += p.linear->w.rows;

@@ -25,7 +25,9 @@ class CpuProducts {
   // Makes room for n inputs of at most `widest` columns. Throws std::bad_alloc.
   void resize(uint32_t n, std::size_t widest);
   // For the products of a step. Once the latch has fired, results are meaningless.
-  void begin(const CancelLatch& cancel) { cancel_ = &cancel; }
+  void begin(const CancelLatch& cancel, ProductMethod method = ProductMethod::by_count) {
+    cancel_ = &cancel, method_ = method;
+  }
 
   struct Product {
     const Linear* linear;
@@ -41,6 +43,7 @@ class CpuProducts {
   const Kernels& kernels_;
   ThreadPool* const pool_;
   const CancelLatch* cancel_ = nullptr;
+  ProductMethod method_ = ProductMethod::by_count;
   Buffer<int8_t> quants_;         // [n][widest input]
   Buffer<float> scales_;          // [n][widest input / 32]
   Buffer<int16_t> sums_;          // [n][widest input / 16]

@@ -128,7 +128,7 @@ Status GpuExecutor::resize_attended(uint32_t n) {
 
 // Logits of one token, or of an open step's, are computed with the step.
 Status GpuExecutor::prepare_output() {
-  static_assert(max_alone == ForwardStep::max_open_tokens && max_alone <= logit_rows);
+  static_assert(max_alone == ForwardStep::max_device_open_tokens && max_alone <= logit_rows);
   if (!weights_.has_output() || (!open_ && step_->step.want != ForwardStep::Logits::last))
     return {};
   const uint32_t wanted = step_->step.logits_wanted(), room = open_ ? max_alone : 1;

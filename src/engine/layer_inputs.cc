@@ -32,7 +32,7 @@ void LayerInputs::make(const StepContext& step) {
   const Weights& w = model_.weights();
   const uint32_t size = c.layer_input, n = step.tokens();
   const std::size_t cols = std::size_t{c.depth()} * size;
-  products_.begin(step.cancel);
+  products_.begin(step.cancel, step.product_method());
   products_.multiply(step.x, n, c.width, {{&w.input_projection, inputs_.get()}});
   const float projected = 1 / std::sqrt(static_cast<float>(c.width)),
               embedded = std::sqrt(static_cast<float>(size)), both = 1 / std::sqrt(2.0f);

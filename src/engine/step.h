@@ -7,6 +7,7 @@
 
 #include "attention/request.h"
 #include "attention/trace.h"
+#include "backend/kernels.h"
 #include "backend/thread_pool.h"
 #include "base/cancel.h"
 #include "base/status.h"
@@ -57,8 +58,10 @@ struct ForwardStep {
   uint32_t probe_tokens = 0;
   float* errors = nullptr;  // [layers]
 
-  // Products, experts, attention and states of so few tokens have the bits of one token alone.
-  static constexpr uint32_t max_open_tokens = 4;
+  // The most tokens of a step that may end before its last one. They have the bits of one token
+  // alone each.
+  static constexpr uint32_t max_open_tokens = 16;
+  static constexpr uint32_t max_device_open_tokens = 4;  // where GPUs have layers
 
   uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
   // Tokens at the end of the step whose logits are wanted.
@@ -92,6 +95,10 @@ struct StepContext {
 
   uint32_t tokens() const { return step.size(); }
   bool attends_everything() const { return !step.selector; }
+  // Of the step's products. An open step has the method of one token.
+  ProductMethod product_method() const {
+    return step.open ? ProductMethod::few : ProductMethod::by_count;
+  }
 };
 
 }  // namespace kvasir

@@ -184,7 +184,7 @@ Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
   step.cancel = cancel;
   step.inputs = inputs_.get();
   // On a GPU so few rows go the way of single tokens, which is faster.
-  step.open = n > 1 && n <= ForwardStep::max_open_tokens && !layer.device_weights().empty();
+  step.open = n > 1 && n <= ForwardStep::max_device_open_tokens && !layer.device_weights().empty();
   if (rows.logits) {
     step.want = ForwardStep::Logits::last;
     step.logits = logits_.data();

@@ -50,7 +50,7 @@ struct DraftState {
 
 class Drafter {
  public:
-  static constexpr uint32_t max_tokens = ForwardStep::max_open_tokens - 1;  // of a draft
+  static constexpr uint32_t max_tokens = 3;  // of a draft
 
   // Code::unsupported, Code::corrupt: as MtpLayer::open().
   static Status create(const std::shared_ptr<const Model>& model, uint64_t context,

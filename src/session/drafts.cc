@@ -1,5 +1,5 @@
-// Steps of an answer with drafts: the model decides on several tokens at once. A step of a few
-// tokens has the bits of steps of one token each (ForwardStep::max_open_tokens). The sampler draws
+// Steps of an answer with drafts: the model decides on several tokens at once. A step of up to
+// ForwardStep::max_open_tokens has the bits of steps of one token each. The sampler draws
 // after each of them as it would without drafts, from the same logits, seed and position. A draft
 // is accepted where it is what was drawn. So the answer is that of decoding alone, whatever the
 // drafts are: a draft d is accepted with probability p(d), and what stands in its place otherwise
@@ -19,7 +19,7 @@ const char* name_of(DraftsOff why) {
     case DraftsOff::measured:
       return "a measurement needs each token alone";
     case DraftsOff::strategy:
-      return "the decode strategy keeps a selection from token to token";
+      return "the decode strategy keeps what it selects by from token to token";
     case DraftsOff::no_hidden:
       return "the last token's hidden state is unknown";
     case DraftsOff::slower:
@@ -28,6 +28,8 @@ const char* name_of(DraftsOff why) {
       return "the memory limit has no room for what the MTP layer keeps";
     case DraftsOff::device_memory:
       return "the GPU has no room for steps with drafts";
+    case DraftsOff::no_match:
+      return "the newest tokens occur nowhere before";
   }
   return "";
 }
@@ -67,51 +69,123 @@ Status Session::fit_drafts(const std::function<Status()>& fit) {
 // The most drafts of the next step.
 uint32_t Session::draft_room() const {
   const uint64_t tokens = sequence_.tokens.size(), left = options_.context - sequence_.positions();
-  const uint32_t group = model_->config().group(),
-                 drafts = propose_ ? Drafter::max_tokens : options_.draft_tokens;
-  uint32_t n = static_cast<uint32_t>(std::min<uint64_t>(left, drafts + 1));
-  n = std::min(n, query_group_tokens(group));
+  const uint32_t most = model_->device_weights().empty() ? ForwardStep::max_open_tokens
+                                                         : ForwardStep::max_device_open_tokens;
+  auto n = static_cast<uint32_t>(std::min<uint64_t>(left, most));
+  n = std::min(n, query_group_tokens(model_->config().group()));
   n = sequence_.store.open_tokens(n);
   if (const KvStore* windows = sequence_.windows_or_null()) n = windows->open_tokens(n);
   if (!sequence_.store.check_budget(tokens + n).ok()) return 0;
   return n - std::min(n, 1u);
 }
 
+// The most of them by lookup: a step with drafts keeps a recurrent state after each token.
+uint32_t Session::lookup_room(uint32_t room) const {
+  constexpr uint64_t most_bytes = 256 << 20;
+  uint32_t drafts = std::min(room, options_.lookup_tokens);
+  if (const auto& states = sequence_.states) {
+    const uint64_t budget = sequence_.store.budget().bytes,
+                   bytes = budget > 0 ? std::min(most_bytes, budget / 8) : most_bytes,
+                   count = bytes / (states->size() * sizeof(float));
+    drafts =
+        static_cast<uint32_t>(std::min<uint64_t>(drafts, count - std::min<uint64_t>(count, 1)));
+  }
+  return drafts;
+}
+
 // Why the next step can have no drafts.
 DraftsOff Session::why_no_drafts() const {
-  if (options_.drafts_left_out && !propose_) return DraftsOff::memory;
   if (no_device_room_) return DraftsOff::device_memory;
   if (tracing_ || options_.compare != CompareLevel::none || options_.select.certify)
     return DraftsOff::measured;
-  if (chooses_once() || decode_.memory()) return DraftsOff::strategy;
-  return pace_.pauses() && !options_.drafts_always ? DraftsOff::slower : DraftsOff::no;
+  if (chooses_once() || decode_.memory() ||
+      strategy_needs(options_.select.strategy, StrategyInfo::needs_representatives))
+    return DraftsOff::strategy;
+  return DraftsOff::no;
+}
+
+Session::Lookup Session::look_up(Token next, uint32_t room) const {
+  Lookup out;
+  const uint32_t most = lookup_room(room);
+  if (most == 0) return out;
+  out.match = find_newest(sequence_.tokens, next);
+  if (out.match.found()) out.offer = {DraftSource::lookup, most, out.match.length};
+  return out;
+}
+
+DraftPace::Choice Session::choose_drafts(const DraftPace::Offer& offer) const {
+  if (offer.most == 0) return {};
+  if (options_.drafts_always) return {offer.most, 2};
+  return pace_.measures(offer.source) ? DraftPace::Choice() : pace_.choose(offer);
 }
 
 // Appends drafts to the token of an answer that comes next.
 Status Session::draft(const Cancel* cancel, Array<Token>* tokens) {
-  if (options_.draft_tokens == 0 && !propose_) return {};
-  drafts_.off = why_no_drafts();
-  if (drafts_.off != DraftsOff::no || !(options_.drafts_always || pace_.tries())) return {};
+  offer_ = {}, passed_ = -1;
+  if (!may_draft()) {
+    if (options_.drafts_left_out) drafts_.off = DraftsOff::memory;
+    return {};
+  }
+  if (const DraftsOff why = why_no_drafts(); why != DraftsOff::no) {
+    drafts_.off = why;
+    return {};
+  }
   const uint32_t room = draft_room();
-  if (room == 0) return {};
-  if (propose_) propose_(tokens->back(), room, tokens);
-  else
-    RETURN_IF_ERROR(drafter_->draft(sequence_.tokens.size(), tokens->back(), room, cancel,
+  if (room == 0) return {};  // the next token fills a page
+  RETURN_IF_ERROR(draft_by_source(room, cancel, tokens));
+  const uint64_t drafts = tokens->size() - 1;
+  if (drafts == 0) return {};
+  ++drafts_.steps, drafts_.drafted += drafts;
+  drafts_.off = DraftsOff::no;
+  if (offer_.source == DraftSource::lookup) drafts_.looked_up += drafts;
+  return {};
+}
+
+// Of what the text and the MTP layer have, takes what is expected to save more time.
+Status Session::draft_by_source(uint32_t room, const Cancel* cancel, Array<Token>* tokens) {
+  const Token next = tokens->back();
+  if (propose_) {
+    offer_ = {DraftSource::lookup, room, LookupMatch::max_length};
+    if (const uint32_t n = choose_drafts(offer_).drafts; n > 0) propose_(next, n, tokens);
+    else if (!pace_.measures(offer_.source)) drafts_.off = DraftsOff::slower;
+    return {};
+  }
+  const Lookup lookup = look_up(next, room);
+  const DraftPace::Offer layer{DraftSource::layer,
+                               drafter_ ? std::min(room, options_.draft_tokens) : 0};
+  const DraftPace::Choice by_lookup = choose_drafts(lookup.offer), by_layer = choose_drafts(layer);
+  if (by_lookup.drafts > 0 && by_lookup.gain >= by_layer.gain) {
+    offer_ = lookup.offer;
+    append_lookup(sequence_.tokens, next, lookup.match, by_lookup.drafts, tokens);
+  } else if (by_layer.drafts > 0) {
+    offer_ = layer;
+    RETURN_IF_ERROR(drafter_->draft(sequence_.tokens.size(), next, by_layer.drafts, cancel,
                                     &*sequence_.drafts, tokens));
-  if (tokens->size() == 1) drafts_.off = DraftsOff::no_hidden;
-  else ++drafts_.steps, drafts_.drafted += tokens->size() - 1;
+    if (tokens->size() == 1) drafts_.off = DraftsOff::no_hidden;
+  } else {
+    offer_ = lookup.offer;
+    if (lookup.match.found()) {
+      Array<Token> first;
+      append_lookup(sequence_.tokens, next, lookup.match, 1, &first);
+      passed_ = first[0];
+    }
+    const bool measures = pace_.measures(DraftSource::lookup) || pace_.measures(DraftSource::layer);
+    if (options_.drafts_left_out) drafts_.off = DraftsOff::memory;
+    else if (!lookup.match.found() && !drafter_) drafts_.off = DraftsOff::no_match;
+    else if (!measures) drafts_.off = DraftsOff::slower;
+  }
   return {};
 }
 
 // decode_step(), by the clock.
 Status Session::decode_timed(const GenerateOptions& o, AnswerState* state, const TakeFn& take,
                              Token* token, Next* next) {
-  if (options_.draft_tokens == 0 && !propose_) return decode_step(o, state, take, token, next);
+  if (!may_draft()) return decode_step(o, state, take, token, next);
   const auto now = [&] { return options_.clock ? options_.clock() : os::now_ns(); };
   const uint64_t begin = now(), drafted = drafts_.drafted, tokens = sequence_.tokens.size();
   RETURN_IF_ERROR(decode_step(o, state, take, token, next));
-  pace_.note(static_cast<uint32_t>(drafts_.drafted - drafted),
-             static_cast<uint32_t>(sequence_.tokens.size() - tokens), now() - begin);
+  pace_.note({offer_, static_cast<uint32_t>(drafts_.drafted - drafted),
+              static_cast<uint32_t>(sequence_.tokens.size() - tokens), now() - begin});
   drafts_.step_ns = pace_.drafted_ns(), drafts_.alone_ns = pace_.alone_ns();
   return {};
 }
@@ -125,6 +199,7 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   const auto alone = [&] {
     RETURN_IF_ERROR(append_token(*token, o.cancel));
     RETURN_IF_ERROR(sample(o, state, sequence_.logits, token));
+    if (passed_ >= 0) pace_.note_passed(offer_, *token == passed_);
     *next = take(*token);
     return Status();
   };
@@ -139,6 +214,7 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
     *next = take(*token);
     const bool accepted = *next == Next::token && i + 1 < tokens.size() && *token == tokens[i + 1];
     drafts_.accepted += accepted;
+    if (offer_.source == DraftSource::lookup) drafts_.lookup_accepted += accepted;
     return accepted;
   };
   uint64_t done = 0;
@@ -150,6 +226,7 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   log(1, "the GPU has no room for steps with drafts: the answer goes on without");
   no_device_room_ = true, drafts_.off = DraftsOff::device_memory;
   --drafts_.steps, drafts_.drafted -= tokens.size() - 1;
+  if (offer_.source == DraftSource::lookup) drafts_.looked_up -= tokens.size() - 1;
   return alone();
 }
 
@@ -175,7 +252,10 @@ Status Session::run_open_step(const AppendRequest& request, ForwardStep* step) {
     *kept = stays;
     return end ? end(kept) : Status();
   };
+  Attention& attention = forward_->attention();
+  const ReadCounts before = attention.counts();
   RETURN_IF_ERROR(forward_->run(*step, sequence_.stores()));
+  attention.keep_counts(before, stays, step->size());
   step->accept = nullptr;
   step->tokens = step->tokens.first(stays);
   return {};

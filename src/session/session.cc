@@ -38,7 +38,9 @@ static uint32_t choose_chunk(const Model& model) {
 }
 
 static Status check_drafts(const SessionOptions& o) {
-  if (o.draft_tokens == 0) return {};
+  if (o.lookup_tokens > SessionOptions::max_lookup_tokens)
+    return Status::error(Code::bad_argument, "lookup_tokens is %u: use up to %u", o.lookup_tokens,
+                         SessionOptions::max_lookup_tokens);
   if (o.draft_tokens > Drafter::max_tokens)
     return Status::error(Code::bad_argument, "draft_tokens is %u: use up to %u", o.draft_tokens,
                          Drafter::max_tokens);

@@ -6,7 +6,7 @@
 //   session.cc   open, fork, options             answer.cc   questions and answers
 //   steps.cc     chunks of tokens, their plans   thought.cc  thoughts before answers
 //   drafts.cc    drafts of an answer's tokens    drafter.cc  the MTP layer that makes them
-//                                                score.cc    log-probabilities of given tokens
+//   lookup.cc    the text that makes them        score.cc    log-probabilities of given tokens
 //   prefill.cc   documents, rewind               save.cc, load.cc
 //   compose.cc   several saved documents         choose.cc   which of them an answer attends
 //   prepare.cc   sketch, index, selections       stats.cc
@@ -35,6 +35,7 @@
 #include "session/draft_pace.h"
 #include "session/drafter.h"
 #include "session/layer_probe.h"
+#include "session/lookup.h"
 #include "session/sampler.h"
 #include "session/saved_store.h"
 #include "session/sequence.h"
@@ -62,7 +63,9 @@ struct SessionOptions {
   SelectOptions select;
   CompareLevel compare = CompareLevel::none;
   ReadOptions read;
-  uint32_t draft_tokens = 0;   // that the MTP layer drafts for a step of an answer; 0: none
+  uint32_t draft_tokens = 0;  // that the MTP layer drafts for a step of an answer; 0: none
+  static constexpr uint32_t max_lookup_tokens = ForwardStep::max_open_tokens - 1;
+  uint32_t lookup_tokens = max_lookup_tokens;  // drafted by lookup at most; 0: none
   bool drafts_always = false;  // whether or not drafts pay; only tests and measurements have a use
   uint64_t (*clock)() = nullptr;  // nanoseconds, by which drafts pay; null: os::now_ns()
   MemoryBudget memory;
@@ -184,8 +187,8 @@ class Session {
                         Progress::Report progress, uint64_t* tokens_done);
   Status generate(std::string_view question, const GenerateOptions& options, const TextFn& on_text,
                   Answer* answer);
-  // Drafts of later answers, in place of the MTP layer's: appends at most `count` tokens that may
-  // follow `next`.
+  // Drafts of later answers, in place of all others: appends at most `count` tokens that may follow
+  // `next`.
   using DraftFn = std::function<void(Token next, uint32_t count, Array<Token>* out)>;
   void draft_by(DraftFn propose) { propose_ = std::move(propose); }
   Status next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end);
@@ -359,9 +362,18 @@ class Session {
                 Token* token);
 
   // ---- drafts (drafts.cc) ----------------------------------------------------------------------
+  struct Lookup {
+    LookupMatch match;
+    DraftPace::Offer offer;
+  };
   Status draft(const Cancel* cancel, Array<Token>* tokens);
+  Status draft_by_source(uint32_t room, const Cancel* cancel, Array<Token>* tokens);
+  bool may_draft() const { return drafter_ || propose_ || options_.lookup_tokens > 0; }
   DraftsOff why_no_drafts() const;
   uint32_t draft_room() const;
+  uint32_t lookup_room(uint32_t room) const;
+  Lookup look_up(Token next, uint32_t room) const;
+  DraftPace::Choice choose_drafts(const DraftPace::Offer& offer) const;
   static Status set_budget(SessionOptions* o, const std::function<Status()>& set);
   Status fit_drafts(const std::function<Status()>& fit);
   Token answer_end() const;
@@ -444,6 +456,8 @@ class Session {
   bool no_device_room_ = false;  // for steps of this answer with drafts
   DraftCounts drafts_;           // of the last generate()
   DraftPace pace_;
+  DraftPace::Offer offer_;  // of the running step: whose drafts it has, or that it passes over
+  Token passed_ = -1;       // the first draft of an offer that the step passes over; -1: none
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t prefilled_again_ = 0;
   uint64_t spans_ = 0, span_tokens_ = 0;

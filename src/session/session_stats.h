@@ -10,18 +10,20 @@ namespace kvasir {
 enum class DraftsOff : uint8_t {
   no,             // it drafts
   measured,       // a trace, a comparison or a certificate needs each token alone
-  strategy,       // the decode strategy keeps a selection from token to token
+  strategy,       // the decode strategy keeps what it selects by from token to token
   no_hidden,      // what the MTP layer needs of the last token is unknown: only of a first step
   slower,         // steps with drafts take longer than they save
   memory,         // the memory limit has no room for what the MTP layer keeps
   device_memory,  // a GPU has no room for steps with drafts
+  no_match,       // the newest tokens occur nowhere before: only without an MTP layer
 };
 const char* name_of(DraftsOff why);
 
 // Drafts of an answer.
 struct DraftCounts {
-  uint64_t steps = 0;                  // with drafts
-  uint64_t drafted = 0, accepted = 0;  // tokens
+  uint64_t steps = 0;                           // with drafts
+  uint64_t drafted = 0, accepted = 0;           // tokens
+  uint64_t looked_up = 0, lookup_accepted = 0;  // those of them by lookup
   DraftsOff off = DraftsOff::no;
   // Medians of the session's newest steps, with drafts and of one token; 0: none yet.
   uint64_t step_ns = 0, alone_ns = 0;
@@ -49,10 +51,11 @@ struct SessionStats {
   // of all GPUs; false without one
   bool gpu_output = false, gpu_attends = false, gpu_coexecutes = false, gpu_reads_pages = false;
   uint64_t gpu_weight_bytes = 0, gpu_bytes = 0, gpu_memory_limit = 0;
-  uint32_t draft_tokens = 0;  // of a step; 0: the session does not draft
-  DraftCounts drafts;         // of the last answer
-  uint64_t drafts_first = 0;  // tokens before the first one that the MTP layer has
-  std::string drafts_device;  // of the MTP layer: "cpu" or a GPU; empty: the session has none
+  uint32_t draft_tokens = 0;   // of a step; 0: the session has no MTP layer
+  uint32_t lookup_tokens = 0;  // of a step at most; 0: no lookup
+  DraftCounts drafts;          // of the last answer
+  uint64_t drafts_first = 0;   // tokens before the first one that the MTP layer has
+  std::string drafts_device;   // of the MTP layer: "cpu" or a GPU; empty: the session has none
   std::string drafts_device_because;  // why "cpu", where the model is on GPUs
   std::string decode_strategy, chat_format, device;
 };

@@ -305,6 +305,7 @@ SessionStats Session::stats() const {
   s.draft_tokens = options_.draft_tokens;
   if (drafter_) s.drafts_device = drafter_->device_names();
   if (drafter_) s.drafts_device_because = drafter_->why_cpu();
+  s.lookup_tokens = options_.lookup_tokens;
   s.drafts = drafts_;
   s.spans = spans_, s.span_tokens = span_tokens_;
   s.prefilled_again = prefilled_again_;
@@ -386,9 +387,14 @@ std::string Session::stats_json() const {
     json.count("drafts_first", stats.drafts_first);
     json.raw("drafts_device", json_string(stats.drafts_device));
     json.raw("drafts_device_because", json_string(stats.drafts_device_because));
+  }
+  if (stats.draft_tokens > 0 || stats.lookup_tokens > 0) {
+    json.count("lookup_tokens", stats.lookup_tokens);
     json.count("last_draft_steps", stats.drafts.steps);
     json.count("last_drafted", stats.drafts.drafted);
     json.count("last_accepted", stats.drafts.accepted);
+    json.count("last_looked_up", stats.drafts.looked_up);
+    json.count("last_lookup_accepted", stats.drafts.lookup_accepted);
     json.count("draft_step_ns", stats.drafts.step_ns);
     json.count("alone_step_ns", stats.drafts.alone_ns);
     json.add("last_drafts_off", "\"%s\"", name_of(stats.drafts.off));

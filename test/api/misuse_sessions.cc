@@ -240,6 +240,7 @@ void Misuses::add_session() {
       [](kv_error* e) { return kv_session_open(tiny_model(), nullptr, nullptr, e); });
   add_session_option("struct_size of kv_session_options", [](auto* o) { o->struct_size = 3; });
   add_session_option("flags", [](auto* o) { o->flags = 1; });
+  add_session_option("flags", [](auto* o) { o->flags = KV_NO_LOOKUP << 1; });
   add_session_option("threads", [](auto* o) { o->threads = 257; });
   add_session_option("context_tokens", [](auto* o) { o->context_tokens = UINT64_MAX; });
   add_session_option("precision", [](auto* o) { o->precision = 2; });

@@ -22,6 +22,7 @@ namespace {
 SessionOptions drafting(bool full_precision = false) {
   SessionOptions options;
   options.draft_tokens = 2;
+  options.lookup_tokens = 0;
   options.drafts_always = true;
   options.full_precision = full_precision;
   return options;

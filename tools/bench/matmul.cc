@@ -69,8 +69,10 @@ struct Inputs {
   Activations view;
 };
 
-double product_seconds(const Kernels& k, const WeightView& w, uint32_t n, int runs) {
-  const Inputs x(k, n, w.cols);
+double product_seconds(const Kernels& k, const WeightView& w, uint32_t n, int runs,
+                       ProductMethod method = ProductMethod::by_count) {
+  Inputs x(k, n, w.cols);
+  x.view.method = method;
   Array<float> y(std::size_t{n} * w.rows);
   Array<std::byte> scratch(k.matmul_scratch(w.type, w.cols));
   return best_seconds(runs,
@@ -108,11 +110,12 @@ void bench_decode(const Kernels& k, TensorType type, const char* name) {
       cols);
   const double bytes = 1e-9 * static_cast<double>(w.bytes.size()),
                read = bytes / read_seconds(w.bytes.data(), w.bytes.size());
-  for (uint32_t n : {1u, 2u, 4u, 8u, 16u}) {
-    const double speed = bytes / product_seconds(k, w.view, n, 3);
-    std::printf("%-12s %-7s decode  n %2u %19.1f GB/s    %6.2f x streaming read\n", k.name, name, n,
-                speed, speed / read);
-  }
+  for (const ProductMethod method : {ProductMethod::few, ProductMethod::many})
+    for (const uint32_t n : {1u, 2u, 3u, 4u, 6u, 8u, 12u, 16u}) {
+      const double speed = bytes / product_seconds(k, w.view, n, 3, method);
+      std::printf("%-12s %-7s decode  n %2u %s %14.1f GB/s    %6.2f x streaming read\n", k.name,
+                  name, n, method == ProductMethod::few ? "few " : "many", speed, speed / read);
+    }
 }
 
 }  // namespace

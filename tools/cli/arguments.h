@@ -40,6 +40,7 @@ struct SessionFlags {
   uint32_t window_tokens = 0;
   uint32_t prefill_chunk = 0;
   uint32_t draft_tokens = 0;
+  bool no_lookup = false;       // KV_NO_LOOKUP
   bool full_precision = false;  // KV_PRECISION_F32
   uint64_t memory_limit = 0;    // bytes
   std::string spill_directory;

@@ -220,6 +220,8 @@ void add_strategy(CLI::App* app, SessionFlags* flags) {
   add_select_tokens(app, flags);
   count<uint32_t>(app, "--draft", &flags->draft_tokens, 0, 3,
                   "Tokens that the model's MTP layer drafts for each step of an answer [0]");
+  flag(app, "--no-lookup", &flags->no_lookup,
+       "No drafts from document and answer, with which answers are the same");
 }
 
 void add_passages(CLI::App* app, uint32_t* target) {

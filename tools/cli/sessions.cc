@@ -96,6 +96,7 @@ SessionOptions::SessionOptions(Console& console, const SessionFlags& flags)
   options_.window_tokens = flags.window_tokens;
   options_.prefill_chunk = flags.prefill_chunk;
   options_.draft_tokens = flags.draft_tokens;
+  if (flags.no_lookup) options_.flags |= KV_NO_LOOKUP;
   options_.precision = flags.full_precision ? KV_PRECISION_F32 : KV_PRECISION_INT8;
   options_.decode = decode_.get();
   options_.prefill = prefill_.get();

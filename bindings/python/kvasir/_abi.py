@@ -21,6 +21,7 @@ LOG_FN = ctypes.CFUNCTYPE(None, c_int32, c_char_p, c_void_p)
 TOKENIZE_SPECIAL, TOKENIZE_BOS, TOKENIZE_DOCUMENT = 0x01, 0x02, 0x04
 VOCABULARY_ONLY, VERIFY, CACHE_UNCHECKED, REPLACE = 0x08, 0x10, 0x20, 0x40
 KEEP_TURN, TRACE_PASSAGES, KEEP_THINKING, PLAN_DRAFTS = 0x100, 0x200, 0x400, 0x800
+NO_LOOKUP = 0x1000
 DOCUMENT_CANDIDATE, DOCUMENT_ATTENDED = 1, 2
 STRATEGY_PREFILL, STRATEGY_CACHE, STRATEGY_INDEX, STRATEGY_EXPERIMENTAL = 1, 2, 4, 8
 
@@ -120,7 +121,8 @@ class kv_session_stats(Structure):
         u64 last_decode_ns, u64 last_tokens_read, u64 last_tokens_present, u64 last_pages_touched,
         f64 last_mass_read, u32 gpu_layers, u32 gpu_flags, u64 gpu_weight_bytes, u64 gpu_bytes,
         u64 gpu_memory_limit, char[32] decode_strategy, char[32] chat_format, char[64] device,
-        u64 prefilled_again, u64 windows_bytes, u64 last_drafted, u64 last_accepted""")
+        u64 prefilled_again, u64 windows_bytes, u64 last_drafted, u64 last_accepted,
+        u64 last_looked_up, u64 last_lookup_accepted""")
 
 
 class kv_file_info(Structure):

@@ -194,6 +194,7 @@ _FLAGS: Dict[str, int] = {
     "keep_thinking": _abi.KEEP_THINKING,
     "vocabulary_only": _abi.VOCABULARY_ONLY,
     "plan_drafts": _abi.PLAN_DRAFTS,
+    "no_lookup": _abi.NO_LOOKUP,
 }
 
 _SPECIAL: Dict[str, Callable[[Any, Any], None]] = {

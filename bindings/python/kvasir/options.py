@@ -99,6 +99,7 @@ class SessionOptions(CacheOptions, total=False):
         out, the file's; another text raises ModelMismatchError
     draft_tokens: tokens that the model's MTP layer drafts for each step of an answer, 1 to 3; 0
         (default): none. Answers are the same. UnsupportedError unless ModelInfo.mtp_layers
+    no_lookup: True: answers have no drafts from the sequence's own text. Answers are the same
     log: function of level and line; without one the session is silent
     """
 
@@ -107,6 +108,7 @@ class SessionOptions(CacheOptions, total=False):
     prefill: Union[Strategy, str, None]
     instructions: Optional[Text]
     draft_tokens: int
+    no_lookup: bool
     log: Optional[Log]
 
 

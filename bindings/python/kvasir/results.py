@@ -105,8 +105,10 @@ class SessionStats:
     device: str  # "cpu", "cuda:0", "cuda:0,cuda:1", truncated
     prefilled_again: int  # tokens prefilled again, after a rewind or for a prefix
     windows_bytes: int  # of layers with a sliding window, in memory and in the loaded file
-    last_drafted: int  # tokens that the MTP layer drafted for the last answer
+    last_drafted: int  # tokens that were drafted for the last answer
     last_accepted: int  # those of them that the answer has
+    last_looked_up: int  # those of last_drafted from the sequence's own text
+    last_lookup_accepted: int  # those of them that the answer has
 
 
 @dataclass(frozen=True)

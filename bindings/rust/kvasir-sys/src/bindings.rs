@@ -12,6 +12,7 @@ pub const KV_KEEP_TURN: u32 = 256;
 pub const KV_TRACE_PASSAGES: u32 = 512;
 pub const KV_KEEP_THINKING: u32 = 1024;
 pub const KV_PLAN_DRAFTS: u32 = 2048;
+pub const KV_NO_LOOKUP: u32 = 4096;
 pub const KV_VERSION_NUMBER: u32 = 200;
 pub const KV_GPU_OUTPUT: u32 = 1;
 pub const KV_GPU_ATTENDS: u32 = 2;
@@ -268,6 +269,8 @@ pub struct kv_session_stats {
     pub windows_bytes: u64,
     pub last_drafted: u64,
     pub last_accepted: u64,
+    pub last_looked_up: u64,
+    pub last_lookup_accepted: u64,
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -84,7 +84,8 @@ fn layouts_are_those_of_the_header() {
             budget_tokens index_tokens index_bytes index_ns last_steps last_decode_ns
             last_tokens_read last_tokens_present last_pages_touched last_mass_read gpu_layers
             gpu_flags gpu_weight_bytes gpu_bytes gpu_memory_limit decode_strategy chat_format
-            device prefilled_again windows_bytes last_drafted last_accepted }
+            device prefilled_again windows_bytes last_drafted last_accepted last_looked_up
+            last_lookup_accepted }
         kv_file_info { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers
             kv_heads head_dim precision model_name chat_format recurrent_layers states
             state_bytes checkpoints checkpoint_tokens mtp_tokens }
@@ -115,6 +116,7 @@ fn layouts_are_those_of_the_header() {
         ("KV_VOCABULARY_ONLY", KV_VOCABULARY_ONLY),
         ("KV_KEEP_THINKING", KV_KEEP_THINKING),
         ("KV_PLAN_DRAFTS", KV_PLAN_DRAFTS),
+        ("KV_NO_LOOKUP", KV_NO_LOOKUP),
         ("KV_THINKING_ON", KV_THINKING_ON),
         ("KV_PARAM_EXACT_TOKENS", KV_PARAM_EXACT_TOKENS),
     ] {

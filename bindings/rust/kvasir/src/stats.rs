@@ -90,10 +90,14 @@ pub struct SessionStats {
     pub prefilled_again: u64,
     /// Bytes of layers with a sliding window, in memory and in the loaded file; included above.
     pub windows_bytes: u64,
-    /// Tokens that the MTP layer drafted for the last answer.
+    /// Tokens that were drafted for the last answer.
     pub last_drafted: u64,
     /// Those of them that the answer has.
     pub last_accepted: u64,
+    /// Those of `last_drafted` from the sequence's own text.
+    pub last_looked_up: u64,
+    /// Those of them that the answer has.
+    pub last_lookup_accepted: u64,
 }
 
 impl SessionStats {
@@ -142,6 +146,8 @@ impl SessionStats {
             windows_bytes: raw.windows_bytes,
             last_drafted: raw.last_drafted,
             last_accepted: raw.last_accepted,
+            last_looked_up: raw.last_looked_up,
+            last_lookup_accepted: raw.last_lookup_accepted,
         }
     }
 }

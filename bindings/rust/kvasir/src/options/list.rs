@@ -67,6 +67,10 @@ options! {
             /// Strategy of prefill. Default: "full", exact attention.
             prefill,
         }
+        flags {
+            /// Answers have no drafts from the sequence's own text. They are the same.
+            no_lookup = KV_NO_LOOKUP,
+        }
         others { log precision spill_directory }
     }
 }
