@@ -26,7 +26,8 @@ std::shared_ptr<const Model> faulty_model(const char* name) {
 }
 
 struct FaultySession {
-  FaultySession(const std::shared_ptr<const Model>& model, const char* strategy, uint32_t drafts) {
+  FaultySession(const std::shared_ptr<const Model>& model, const char* strategy, uint32_t drafts,
+                std::size_t tokens = drafted_length) {
     SessionOptions o;
     o.threads = 1;
     o.prefill_chunk = 128;
@@ -35,7 +36,7 @@ struct FaultySession {
     o.draft_tokens = drafts, o.drafts_always = true;
     o.log = [this](int, const char* line) { log += line; };
     session = open_session(model, o);
-    read(session.get(), some_tokens(drafted_length));
+    read(session.get(), some_tokens(tokens));
     REQUIRE(session->prepare(nullptr, {}).ok());
     REQUIRE(session->prepare_devices(nullptr, {}).ok());
   }
@@ -82,6 +83,29 @@ TEST_CASE("without room for steps with drafts a GPU goes on without, and says so
       CHECK(some.session->stats().drafts.drafted > 0);
     }
   CHECK(refused > 0);
+}
+
+TEST_CASE("steps with drafts read staged pages as they read pinned ones") {
+  const auto model = model_on("cuda");
+  constexpr std::size_t length = 1500;  // of several extents
+  std::string pinned, alone, drafted;
+  {
+    const Changed refuses(machine().refuses_sharing, emulated::refused);
+    FaultySession some(model, "bounded", 0, length), other(model, "bounded", 0, length);
+    REQUIRE(some.answer(&alone).ok());
+    other.session->draft_by([](Token next, uint32_t count, Array<Token>* out) {
+      for (uint32_t i = 0; i < count; ++i) out->push_back(next + static_cast<Token>(i % 2));
+    });
+    REQUIRE(other.answer(&drafted).ok());
+    CHECK(attends(*other.session));
+    CHECK_FALSE(reads_pages(*other.session));
+    CHECK(other.session->stats().drafts.drafted > 0);
+  }
+  FaultySession some(model, "bounded", 0, length);
+  REQUIRE(some.answer(&pinned).ok());
+  CHECK(reads_pages(*some.session));
+  CHECK(alone == pinned);
+  CHECK(drafted == alone);
 }
 
 TEST_CASE("calls that fail within steps with drafts leave the sequence, and no other answer") {

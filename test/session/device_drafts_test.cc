@@ -49,6 +49,7 @@ struct DraftedAnswer {
   std::vector<float> after;   // logits after one token more
   DraftCounts drafts;
   uint64_t answer_tokens = 0;
+  bool gpu_attends = false, gpu_coexecutes = false;  // in its last step
 };
 
 SessionOptions drafting_options(const char* strategy) {
@@ -69,6 +70,8 @@ DraftedAnswer drafted_answer(Session* session, const GenerateOptions& options) {
   REQUIRE_MESSAGE(s.ok(), s.message());
   out.answer_tokens = answer.answer_tokens;
   out.drafts = session->stats().drafts;
+  out.gpu_attends = attends(*session);
+  out.gpu_coexecutes = says(*session, "\"gpu_coexecutes\":true");
   out.tokens.assign(session->tokens().begin(), session->tokens().end());
   out.after = logits_after(session, 100);
   return out;
@@ -113,8 +116,8 @@ void check_same_answer(const DraftedAnswer& a, const DraftedAnswer& b) {
 }
 
 // An answer alone, and with drafts of which few, most or all are right.
-void check_drafts(const std::shared_ptr<const Model>& model, std::size_t tokens,
-                  const SessionOptions& options, float temperature = 0) {
+DraftedAnswer check_drafts(const std::shared_ptr<const Model>& model, std::size_t tokens,
+                           const SessionOptions& options, float temperature = 0) {
   const GenerateOptions asked = asked_for(60, temperature);
   const DraftedAnswer alone = drafted_answer(prefilled_on(model, tokens, options).get(), asked);
   CHECK(alone.drafts.drafted == 0);
@@ -125,10 +128,13 @@ void check_drafts(const std::shared_ptr<const Model>& model, std::size_t tokens,
     const DraftedAnswer drafted = drafted_answer(session.get(), asked);
     check_same_answer(drafted, alone);
     CHECK(drafted.drafts.off == DraftsOff::no);
+    CHECK(drafted.gpu_attends == alone.gpu_attends);
+    CHECK(drafted.gpu_coexecutes == alone.gpu_coexecutes);
     if (alone.answer_tokens > 1) CHECK(drafted.drafts.drafted > 0);
     if (right == 8 && alone.answer_tokens > 20)
       CHECK(drafted.drafts.accepted > alone.answer_tokens / 2);
   }
+  return alone;
 }
 
 }  // namespace
@@ -142,7 +148,11 @@ TEST_CASE("answers with drafts on a GPU have the bits of those without, by every
     REQUIRE(model->device_weights().front().has_output());
     for (const char* strategy : {"full", "bounded", "quest", "window"}) {
       CAPTURE(std::string(strategy));
-      check_drafts(model, 700, drafting_options(strategy));
+      const DraftedAnswer alone = check_drafts(model, 700, drafting_options(strategy));
+      const bool selects = strategy == std::string("bounded");
+      const bool gpu = name != std::string("llama-fused");  // the GPU has kernels for its heads
+      CHECK(alone.gpu_attends == (gpu && selects));
+      CHECK(alone.gpu_coexecutes == (gpu && !selects));
     }
     check_drafts(model, 700, drafting_options("bounded"), 0.9f);
     check_drafts(model, 60, drafting_options("bounded"));  // no page is sealed
@@ -182,15 +192,44 @@ TEST_CASE("experts on a GPU give drafts the bits of single tokens") {
 TEST_CASE("answers with drafts have the same bits where GPUs have some of the layers") {
   if (!device_model()) return;
   const SeveralDiffer differ;
+  uint32_t in_part = 0;
   for (const char* name : {"llama-q4_k_m", "qwen35-mtp", "glm4moe-mtp", "qwen35moe", "gemma3"})
     for (const auto& [devices, count] : {std::pair("cuda", 1), std::pair("cuda:0,cuda:0", 2)}) {
       CAPTURE(std::string(name));
       CAPTURE(std::string(devices));
       const auto model = partly_on(name, devices, static_cast<std::size_t>(count));
       if (!model) continue;
+      ++in_part;
       for (const char* strategy : {"full", "bounded"})
         check_drafts(model, 300, drafting_options(strategy));
     }
+  CHECK(in_part >= 5);
+}
+
+TEST_CASE("answers with drafts have the same bits where several GPUs have all layers") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  for (const char* name : {"mini", "qwen35-mtp", "glm4moe-mtp", "gemma3"}) {
+    CAPTURE(std::string(name));
+    const auto model = drafting_on(name, {"cuda:0,cuda:0"});
+    REQUIRE(model->device_weights().size() == 2);
+    REQUIRE(model->device_weights().back().has_output());
+    for (const char* strategy : {"full", "bounded"})
+      check_drafts(model, 300, drafting_options(strategy));
+  }
+}
+
+TEST_CASE("answers with drafts on a GPU have the same bits under a memory limit") {
+  if (!device_model()) return;
+  const SeveralDiffer differ;
+  const TempFolder folder;
+  for (const char* name : {"mini", "qwen35-mtp"}) {
+    CAPTURE(std::string(name));
+    SessionOptions options = drafting_options("bounded");
+    options.memory.bytes = uint64_t{64} << 20;
+    options.memory.spill_folder = folder.path();
+    check_drafts(drafting_on(name, {"cuda"}), 300, options);
+  }
 }
 
 TEST_CASE("an MTP layer drafts for a model on GPUs, also after rewinds, forks, saves and loads") {
