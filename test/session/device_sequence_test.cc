@@ -38,7 +38,8 @@ TEST_CASE("forks, rewinds and other texts of one session attend their own tokens
   read(a.get(), other);
   const std::vector<float> anew = score(a.get(), {tokens.data(), 40});
   CHECK(attends(*a));
-  CHECK(mean_difference(anew, went_back) < 0.2);  // a step back takes the window's rows from pages
+  // A step back takes the window's rows from pages; the sketch has the bases of the text before.
+  CHECK(mean_difference(anew, went_back) < 0.3);
   auto processor = open_session(mini_model(), bounded_options(200));
   read(processor.get(), other);
   CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < 0.2);
