@@ -33,7 +33,7 @@ struct FaultySession {
     o.prefill_chunk = 128;
     o.select.strategy = strategy;
     if (strategy != std::string("full")) o.select.budget_tokens = 64;
-    o.draft_tokens = drafts, o.drafts_always = true;
+    o.draft_tokens = drafts, o.drafts_always = true, o.lookup_tokens = 0;
     o.log = [this](int, const char* line) { log += line; };
     session = open_session(model, o);
     read(session.get(), some_tokens(tokens));

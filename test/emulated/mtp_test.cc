@@ -152,7 +152,7 @@ TEST_CASE("answers drafted by an MTP layer that a GPU attends have the bits of t
           o.threads = 2, o.prefill_chunk = 128;
           o.select.strategy = strategy;
           if (strategy != std::string("full")) o.select.budget_tokens = 64;
-          o.draft_tokens = drafts, o.drafts_always = true;
+          o.draft_tokens = drafts, o.drafts_always = true, o.lookup_tokens = 0;
           const auto session = open_session(model, o);
           read(session.get(), some_tokens(500));
           REQUIRE(session->prepare(nullptr, {}).ok());

@@ -59,6 +59,7 @@ SessionOptions drafting_options(const char* strategy) {
   o.select.strategy = strategy;
   if (strategy != std::string("full")) o.select.budget_tokens = 64;
   o.drafts_always = true;
+  o.lookup_tokens = 0;  // drafts are those of the cases alone
   return o;
 }
 

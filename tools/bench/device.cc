@@ -12,11 +12,10 @@
 // with drafts, each with the bits of one alone; the time in units of that of one input. Layer: all
 // work of one token in a layer of Llama 3 8B except attention; then the layer's products with the
 // 22 inputs of a question, together and each launch alone, where a large cache holds some of the
-// weights. Medians
-// of seven runs of consecutive work in a graph, as in decode. Attention: 8 KV heads of 128 with 4
-// query heads each, over pages in GPU memory; two products per score. Nearest: the 400 nearest of
-// 131,072 keys of a KV head for each of 16,384 queries, kernels alone and with copies, compared
-// with one CPU thread, which must find the same keys.
+// weights. Medians of seven runs of consecutive work in a graph, as in decode. Attention: 8 KV
+// heads of 128 with 4 query heads each, over pages in GPU memory; two products per score. Nearest:
+// the 400 nearest of 131,072 keys of a KV head for each of 16,384 queries, kernels alone and with
+// copies, compared with one CPU thread, which must find the same keys.
 #include <algorithm>
 #include <array>
 #include <bit>
