@@ -6,11 +6,12 @@
 namespace kvasir {
 
 constexpr uint32_t alone_every = 32;    // at least one step of one token in so many and one
-constexpr std::size_t min_known = 3;    // costs before steps with drafts follow one another
+constexpr std::size_t enough = 5;       // costs of a size: before, others follow each step
 constexpr uint32_t first_drafts = 2;    // while no cost is known
+constexpr double min_slope = 0.02;      // of a token more
 constexpr double earned = 0.01;         // credit for a step of one token
 constexpr double max_credit = 4;        // steps
-constexpr double min_gain = 1.02;       // that is expected of a step with drafts
+constexpr double min_gain = 1.05;       // that is expected of a step with drafts
 constexpr double decay = 0.9;           // of what was accepted, a step
 constexpr uint32_t forgets_after = 64;  // steps without drafts
 
@@ -34,10 +35,9 @@ void StepCosts::note(uint32_t tokens, double cost) {
   s.count = std::min(s.count + 1, Slopes::kept);
 }
 
-// Of a few costs the lowest: what is tried again is learned, and credit limits what it may lose. Of
-// one, its mean with what is expected, by the next smaller size that has several, or by a larger.
+// Of a few costs the lowest: what is tried again is learned. Of one, its mean with what is
+// expected, by the next smaller size that has several, or by a larger one.
 double StepCosts::slope_of(std::size_t size) const {
-  constexpr std::size_t enough = 5;
   const Slopes& own = slopes_[size];
   std::array<double, Slopes::kept> values{};
   for (std::size_t i = 0; i < own.count; ++i)
@@ -56,13 +56,13 @@ double StepCosts::slope_of(std::size_t size) const {
 }
 
 double StepCosts::of(uint32_t tokens) const {
-  return std::max(1.0, 1 + slope_of(size_of(tokens)) * (std::max(tokens, 1u) - 1));
+  return 1 + std::max(slope_of(size_of(tokens)), min_slope) * (std::max(tokens, 1u) - 1);
 }
 
-std::size_t StepCosts::known() const {
-  std::size_t n = 0;
-  for (const Slopes& s : slopes_) n += s.count;
-  return n;
+std::size_t StepCosts::known(uint32_t tokens) const { return slopes_[size_of(tokens)].count; }
+
+bool StepCosts::empty() const {
+  return std::all_of(slopes_.begin(), slopes_.end(), [](const Slopes& s) { return s.count == 0; });
 }
 
 void StepCosts::forget_oldest() {
@@ -91,7 +91,7 @@ DraftPace::Choice DraftPace::choose(const Offer& offer) const {
   const double share = a.accepted / a.decided;
   Choice best{0, min_gain};
   double kept = 1, next = 1;
-  const uint32_t most = source.costs.known() > 0 ? offer.most : std::min(offer.most, first_drafts);
+  const uint32_t most = source.costs.empty() ? std::min(offer.most, first_drafts) : offer.most;
   for (uint32_t drafts = 1; drafts <= most; ++drafts) {
     next *= share, kept += next;
     const double cost = source.costs.of(drafts + 1);
@@ -101,7 +101,7 @@ DraftPace::Choice DraftPace::choose(const Offer& offer) const {
 }
 
 bool DraftPace::measures(DraftSource source) const {
-  const bool begins = by_[index_of(source)].costs.known() < min_known;
+  const bool begins = by_[index_of(source)].costs.known(last_.drafts + 1) < enough;
   return since_alone_ >= (begins ? 1 : alone_every);
 }
 

@@ -18,8 +18,9 @@ class StepCosts {
 
   void note(uint32_t tokens, double cost);
   double of(uint32_t tokens) const;
-  std::size_t known() const;  // costs that were noted
-  void forget_oldest();       // of each size
+  std::size_t known(uint32_t tokens) const;  // costs of steps of this size
+  bool empty() const;
+  void forget_oldest();  // of each size
 
  private:
   static constexpr std::size_t sizes = 4;  // 2, 3 to 4, 5 to 8, 9 and more tokens
