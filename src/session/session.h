@@ -368,6 +368,7 @@ class Session {
   };
   Status draft(const Cancel* cancel, Array<Token>* tokens);
   Status draft_by_source(uint32_t room, const Cancel* cancel, Array<Token>* tokens);
+  bool is_first_on_gpu(uint32_t drafts);
   bool may_draft() const { return drafter_ || propose_ || options_.lookup_tokens > 0; }
   DraftsOff why_no_drafts() const;
   uint32_t draft_room() const;
@@ -456,8 +457,9 @@ class Session {
   bool no_device_room_ = false;  // for steps of this answer with drafts
   DraftCounts drafts_;           // of the last generate()
   DraftPace pace_;
-  DraftPace::Offer offer_;  // of the running step: whose drafts it has, or that it passes over
-  Token passed_ = -1;       // the first draft of an offer that the step passes over; -1: none
+  DraftPace::Offer offer_;     // of the running step: whose drafts it has, or that it passes over
+  uint32_t sizes_on_gpu_ = 0;  // bit i: a step with i drafts has run
+  Token passed_ = -1;          // the first draft of an offer that the step passes over; -1: none
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t prefilled_again_ = 0;
   uint64_t spans_ = 0, span_tokens_ = 0;
