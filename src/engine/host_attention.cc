@@ -211,6 +211,13 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
   c.store.seal(kv, n, cpu_kernels(), pool_);
   if (step.queries) step.queries->write(kv, n, rows.q, rows.lse, pool_);
   if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, rows.q);
+  if (step.sketch && step.queries) {
+    const auto add_moment = [&](uint32_t layer_of_head, uint32_t head, double* moment) {
+      step.queries->add_next_moment(cpu_kernels(), layer_of_head, head, config_.kv_heads,
+                                    c.store.shape().page.dim, moment);
+    };
+    c.store.add_to_sketch(kv, n, add_moment, cpu_kernels(), pool_, step.cancel, step.sketch);
+  }
   return step.probe ? probe(c, layer, rows.q, rows.attended) : Status();
 }
 

@@ -41,6 +41,10 @@ struct ForwardStep {
   bool open = false;  // not all tokens may stay
   const Cancel* cancel = nullptr;
 
+  // Where set, layers of an exact prefill on a GPU are added to it while later ones are computed.
+  // The step has at least RecentQueries::capacity tokens.
+  KeySketch::Build* sketch = nullptr;
+
   // A span: its tokens go through a layer in chunks of so many, all of them before they go through
   // the next layer. 0: no span. Only where Forward::span_tokens() allows it.
   uint32_t chunk = 0;

@@ -108,14 +108,14 @@ class RecentQueries {
   // std::bad_alloc.
   void add_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads,
                   uint32_t dim, double* moment) const {
-    if (count_ == 0) return;
-    const uint32_t group = heads_ / kv_heads;
-    Array<float> rows(std::size_t{count_} * group * dim), product(std::size_t{dim} * dim);
-    float* to = rows.data();
-    for (uint64_t p = begin(); p < end_; ++p)
-      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h, to += dim)
-        std::copy_n(query(layer, p) + std::size_t{h} * head_dim_, head_dim_, to);
-    kvasir::add_moment(kernels, rows.data(), count_ * group, dim, product.data(), moment);
+    add_moment(kernels, count_, kv_head, kv_heads, dim, moment,
+               [&](uint32_t i) { return query(layer, begin() + i); });
+  }
+  // The same after commit() of a step of at least `capacity` tokens whose layer has been written.
+  void add_next_moment(const Kernels& kernels, uint32_t layer, uint32_t kv_head, uint32_t kv_heads,
+                       uint32_t dim, double* moment) const {
+    add_moment(kernels, capacity, kv_head, kv_heads, dim, moment,
+               [&](uint32_t i) { return pending_row(layer, capacity - 1 - i); });
   }
   // Drops the tokens from this position on.
   void rewind(uint64_t tokens) {
@@ -152,6 +152,20 @@ class RecentQueries {
   std::size_t size() const { return std::size_t{layers_} * capacity * width(); }
   std::size_t at(uint32_t layer, uint64_t position) const {
     return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width();
+  }
+
+  // row(i): the query of the i-th of `count` tokens.
+  template <class Row>
+  void add_moment(const Kernels& kernels, uint32_t count, uint32_t kv_head, uint32_t kv_heads,
+                  uint32_t dim, double* moment, Row&& row) const {
+    if (count == 0) return;
+    const uint32_t group = heads_ / kv_heads;
+    Array<float> rows(std::size_t{count} * group * dim), product(std::size_t{dim} * dim);
+    float* to = rows.data();
+    for (uint32_t i = 0; i < count; ++i)
+      for (uint32_t h = kv_head * group; h < (kv_head + 1) * group; ++h, to += dim)
+        std::copy_n(row(i) + std::size_t{h} * head_dim_, head_dim_, to);
+    kvasir::add_moment(kernels, rows.data(), count * group, dim, product.data(), moment);
   }
 
   float* pending_row(uint32_t layer, uint32_t i) const {

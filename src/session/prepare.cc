@@ -40,13 +40,21 @@ Status Session::finish_sketch(const Cancel* cancel) {
   return {};
 }
 
-// Called at the end of a prefill: true the first time, and when the text has grown by a quarter
-// since.
-bool Session::sketch_is_due() const {
-  const uint64_t pages = sequence_.store.pages().pages(),
-                 built = sequence_.store.sketch().built_pages();
-  return sequence_.store.sealed_tokens() >= sketch_context && pages * 4 >= built * 5 &&
+// At the end of a prefill, or before its last `more` tokens: true the first time, and when the text
+// has grown by a quarter since.
+bool Session::sketch_is_due(uint32_t more) const {
+  const KvStore& store = sequence_.store;
+  const uint64_t pages = store.pages().pages() +
+                         store.pages_after(uint64_t{store.window_count()} + more),
+                 built = store.sketch().built_pages();
+  return pages * store.shape().page.page_tokens >= sketch_context && pages * 4 >= built * 5 &&
          pages > built;
+}
+
+// Whether the last step of a prefill may find the sketch, while a GPU computes.
+bool Session::finds_sketch_in(const ForwardStep& step) const {
+  return !model_->device_weights().empty() && step.chunk == 0 && step.queries &&
+         step.size() >= RecentQueries::capacity && sketch_is_due(step.size());
 }
 
 // Builds the sketch or the representatives of the planned strategy, if prefill has not built them

@@ -53,6 +53,9 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     ForwardStep step;
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
+    KeySketch::Build sketch;
+    if (request.kind == TextKind::document && *done + step.size() == all && finds_sketch_in(step))
+      step.sketch = &sketch;
     Status s = run_step(request, &step);
     if (s.code() == Code::no_memory && step.chunk > 0 && forward_->refuse_spans()) continue;
     RETURN_IF_ERROR(std::move(s));
@@ -69,7 +72,8 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
       std::copy_n(request.all_logits + (all - 1) * vocabulary, vocabulary, next_logits_.data());
     if (last) sequence_.logits.swap(next_logits_), sequence_.logits_at = sequence_.tokens.size();
     keep_checkpoint(request, all - *done);
-    if (last && request.kind == TextKind::document && sketch_is_due())
+    if (last && request.kind == TextKind::document && sketch_is_due() &&
+        !sequence_.store.take_sketch(std::move(sketch)))
       RETURN_IF_ERROR(finish_sketch(request.cancel));
     if (request.progress && !request.progress->update(*done, all) && !last)
       return Status::error(Code::cancelled, "stopped by the progress callback");

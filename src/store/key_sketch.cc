@@ -40,13 +40,14 @@ class Workspaces {
   std::vector<std::unique_ptr<W>> made_;
 };
 
-// Finds the bases of a store's heads.
+// Finds the bases of heads of a store, by its first `count` pages.
 class BasesBuild {
  public:
-  BasesBuild(const PageStore& pages, const KeySketch::QueryMoment& queries, const Kernels& kernels,
-             ThreadPool* pool, const CancelLatch& latch)
-      : pages_(pages), queries_(queries), kernels_(kernels), pool_(pool), latch_(latch),
-        dim_(pages.shape().page.dim), group_(std::min(group_heads, pages.shape().heads_total())),
+  BasesBuild(const PageStore& pages, uint32_t count, uint32_t heads,
+             const KeySketch::QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
+             const CancelLatch& latch)
+      : pages_(pages), count_(count), queries_(queries), kernels_(kernels), pool_(pool),
+        latch_(latch), dim_(pages.shape().page.dim), group_(std::min(group_heads, heads)),
         bounds_(moment_parts(
             dim_,
             std::min<uint32_t>(max_moment_parts, 1 + moment_tasks * pool->threads() / group_))),
@@ -54,12 +55,12 @@ class BasesBuild {
         factors_(make_buffer<float>(group_ * square())), samples_(*pool), moments_(*pool),
         finders_(*pool) {}
 
-  // a, b: of all heads, [dim][sketch_dim] each. Returns false if a page of a mapped file is
-  // damaged. Stops where the latch fires.
-  bool run(float* a, float* b) {
-    const uint32_t heads = pages_.shape().heads_total(), m = pages_.shape().page.sketch_dim();
-    for (uint32_t first = 0; first < heads && intact_ && !latch_.fired(); first += group_) {
-      const uint32_t count = std::min(group_, heads - first);
+  // a, b: of all heads of the store, [dim][sketch_dim] each; those from `first` to `end` are
+  // written. Returns false if a page of a mapped file is damaged. Stops where the latch fires.
+  bool run(uint32_t first, uint32_t end, float* a, float* b) {
+    const uint32_t m = pages_.shape().page.sketch_dim();
+    for (; first < end && intact_ && !latch_.fired(); first += group_) {
+      const uint32_t count = std::min(group_, end - first);
       find_moments(first, count);
       pool_->run(count, [&](uint32_t i, uint32_t worker) {
         if (!intact_ || latch_.fired()) return;
@@ -83,7 +84,7 @@ class BasesBuild {
                      layer = (first + i) / pages_.shape().kv_heads,
                      head = (first + i) % pages_.shape().kv_heads;
       if (part < parts) {
-        if (!KeySample(pages_, layer, head)
+        if (!KeySample(pages_, count_, layer, head)
                  .add(kernels_, bounds_[part], bounds_[part + 1], &samples_.of(worker),
                       keys_.get() + i * square()))
           intact_ = false;
@@ -97,6 +98,7 @@ class BasesBuild {
   }
 
   const PageStore& pages_;
+  uint32_t count_;
   const KeySketch::QueryMoment& queries_;
   const Kernels& kernels_;
   ThreadPool* pool_;
@@ -141,38 +143,68 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
                       page % extent_pages, extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
-Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels,
-                        ThreadPool* pool, const Cancel* cancel) {
-  const uint32_t heads = shape_.heads_total(), count = pages.pages();
-  if (count == 0) return {};
-  auto bases = std::make_shared<Bases>(2 * heads * basis_floats());
-  const CancelLatch latch(cancel);
-  std::atomic<bool> intact{
-      BasesBuild(pages, queries, kernels, pool, latch)
-          .run(bases->floats.get(), bases->floats.get() + heads * basis_floats())};
-  std::vector<Extent> extents;
-  extents.reserve(pages.extents());
-  while (intact && !latch.fired() && extents.size() < pages.extents())
-    extents.push_back(new_extent());
-  const auto tasks = static_cast<uint32_t>(extents.size() * heads);
+void KeySketch::begin(const PageStore& pages, uint32_t count, Build* build) const {
+  build->abandon();
+  Build made;
+  made.bases_ = std::make_shared<Bases>(2 * shape_.heads_total() * basis_floats());
+  made.pages_ = count;
+  const std::size_t extents = ceil_div(count, extent_pages);
+  made.extents_.reserve(std::max<std::size_t>(extents, pages.extents()));
+  while (made.extents_.size() < extents) made.extents_.push_back(new_extent());
+  *build = std::move(made);
+}
+
+// Finds the bases of heads and covers their pages. False: a page of a mapped file is damaged.
+bool KeySketch::add_heads(const PageStore& pages, uint32_t first, uint32_t heads,
+                          const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
+                          const CancelLatch& latch, Build* build) const {
+  const uint32_t count = build->pages_;
+  Bases& bases = *build->bases_;
+  std::atomic<bool> intact{BasesBuild(pages, count, heads, queries, kernels, pool, latch)
+                               .run(first, first + heads, bases.floats.get(),
+                                    bases.floats.get() + shape_.heads_total() * basis_floats())};
+  const auto tasks = static_cast<uint32_t>(build->extents_.size() * heads);
   pool->run(tasks, [&](uint32_t task, uint32_t) {
-    const uint32_t at = task % heads, e = task / heads;
+    const uint32_t at = first + task % heads, e = task / heads;
     for (uint32_t p = e * extent_pages; p < std::min(count, (e + 1) * extent_pages); ++p) {
       if (!intact || latch.fired()) return;
       if (pages.intact_page(at / shape_.kv_heads, at % shape_.kv_heads, p))
-        seal(&extents[e], pages, *bases, at, p, kernels);
+        seal(&build->extents_[e], pages, bases, at, p, kernels);
       else intact = false;
     }
   });
-  if (!intact) return pages.damaged();
+  return intact;
+}
+
+Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels,
+                        ThreadPool* pool, const Cancel* cancel) {
+  if (pages.pages() == 0) return {};
+  const CancelLatch latch(cancel);
+  Build made;
+  begin(pages, pages.pages(), &made);
+  if (!add_heads(pages, 0, shape_.heads_total(), queries, kernels, pool, latch, &made))
+    return pages.damaged();
   if (latch.fired())
     return Status::error(Code::cancelled, "cancelled; the sketch of the keys is unchanged");
-  bases_ = std::move(bases);
-  basis_stamp_ = new_stamp();
-  extents_ = std::move(extents);
-  file_.reset();
-  pages_ = built_pages_ = count;
+  take(std::move(made));
   return {};
+}
+
+void KeySketch::add_layer(const PageStore& pages, uint32_t layer, const QueryMoment& queries,
+                          const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
+                          Build* build) const {
+  const CancelLatch latch(cancel);
+  const bool intact = add_heads(pages, layer * shape_.kv_heads, shape_.kv_heads, queries, kernels,
+                                pool, latch, build);
+  build->layers_ += intact && !latch.fired();
+}
+
+void KeySketch::take(Build&& build) {
+  bases_ = std::move(build.bases_);
+  basis_stamp_ = new_stamp();
+  extents_ = std::move(build.extents_);
+  file_.reset();
+  pages_ = built_pages_ = build.pages_;
 }
 
 Status KeySketch::reserve(uint32_t pages) {

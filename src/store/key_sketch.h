@@ -67,6 +67,17 @@ class KeySketch {
   // Code::corrupt (a damaged page of a mapped file); throws std::bad_alloc.
   Status build(const PageStore& pages, const QueryMoment& queries, const Kernels& kernels,
                ThreadPool* pool, const Cancel* cancel);
+  // build() in parts, of pages that a step seals too.
+  class Build;
+  // Throws std::bad_alloc. The build will cover the first `count` pages.
+  void begin(const PageStore& pages, uint32_t count, Build* build) const;
+  // Adds a layer, whose pages are sealed. Where it does not succeed the build stays incomplete:
+  // the caller tests the cancel token; a damaged page.
+  void add_layer(const PageStore& pages, uint32_t layer, const QueryMoment& queries,
+                 const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
+                 Build* build) const;
+  // Replaces the sketch by a complete build, which covers all sealed pages.
+  void take(Build&& build);
   // Makes room for `pages` pages in all, so that append() cannot fail. Code::corrupt; throws
   // std::bad_alloc.
   Status reserve(uint32_t pages);
@@ -130,6 +141,9 @@ class KeySketch {
   Extent new_extent() const;
   void seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page,
             const Kernels& kernels) const;
+  bool add_heads(const PageStore& pages, uint32_t first, uint32_t heads, const QueryMoment& queries,
+                 const Kernels& kernels, ThreadPool* pool, const CancelLatch& latch,
+                 Build* build) const;
 
   StoreShape shape_;
   uint32_t pages_ = 0, built_pages_ = 0;
@@ -138,6 +152,20 @@ class KeySketch {
   std::vector<Extent> extents_;
   std::shared_ptr<const CacheFile> file_;  // of mapped extents
   uint64_t extents_at_ = 0;                // offset of the extents in its section
+};
+
+class KeySketch::Build {
+ public:
+  bool begun() const { return bases_ != nullptr; }
+  bool complete(const StoreShape& shape) const { return begun() && layers_ == shape.layers; }
+  uint32_t pages() const { return pages_; }
+  void abandon() { *this = Build(); }
+
+ private:
+  friend class KeySketch;
+  std::shared_ptr<Bases> bases_;
+  std::vector<Extent> extents_;
+  uint32_t pages_ = 0, layers_ = 0;  // layers that are there
 };
 
 }  // namespace kvasir

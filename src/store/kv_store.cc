@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include "backend/parallel_chunks.h"
@@ -260,6 +261,25 @@ Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernel
   }
   if (!s.ok()) sketch_.clear();
   return s;
+}
+
+void KvStore::add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMoment& queries,
+                            const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
+                            KeySketch::Build* build) const {
+  if (!sealed_ahead_[layer]) return;
+  try {
+    if (!build->begun())
+      sketch_.begin(pages_, pages_.pages() + pages_after(window_count_ + n), build);
+    sketch_.add_layer(pages_, layer, queries, kernels, pool, cancel, build);
+  } catch (const std::bad_alloc&) {
+    build->abandon();
+  }
+}
+
+bool KvStore::take_sketch(KeySketch::Build&& build) {
+  if (!build.complete(shape()) || build.pages() != pages_.pages()) return false;
+  sketch_.take(std::move(build));
+  return true;
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool) {

@@ -72,7 +72,7 @@ void factor(const Kernels& kernels, float* a, uint32_t n) {
 bool KeySample::add(const Kernels& kernels, uint32_t begin, uint32_t end, Workspace* w,
                     float* moment) const {
   const PageShape& keys = pages_.shape().page;
-  const uint32_t dim = keys.dim, count = pages_.pages();
+  const uint32_t dim = keys.dim, count = count_;
   const auto stride =
       static_cast<uint32_t>(ceil_div(count, std::max(1u, sampled_tokens / keys.page_tokens)));
   w->keys.resize(std::size_t{summed_tokens} * dim);

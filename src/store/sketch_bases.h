@@ -14,11 +14,11 @@ namespace kvasir {
 // Rows of the second moment of keys that are computed together; PageShape::dim is a multiple.
 constexpr uint32_t moment_strip = 32;
 
-// A sample of a head's keys.
+// A sample of a head's keys in the first `count` pages.
 class KeySample {
  public:
-  KeySample(const PageStore& pages, uint32_t layer, uint32_t head)
-      : pages_(pages), layer_(layer), head_(head) {}
+  KeySample(const PageStore& pages, uint32_t count, uint32_t layer, uint32_t head)
+      : pages_(pages), count_(count), layer_(layer), head_(head) {}
 
   // Scratch memory of a thread.
   struct Workspace {
@@ -32,7 +32,7 @@ class KeySample {
 
  private:
   const PageStore& pages_;
-  uint32_t layer_, head_;
+  uint32_t count_, layer_, head_;
 };
 
 // Bounds of `parts` parts of about the same work for KeySample::add: [parts + 1].

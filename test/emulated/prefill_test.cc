@@ -5,6 +5,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "../session/device_helpers.h"
 #include "base/checked.h"
@@ -27,6 +28,13 @@ struct Left {
 std::atomic<uint64_t> allocations{0}, failing_allocation{0};  // of the library's own; 0: none fails
 
 bool allocation_fails(std::size_t) { return ++allocations == failing_allocation; }
+
+// Of the allocations of so many bytes the first one fails.
+std::size_t failing_size = 0;
+
+bool first_of_size_fails(std::size_t size) {
+  return size == failing_size && std::exchange(failing_size, 0) > 0;
+}
 
 enum class Failure { device, device_memory, cancelled, memory };
 
@@ -85,6 +93,37 @@ TEST_CASE(
       }
     }
     for (const uint32_t of : ahead) CHECK(of == steps - 1);
+  }
+}
+
+TEST_CASE(
+    "the last step of a text finds the sketch while the GPU computes, with the bits of one that is "
+    "found afterwards") {
+  const auto tokens = book_tokens(2600);
+  const TempFolder folder;
+  for (const char* devices : one_and_two) {
+    CAPTURE(std::string(devices));
+    const auto model = model_on(devices);
+    SessionOptions o = bounded_options(200);
+    o.prefill_chunk = 500;
+    const StoreShape& shape = model->store_shape();
+    const auto saved = [&](bool fails) {
+      auto session = open_session(model, o);
+      read(session.get(), {tokens.data(), 900});  // too few for a sketch
+      REQUIRE(attends(*session));
+      // Memory that lacks within the step is tried again after it. After it that is an error.
+      failing_size = fails ? shape.page.sketch_bytes() * shape.heads_total() : 0;
+      allocation_fault = first_of_size_fails;
+      read(session.get(), {tokens.data() + 900, 1700});
+      allocation_fault = nullptr;
+      CHECK(failing_size == 0);
+      CHECK(session->store().sketch().built_pages() == session->store().pages().pages());
+      REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+      std::ifstream in(folder.file("a.kv"), std::ios::binary);
+      return std::string{std::istreambuf_iterator<char>(in), {}};
+    };
+    const std::string during = saved(false), afterwards = saved(true);
+    CHECK(during == afterwards);
   }
 }
 

@@ -194,6 +194,29 @@ TEST_CASE("a sketch is the same on any number of threads") {
   CHECK(contents(one) == contents(two));
 }
 
+TEST_CASE("a sketch that is found layer by layer is the one that is found at once") {
+  PageStore pages(shape);
+  seal_pages(&pages, 70, 4);
+  KeySketch at_once(shape), by_layer(shape);
+  REQUIRE(at_once.build(pages, nullptr, cpu_kernels(), &pool(2), nullptr).ok());
+  KeySketch::Build build;
+  by_layer.begin(pages, pages.pages(), &build);
+  for (uint32_t l = 0; l < layers; ++l) {
+    CHECK_FALSE(build.complete(shape));
+    by_layer.add_layer(pages, l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
+  }
+  REQUIRE(build.complete(shape));
+  by_layer.take(std::move(build));
+  CHECK(contents(by_layer) == contents(at_once));
+  CHECK(by_layer.built_pages() == 70);
+  Cancel cancel;
+  cancel.fire();
+  by_layer.begin(pages, pages.pages(), &build);
+  for (uint32_t l = 0; l < layers; ++l)
+    by_layer.add_layer(pages, l, nullptr, cpu_kernels(), &pool(2), &cancel, &build);
+  CHECK_FALSE(build.complete(shape));
+}
+
 TEST_CASE("a head's sketch is the same among many heads and among few") {
   constexpr uint32_t many = 33, count = 5;  // more heads than have moments in memory at once
   const auto sketch_of = [&](uint32_t first, uint32_t end, uint32_t threads, KeySketch* out) {
