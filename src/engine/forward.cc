@@ -104,6 +104,7 @@ void Forward::embed(const StepContext& c, uint64_t position, float* cos, float* 
     }
     for (uint32_t i = first; i < end; ++i) {
       float* x = c.x + std::size_t{i} * width;
+      if (c.step.inputs && has_device_inputs()) continue;  // the GPU multiplies them first
       if (c.step.inputs) {
         std::copy_n(c.step.inputs + std::size_t{i} * width, width, x);
         continue;

@@ -57,6 +57,11 @@ class Forward {
   LayerExecutor::Request request_of(const StepContext& c) const;
   Status make_plan(const StepContext& c);
   void make_turns(const StepContext& c);
+  // Whether ForwardStep::inputs are those of DeviceWeights::inputs(): [tokens][its columns].
+  bool has_device_inputs() const {
+    const std::vector<DeviceWeights>& gpus = model_->device_weights();
+    return !gpus.empty() && gpus[0].inputs().w.data;
+  }
   void embed(const StepContext& c, uint64_t position, float* cos, float* sin);
   Status write_logits(const StepContext& c, LayerExecutor* executor);
   void scale_logits(float* row) const;

@@ -184,7 +184,8 @@ Status GpuExecutor::begin(const StepContext& c) {
     }
     enqueue(ops_.upload(stream_, to, from, n * sizeof(float)));
   };
-  upload(work_.x, c.x, x, 0);
+  if (c.step.inputs && weights_.inputs().w.data) RETURN_IF_ERROR(enqueue_joined());
+  else upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
   if (states_.layers() > 0) enqueue(states_.begin(stream_));
@@ -213,6 +214,21 @@ Status GpuExecutor::begin(const StepContext& c) {
       hybrid_.begin(c.store, c.pool, stream_, copies_);
       return {};
   }
+  return {};
+}
+
+// x = W inputs + b
+Status GpuExecutor::enqueue_joined() {
+  const DeviceWeights::Matrix& w = weights_.inputs();
+  const std::size_t bytes = joined_bytes(w.w.cols, n_);
+  if (bytes > joined_.bytes()) RETURN_IF_ERROR(joined_.allocate(device_, bytes, "a step's inputs"));
+  DeviceActivations x = joined_inputs(joined_.get(), w.w.cols, n_);
+  const bool floats = tensor_type_info(w.w.type)->block_elements == 1;
+  enqueue(
+      ops_.upload(stream_, x.f32, step_->step.inputs, std::size_t{n_} * x.cols * sizeof(float)));
+  if (floats) x.q = nullptr, x.scale = nullptr, x.sums = nullptr;
+  enqueue(ops_.quantize(stream_, x, check(first_layer())));
+  multiply(x, {{&w, work_.x}});
   return {};
 }
 

@@ -176,6 +176,7 @@ class GpuExecutor final : public LayerExecutor {
                                   std::initializer_list<const DeviceMatrix*> matrices) const;
   DeviceExpertRows expert_rows(uint32_t layer) const;
   void complete_before(uint32_t layer);
+  Status enqueue_joined();
   void enqueue_layer_inputs(std::vector<float>* staged);
   void finish_layer(uint32_t layer);
   void enqueue_results();
@@ -317,7 +318,8 @@ class GpuExecutor final : public LayerExecutor {
     bool is(uint32_t now, uint32_t n) const { return size == now && n >= tokens; }
   } refused_selective_, refused_hybrid_, refused_prefill_;
 
-  DeviceBuffer<float> attended_;  // [layers with attention][n][q and k and v]
+  DeviceBuffer<std::byte> joined_;  // joined_inputs()
+  DeviceBuffer<float> attended_;    // [layers with attention][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
   uint32_t host_logits_room_ = 0;                       // tokens
   DeviceBuffer<float> prefill_;                         // [2][q, k, v, lse, output] of two layers

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "model/device_loader.h"
 #include "model/device_sizes.h"
+#include "model/gpu_workspace.h"
 #include "model/model.h"
 #include "model/mtp.h"
 
@@ -74,15 +75,20 @@ Status DeviceWeights::load_experts(const Weights& weights, uint32_t count, Devic
 }
 
 // What a device keeps free for a part of a model that it gets later, besides the sessions' margin.
-static uint64_t part_bytes(const DeviceSizes& part, bool shares_output) {
+static uint64_t part_bytes(const DeviceSizes& part, const Linear& inputs, bool shares_output) {
   uint64_t bytes = part.margin + part.experts_margin + (shares_output ? 0 : part.output);
+  // The matrix, and a step's inputs of it.
+  bytes += Device::allocated_size(matrix_room(*cuda_kernels(), inputs.w)) +
+           Device::allocated_size(joined_bytes(inputs.w.cols, usual_step));
   for (const LayerSizes& l : part.layers) bytes += l.base + l.experts + l.attention;
   return bytes;
 }
 
 // The same memory as that of the whole model, where it is the same matrix.
-Status DeviceWeights::upload_part(const Model& whole, const Weights& weights,
-                                  const ModelConfig& config, std::vector<DeviceWeights>* out) {
+Status DeviceWeights::upload_part(const Model& whole, const Model& model, const Linear& inputs,
+                                  std::vector<DeviceWeights>* out) {
+  const Weights& weights = model.weights();
+  const ModelConfig& config = model.config();
   const std::vector<DeviceWeights>& devices = whole.device_weights();
   if (devices.empty() || !devices.back().has_output())
     return Status::error(Code::unsupported, "no GPU has the output");
@@ -91,7 +97,8 @@ Status DeviceWeights::upload_part(const Model& whole, const Weights& weights,
   const bool shares = weights.output.w.data == whole.weights().output.w.data;
   const DeviceSizes sizes(weights, config, kernels),
       whole_sizes(whole.weights(), whole.config(), kernels);
-  uint64_t needed = part_bytes(sizes, shares) + whole_sizes.margin + whole_sizes.experts_margin;
+  uint64_t needed =
+      part_bytes(sizes, inputs, shares) + whole_sizes.margin + whole_sizes.experts_margin;
   bool streams = last.end_layer() < whole.config().depth();
   for (const DeviceWeights& d : devices) streams |= d.experts_end() < d.end_layer();
   if (streams) needed += whole_sizes.stream_margin;
@@ -102,10 +109,12 @@ Status DeviceWeights::upload_part(const Model& whole, const Weights& weights,
   part.device_ = last.device_;
   Contents contents{.count = config.depth(), .experts = config.depth(), .output = !shares};
   RETURN_IF_ERROR(part.load(weights, config, contents, sizes.piece, nullptr));
+  DeviceLoader loader(last.device_, nullptr);
+  RETURN_IF_ERROR(loader.open(std::max(sizes.piece, inputs.w.row_bytes)));
+  const DeviceLoader::MatrixCopy its[] = {{&inputs, &part.inputs_}};
+  RETURN_IF_ERROR(loader.matrices(its, &part.inputs_memory_));
   if (shares) {
     part.output_.w = last.output_.w;
-    DeviceLoader loader(last.device_, nullptr);
-    RETURN_IF_ERROR(loader.open(sizes.piece));
     RETURN_IF_ERROR(loader.vector(weights.output.bias, &part.output_.bias));
     RETURN_IF_ERROR(loader.norm(weights.output_norm, &part.output_norm_));
   }
@@ -160,7 +169,8 @@ static void plan_drafts(const Model& model, const std::vector<std::shared_ptr<De
   std::vector<uint64_t> rooms;
   for (const auto& device : devices) rooms.push_back(sizes->room(*device));
   DeviceSizes with = *sizes;
-  with.output += part_bytes(part, weights.output.w.data == model.weights().output.w.data);
+  with.output += part_bytes(part, mtp.inputs.projection,
+                            weights.output.w.data == model.weights().output.w.data);
   if (with.plan(0, rooms).output || !sizes->plan(0, rooms).output) sizes->output = with.output;
 }
 

@@ -89,7 +89,8 @@ class DeviceWeights {
   // Uploads the layers of a part of a model (model/mtp.h) to the device that has its output, which
   // the part shares unless it has its own. Code::no_memory: the device has no room for it besides
   // what sessions take. Code::unsupported: no device has the output. Code::device.
-  static Status upload_part(const Model& whole, const Weights& weights, const ModelConfig& config,
+  // inputs: the matrix whose products the layers begin with.
+  static Status upload_part(const Model& whole, const Model& part, const Linear& inputs,
                             std::vector<DeviceWeights>* out);
 
   const std::shared_ptr<Device>& device() const { return device_; }
@@ -99,6 +100,7 @@ class DeviceWeights {
   bool has_output() const { return output_.w.data != nullptr; }
   const Matrix& output() const { return output_; }
   const Norm& output_norm() const { return output_norm_; }
+  const Matrix& inputs() const { return inputs_; }  // empty: embeddings begin
   uint64_t bytes() const { return bytes_; }
   // Layers that have their routed experts on the device. They are before experts_end(), which is
   // end_layer() where no layer needs the CPU.
@@ -123,6 +125,8 @@ class DeviceWeights {
   Matrix output_;
   DeviceBuffer<std::byte> output_memory_;  // empty: the whole model's
   Norm output_norm_;
+  Matrix inputs_;
+  DeviceBuffer<std::byte> inputs_memory_;
   uint64_t bytes_ = 0;
   std::shared_ptr<DeviceSketches> sketches_ = std::make_shared<DeviceSketches>();
 };

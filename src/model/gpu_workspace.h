@@ -119,6 +119,22 @@ struct Workspace {
   }
 };
 
+// Inputs of n tokens to a matrix before the first layer (DeviceWeights::inputs()): floats, then the
+// same rounded.
+inline std::size_t joined_bytes(std::size_t cols, std::size_t n) {
+  return round_up(n * cols * 4, 256) + round_up(n * cols, 256) + round_up(n * cols / 8, 256) +
+         round_up(n * cols / 8, 256);
+}
+inline DeviceActivations joined_inputs(std::byte* memory, uint32_t cols, uint32_t n) {
+  DeviceActivations x{n, cols};
+  x.f32 = reinterpret_cast<float*>(memory);
+  std::byte* at = memory + round_up(std::size_t{n} * cols * 4, 256);
+  x.q = reinterpret_cast<int8_t*>(at), at += round_up(std::size_t{n} * cols, 256);
+  x.scale = reinterpret_cast<float*>(at), at += round_up(std::size_t{n} * cols / 8, 256);
+  x.sums = reinterpret_cast<int16_t*>(at);
+  return x;
+}
+
 // tokens that a session's workspace on a device is kept free for
 constexpr uint32_t usual_step = 1024;
 

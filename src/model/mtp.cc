@@ -46,7 +46,7 @@ Status MtpLayer::open(std::shared_ptr<const Model> whole, std::shared_ptr<const 
   auto mtp = std::make_shared<MtpLayer>();
   RETURN_IF_ERROR(bind(*whole, mtp.get()));
   if (!whole->device_weights().empty()) {
-    Status s = mtp->layer.upload_mtp(*whole);
+    Status s = mtp->layer.upload_mtp(*whole, mtp->inputs.projection);
     if (!s.ok() && s.code() != Code::no_memory && s.code() != Code::unsupported) return s;
     mtp->why_cpu = s.message();
   }

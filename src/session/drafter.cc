@@ -175,16 +175,19 @@ Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
     kernels.rms_norm(rows.hidden + i * width, mtp_->inputs.hidden_norm.weight.data(),
                      config.norm_epsilon, 1, config.width, x + width);
   });
-  products_.begin(latch);
-  products_.multiply(joined_.get(), n, static_cast<uint32_t>(2 * width),
-                     {{&mtp_->inputs.projection, inputs_.get()}});
+  const bool on_gpu = !layer.device_weights().empty();
+  if (!on_gpu) {
+    products_.begin(latch);
+    products_.multiply(joined_.get(), n, static_cast<uint32_t>(2 * width),
+                       {{&mtp_->inputs.projection, inputs_.get()}});
+  }
   if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
   ForwardStep step;
   step.tokens = rows.tokens;
   step.cancel = cancel;
-  step.inputs = inputs_.get();
+  step.inputs = on_gpu ? joined_.get() : inputs_.get();
   // On a GPU so few rows go the way of single tokens, which is faster.
-  step.open = n > 1 && n <= ForwardStep::max_device_open_tokens && !layer.device_weights().empty();
+  step.open = n > 1 && n <= ForwardStep::max_device_open_tokens && on_gpu;
   if (rows.logits) {
     step.want = ForwardStep::Logits::last;
     step.logits = logits_.data();

@@ -34,6 +34,8 @@ const char* name_of(DraftsOff why) {
   return "";
 }
 
+static const char no_gpu_room[] =
+    "the GPU has no room for steps with drafts: the answer goes on without";
 static const char left_out[] =
     "memory_limit has no room for what the MTP layer keeps: answers have no drafts";
 
@@ -159,8 +161,15 @@ Status Session::draft_by_source(uint32_t room, const Cancel* cancel, Array<Token
     append_lookup(sequence_.tokens, next, lookup.match, by_lookup.drafts, tokens);
   } else if (by_layer.drafts > 0) {
     offer_ = layer;
-    RETURN_IF_ERROR(drafter_->draft(sequence_.tokens.size(), next, by_layer.drafts, cancel,
-                                    &*sequence_.drafts, tokens));
+    Status s = drafter_->draft(sequence_.tokens.size(), next, by_layer.drafts, cancel,
+                               &*sequence_.drafts, tokens);
+    if (s.code() == Code::no_memory && !model_->device_weights().empty()) {
+      tokens->resize(1);
+      log(1, no_gpu_room);
+      no_device_room_ = true, drafts_.off = DraftsOff::device_memory;
+      return {};
+    }
+    RETURN_IF_ERROR(std::move(s));
     if (tokens->size() == 1) drafts_.off = DraftsOff::no_hidden;
   } else {
     offer_ = lookup.offer;
@@ -232,7 +241,7 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   if (s.code() != Code::no_memory || begun || model_->device_weights().empty())
     return s.ok() ? std::move(sampled) : std::move(s);
   // A GPU needs more for such a step.
-  log(1, "the GPU has no room for steps with drafts: the answer goes on without");
+  log(1, no_gpu_room);
   no_device_room_ = true, drafts_.off = DraftsOff::device_memory;
   --drafts_.steps, drafts_.drafted -= tokens.size() - 1;
   if (offer_.source == DraftSource::lookup) drafts_.looked_up -= tokens.size() - 1;
