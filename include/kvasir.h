@@ -737,7 +737,8 @@ KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t toke
 /* Options of kv_session_compose. */
 typedef struct kv_compose_options {
   uint32_t struct_size;
-  uint32_t max_documents; /* that an answer attends; 0: as many as fit into the context */
+  uint32_t max_documents;            /* that an answer attends; 0: all if they fit into the context,
+                           * otherwise up to 8 */
   const kv_session_options* session; /* as for kv_load; NULL: defaults */
 } kv_compose_options;
 

@@ -116,6 +116,11 @@ class Attention {
   // whose scores have the centre.
   void add_centre_scores(const AttentionRequest& req, float sign, float* lse);
 
+  // The score of the best key of a document for each query, [tokens][heads]: exact for sinks and
+  // window, estimated by the sketch for pages, or exact where there is none. req.is_apart. Scores
+  // of different documents can be compared. Code::corrupt.
+  Status best_scores(const AttentionRequest& req, float* best);
+
   // Attends through req.window, over a store that may have dropped older tokens. Without lse,
   // trace, selection and counts.
   Status run_windowed(const AttentionRequest& req, float* out);
@@ -218,6 +223,8 @@ class Attention {
   void begin_with_sink_logits(const HeadQueries& queries, const AttentionState& state) const;
   void attend_sinks_and_window(const HeadQueries& queries, const HeadTokens& tokens,
                                const AttentionState& state, Worker* w) const;
+  bool raise_to_pages(const HeadQueries& queries, const Selector& selector, float* best,
+                      Worker* w) const;
   void attend_rows(const HeadQueries& queries, const RowsOfKeys& keys, const AttentionState& state,
                    Worker* w) const;
   void attend_pages(const HeadQueries& queries, std::span<const PageRef> pages,

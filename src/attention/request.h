@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
 #include "attention/trace.h"
 #include "base/cancel.h"
@@ -49,6 +50,14 @@ struct AttendedDocument {
   const Plan* plan = nullptr;          // of this store
   const Selector* selector = nullptr;  // null: every token is attended
   Trace* trace = nullptr;              // where set, receives what the step's last token attends
+};
+
+// Scores of documents for the queries of a step, in some layers.
+struct DocumentScores {
+  uint32_t tokens = 0, heads = 0, documents = 0;  // of the step
+  std::vector<bool> layers;                       // [layers] which are scored
+  // Of each scored layer, in order: [documents][tokens][heads], Attention::best_scores().
+  std::vector<float> best;
 };
 
 // Rows of a step's tokens in one layer, after RoPE.

@@ -98,4 +98,29 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
   return {};
 }
 
+Status HostAttention::score_documents(const StepContext& c, const LayerConfig& layer,
+                                      const AttentionRequest& own) {
+  DocumentScores* scores = c.step.scores;
+  if (!scores->layers[own.layer]) return {};
+  turned_.resize(c.tokens() * layer.q_width());
+  const std::size_t size = std::size_t{c.tokens()} * layer.heads;
+  std::size_t at = scores->best.size();
+  scores->best.resize(at + c.step.documents.size() * size);
+  for (std::size_t d = 0; d < c.step.documents.size(); ++d, at += size) {
+    turn_queries(c, layer, d, own.q);
+    const AttendedDocument& document = c.step.documents[d];
+    const AttentionRequest request{.layer = own.layer,
+                                   .tokens = c.tokens(),
+                                   .q = turned_.data(),
+                                   .store = *document.store,
+                                   .plan = own.plan,
+                                   .is_apart = true,
+                                   .skipped = document.skipped,
+                                   .cancel = own.cancel};
+    RETURN_IF_ERROR(attention_.best_scores(request, scores->best.data() + at));
+    if (own.cancel.fired()) return {};
+  }
+  return {};
+}
+
 }  // namespace kvasir

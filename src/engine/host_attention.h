@@ -52,6 +52,8 @@ class HostAttention {
   Status probe(const StepContext& step, uint32_t layer, const float* q, const float* exact);
   Status attend_documents(const StepContext& step, const LayerConfig& layer,
                           const AttentionRequest& own, float* out);
+  Status score_documents(const StepContext& step, const LayerConfig& layer,
+                         const AttentionRequest& own);
   void merge_document(const AttentionRequest& own, float* out);
   void turn_queries(const StepContext& step, const LayerConfig& layer, std::size_t document,
                     const float* q);

@@ -30,6 +30,8 @@ struct ForwardStep {
   Trace* trace = nullptr;              // where set, receives what the last token attends
   // Documents before the sequence, first to last; on CPUs only.
   std::span<const AttendedDocument> documents;
+  // Where set, documents are scored in its layers, and not attended.
+  DocumentScores* scores = nullptr;
   enum class Logits { none, last, all } want = Logits::none;
   float* logits = nullptr;        // [vocabulary] or [tokens][vocabulary]
   float* hidden = nullptr;        // where set, [tokens][width]: what the output matrix multiplies

@@ -29,7 +29,7 @@ struct Session::Tracing {
 
 // lead: marks before the answer.
 Status Session::question_tokens(std::string_view question, const GenerateOptions& o,
-                                std::string_view lead, Array<Token>* out) const {
+                                std::string_view lead, Array<Token>* out, TokenRange* asked) const {
   const Tokenizer& tokenizer = model_->tokenizer();
   const ChatMarks& marks = sequence_.chat.marks();
   const std::string_view close = sequence_.turn == Turn::document ? marks.document_close
@@ -49,7 +49,21 @@ Status Session::question_tokens(std::string_view question, const GenerateOptions
                                    {question, o.parse_special},
                                    {marks.question_close, true},
                                    {lead, true}};
-  return tokenizer.encode(parts, sequence_.turn == Turn::empty, out, {nullptr, o.cancel});
+  Array<uint32_t> lengths;  // bytes that each token spells
+  lengths.resize(out->size());
+  RETURN_IF_ERROR(tokenizer.encode(parts, sequence_.turn == Turn::empty, out,
+                                   {asked ? &lengths : nullptr, o.cancel}));
+  if (!asked) return {};
+  uint64_t before = 0;  // bytes
+  for (const Tokenizer::Part& part : std::span(parts).first(4)) before += part.text.size();
+  const auto token_at = [&](uint64_t byte) {
+    std::size_t t = 0;
+    for (uint64_t at = 0; t < lengths.size() && at + lengths[t] <= byte; ++t) at += lengths[t];
+    return t;
+  };
+  asked->begin = token_at(before);
+  asked->end = question.empty() ? asked->begin : token_at(before + question.size() - 1) + 1;
+  return {};
 }
 
 // Spills in advance the pages that question and answer would spill. During the answer the saved
@@ -96,12 +110,13 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
     return Status::error(Code::unsupported,
                          "the model does not think in the chat format '%s'; nothing was appended",
                          sequence_.chat.name());
+  TokenRange asked;
   RETURN_IF_ERROR(
-      question_tokens(question, o, o.thinking ? marks.open : marks.skip, &turn->tokens));
+      question_tokens(question, o, o.thinking ? marks.open : marks.skip, &turn->tokens, &asked));
   if (o.thinking && o.keep && !o.keep_thinking)
     RETURN_IF_ERROR(question_tokens(question, o, marks.skip, &turn->kept));
   const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
-  RETURN_IF_ERROR(choose_documents(turn->tokens, thought + o.max_tokens, o.cancel));
+  RETURN_IF_ERROR(choose_documents({turn->tokens, asked, thought + o.max_tokens, o.cancel}));
   RETURN_IF_ERROR(check_room(turn->tokens.size()));
   RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
   // of a model with states before Restore, so that the next call needs no prefill

@@ -26,7 +26,7 @@ struct ComposedDocument {
 
 struct Composition {
   std::vector<ComposedDocument> documents;
-  uint32_t max_documents = 0;  // that an answer attends; 0: as many as fit into the context
+  uint32_t max_documents = 0;  // that an answer attends; 0: all if they fit, otherwise 8
 };
 
 }  // namespace kvasir

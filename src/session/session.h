@@ -134,7 +134,7 @@ class Session {
                      Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
                      Progress::Report prefill_progress = {});
   // Creates a session over saved documents, which are mapped: nothing is copied or prefilled. One
-  // document: as load(). most: documents that an answer attends; 0: as many as fit. Codes as
+  // document: as load(). most: documents that an answer attends; 0: all, or up to 8. Codes as
   // kv_session_compose.
   static Status compose(const std::shared_ptr<const Model>& model,
                         std::span<const std::string> paths, const SessionOptions& options,
@@ -332,6 +332,9 @@ class Session {
                          IndexQueries* out);
 
   // ---- answers (answer.cc) ---------------------------------------------------------------------
+  struct TokenRange {
+    std::size_t begin = 0, end = 0;
+  };
   // A question with the marks of its turn, up to the answer.
   struct AskedTurn {
     ThinkingMarks marks;
@@ -346,7 +349,8 @@ class Session {
     Answer* answer;
   };
   Status question_tokens(std::string_view question, const GenerateOptions& options,
-                         std::string_view lead, Array<Token>* out) const;
+                         std::string_view lead, Array<Token>* out,
+                         TokenRange* asked = nullptr) const;
   Status ask(std::string_view question, const GenerateOptions& options, AskedTurn* turn);
   Status answer_turn(AskedTurn* turn, const GenerateOptions& options, AnswerState* state);
   Status answer_loop(const GenerateOptions& options, AnswerState* state);
@@ -393,9 +397,14 @@ class Session {
   static Status check_composable(const Model& model, const SessionOptions& options);
   Status add_document(const std::string& path, const Cancel* cancel, Composition* to);
   Status limit_documents(Composition* documents, uint64_t limit, const Cancel* cancel);
-  Status choose_documents(std::span<const Token> question, uint64_t more, const Cancel* cancel);
-  Status score_documents(std::span<const Token> question, const Cancel* cancel,
-                         std::vector<float>* scores);
+  struct Choice {
+    std::span<const Token> turn;  // a question with its marks
+    TokenRange question;          // of them
+    uint64_t more;                // tokens after it
+    const Cancel* cancel;
+  };
+  Status choose_documents(const Choice& choice);
+  Status score_documents(const Choice& choice, std::vector<float>* scores);
   void attend(std::vector<uint32_t> documents);
   void plan_documents();
   void fill_documents(bool traced, bool batches, ForwardStep* step);

@@ -18,8 +18,8 @@ constexpr const char* facts[] = {"The depth of the old well", "The password of t
 
 // A part of the book, about 6,000 bytes, with the code of a gate in its middle.
 std::string text_of(std::size_t i, std::size_t bytes = 6000) {
-  const std::string book = book_text(40000 + 4 * bytes);
-  const std::size_t at = 2000 + i * bytes;
+  const std::string book = book_text(100000 + 4 * bytes);
+  const std::size_t at = 80000 + i * bytes;
   return book.substr(at, bytes / 2) + "\n" + facts[i] + " is " + codes[i] + ".\n" +
          book.substr(at + bytes / 2, bytes / 2) + "\n";
 }
@@ -421,4 +421,97 @@ TEST_CASE("a cancelled answer over a composition leaves it as it was") {
       Session::compose(mini_model(), saved().paths, options_of("auto"), 0, &cancel, &none).code() ==
       Code::cancelled);
   CHECK(ask(session.get(), question_of(0), briefly()) == wanted);
+}
+
+TEST_CASE("an answer attends the documents that the question is about") {
+  auto session = compose(mini_model(), saved().long_paths, options_of("bounded"), 1);
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(knows(session.get(), i));
+    double sum = 0;
+    for (std::size_t d = 0; d < 3; ++d) {
+      const DocumentReport report = session->documents()[d];
+      CHECK(report.is_chosen == (d == i));
+      CHECK((report.score >= 0 && report.score <= 1));
+      sum += report.score;
+    }
+    CHECK(std::abs(sum - 1) < 1e-4);
+  }
+  // of those that the caller allows
+  const std::vector<uint32_t> others = {0, 2};
+  REQUIRE(session->set_candidates(others).ok());
+  CHECK(!knows(session.get(), 1));
+  CHECK(!session->documents()[1].is_chosen);
+  CHECK(session->documents()[1].score == -1);
+}
+
+TEST_CASE("documents are chosen where not all fit into the context, and counted in it") {
+  SessionOptions options = options_of("bounded");
+  options.context = 10000;
+  auto session = compose(mini_model(), saved().long_paths, options);  // 13,124 tokens
+  for (std::size_t i = 0; i < 3; ++i) {
+    CHECK(knows(session.get(), i));
+    uint64_t tokens = 0, chosen = 0;
+    for (const DocumentReport& d : session->documents())
+      if (d.is_chosen) tokens += d.tokens, ++chosen;
+    CHECK(session->documents()[i].is_chosen);
+    CHECK(chosen == 2);
+    CHECK(tokens < options.context);
+  }
+  options.context = 4700;  // a document and a question, and no document after a conversation
+  session = compose(mini_model(), saved().long_paths, options);
+  CHECK(knows(session.get(), 1));
+  ask(session.get(), question_of(1), keeping(24));
+  Answer answer;
+  Status s;
+  for (int i = 0; i < 12 && s.ok(); ++i)
+    s = session->generate(question_of(0), keeping(24), {}, &answer);
+  CHECK(s.code() == Code::context_full);
+  REQUIRE(session->rewind(0).ok());
+  CHECK(knows(session.get(), 1));
+}
+
+// Of stores with different centres, bases and lengths, in a layer that retrieves.
+TEST_CASE("a document's best score by its sketch is near the exact one") {
+  constexpr uint32_t layer = 7, tokens = 16;
+  const ModelConfig& c = mini_model()->config();
+  Attention attention(c, mini_model()->store_shape().page, cpu_kernels(), &pool(2));
+  std::vector<std::unique_ptr<Session>> documents;
+  for (const std::string& path : saved().long_paths)
+    documents.push_back(load_session(path, options_of("auto")));
+  // queries that look for a key of the last document
+  std::vector<float> q(std::size_t{tokens} * c.heads * c.head_dim);
+  const KvStore& from = documents[2]->store();
+  for (uint32_t t = 0; t < tokens; ++t)
+    for (uint32_t h = 0; h < c.heads; ++h)
+      for (uint32_t d = 0; d < c.head_dim; ++d)
+        q[(std::size_t{t} * c.heads + h) * c.head_dim + d] =
+            from.window(layer, h / c.group()).k[t * from.shape().page.dim + d] * 4;
+  const Plan plan;
+  const CancelLatch latch(nullptr);
+  double off = 0, spread = 0, mean = 0;
+  std::vector<float> all;
+  for (const auto& document : documents) {
+    KvStore plain(document->store());
+    plain.forget_sketch();
+    std::vector<float> found[2];
+    for (const KvStore* store : {&document->store(), &std::as_const(plain)}) {
+      std::vector<float>& best = found[store == &plain];
+      best.resize(std::size_t{tokens} * c.heads);
+      const AttentionRequest request{.layer = layer,
+                                     .tokens = tokens,
+                                     .q = q.data(),
+                                     .store = *store,
+                                     .plan = plan,
+                                     .is_apart = true,
+                                     .skipped = 4,
+                                     .cancel = latch};
+      REQUIRE(attention.best_scores(request, best.data()).ok());
+    }
+    for (std::size_t i = 0; i < found[0].size(); ++i)
+      off += std::abs(static_cast<double>(found[0][i] - found[1][i]));
+    all.insert(all.end(), found[1].begin(), found[1].end());
+  }
+  for (float x : all) mean += static_cast<double>(x) / static_cast<double>(all.size());
+  for (float x : all) spread += std::abs(static_cast<double>(x) - mean);
+  CHECK(off < 0.2 * spread);
 }

@@ -227,7 +227,7 @@ class Model(Handle):
         Answers attend all documents, or those that a choice by the question finds.
         Session.documents has them, and Passage.document refers to them.
 
-        max_documents: that an answer attends; 0: as many as fit into the context
+        max_documents: that an answer attends; 0: all if they fit, otherwise up to 8
         cancel: a Cancel; fire() stops the call
 
         Raises UnsupportedError (the model or the strategy cannot), BadArgumentError (a file with a
