@@ -969,6 +969,15 @@ KV_API kv_status kv_library_session(kv_library* library, kv_model* model, const 
                                     const kv_control* control, kv_session** out,
                                     kv_library_result* result, kv_error* error);
 
+/* Creates a session over several documents, as kv_session_compose: those named, in this order, or
+ * with count 0 all of this model, by name. With count 0 documents that cannot be used are left out,
+ * and the log has the reason. kv_session_document.path is the folder, a slash and the name with
+ * .kv. Documents that come or go later do not change the session, which maps its own.
+ * KV_NOT_FOUND (no document of this model, or of a name), and the codes of kv_session_compose. */
+KV_API kv_status kv_library_compose(kv_library* library, kv_model* model, const char* const* names,
+                                    size_t count, const kv_compose_options* options,
+                                    const kv_control* control, kv_session** out, kv_error* error);
+
 /* Renames a document, durably. KV_NOT_FOUND (no document has the name; another file may have it),
  * KV_BAD_STATE (a document or a file has the new name), KV_BAD_ARGUMENT (a name that no document
  * can have), KV_IO, KV_PERMISSION, KV_BUSY (as kv_library_open). */

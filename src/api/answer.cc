@@ -144,7 +144,8 @@ kv_status kv_session_passages(kv_session* session, kv_passage* passages, size_t 
     std::vector<kv_passage> out;  // [passages]
     out.reserve(found.size());
     for (const Passage& p : found)
-      out.push_back({p.first, p.tokens, p.first_byte, p.bytes, static_cast<float>(p.share), 0});
+      out.push_back(
+          {p.first, p.tokens, p.first_byte, p.bytes, static_cast<float>(p.share), p.document});
     return api::write_array(out.data(), out.size(), passages, capacity, count);
   });
 }

@@ -125,6 +125,33 @@ kv_status kv_library_session(kv_library* library, kv_model* model, const char* t
   });
 }
 
+kv_status kv_library_compose(kv_library* library, kv_model* model, const char* const* names,
+                             size_t count, const kv_compose_options* options,
+                             const kv_control* control, kv_session** out, kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!library) return Status::error(Code::bad_argument, "library is NULL");
+    RETURN_IF_ERROR(api::check_model(model));
+    if (!names && count > 0) return Status::error(Code::bad_argument, "names is NULL");
+    if (!out) return Status::error(Code::bad_argument, "out is NULL");
+    kv_compose_options o;
+    api::Control c;
+    RETURN_IF_ERROR(api::read_options(options, &o));
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    LibraryComposition request;
+    RETURN_IF_ERROR(api::session_options(o.session, &request.session));
+    request.max_documents = o.max_documents;
+    request.cancel = c.cancel;
+    for (size_t i = 0; i < count; ++i) {
+      if (!names[i]) return Status::error(Code::bad_argument, "name %zu is NULL", i);
+      RETURN_IF_ERROR(Library::check_name(request.names.emplace_back(names[i])));
+    }
+    auto handle = std::make_unique<kv_session>();
+    RETURN_IF_ERROR(library->library->compose(model->model, request, &handle->session));
+    *out = handle.release();
+    return {};
+  });
+}
+
 kv_status kv_library_rename(kv_library* library, const char* from, const char* to,
                             kv_error* error) {
   return api::guarded(error, [&]() -> Status {

@@ -67,7 +67,7 @@ kv_status kv_session_compose(kv_model* model, const char* const* paths, size_t c
       names.emplace_back(paths[i]);
     }
     auto handle = std::make_unique<kv_session>();
-    RETURN_IF_ERROR(Session::compose(model->model, names, session, o.max_documents, c.cancel,
+    RETURN_IF_ERROR(Session::compose(model->model, {names, o.max_documents, c.cancel, {}}, session,
                                      &handle->session));
     *out = handle.release();
     return {};

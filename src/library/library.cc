@@ -154,6 +154,35 @@ Status Library::list(std::vector<LibraryDocument>* out) const {
   });
 }
 
+Status Library::compose(const std::shared_ptr<const Model>& model,
+                        const LibraryComposition& request, std::unique_ptr<Session>* out) const {
+  std::vector<std::string> paths;
+  for (const std::string& name : request.names) {
+    RETURN_IF_ERROR(require(name));
+    paths.push_back(path_of(name));
+  }
+  Session::ComposeRequest composed{{}, request.max_documents, request.cancel, {}};
+  if (request.names.empty()) {
+    RETURN_IF_ERROR(for_each([&](const os::FolderEntry& file, const CachePeek& peek, Status s) {
+      if (!s.ok()) log_unusable(file.name, s);
+      else if (model->is_of(peek.identity())) paths.push_back(path_of(file.name));
+      return Status();
+    }));
+    std::sort(paths.begin(), paths.end());
+    composed.leaves_out = [this](const std::string&, const Status& why) {
+      log(1, why, "; the session leaves it out");
+      return why.code() != Code::no_memory && why.code() != Code::limit;
+    };
+  }
+  if (paths.empty())
+    return Status::error(Code::not_found, "%s has no document of this model", folder_.c_str());
+  composed.paths = paths;
+  RETURN_IF_ERROR(Session::compose(model, composed, request.session, out));
+  for (const DocumentReport& document : (*out)->documents())
+    if (Status s = os::touch(document.path); !s.ok()) log(2, s, "; it stays as old as it was");
+  return {};
+}
+
 Status Library::require(const std::string& name) const {
   std::vector<LibraryDocument> all;
   if (Status s = list(&all); !s.ok()) return s;

@@ -63,6 +63,13 @@ struct LibraryRequest {
   Progress::Report verifying, reading, preparing, saving;
 };
 
+struct LibraryComposition {
+  std::vector<std::string> names;  // none: all documents, by name
+  uint32_t max_documents = 0;      // as Session::compose()
+  SessionOptions session;
+  const Cancel* cancel = nullptr;
+};
+
 struct LibraryOutcome {
   std::string name;           // of the document found or saved
   uint64_t tokens = 0;        // of the session
@@ -88,6 +95,11 @@ class Library {
   // again without it. If that fails, *out is the first session and save_failure is the damage.
   Status session(const std::shared_ptr<const Model>& model, const LibraryRequest& request,
                  std::unique_ptr<Session>* out, LibraryOutcome* outcome) const;
+  // Creates a session over documents: those named, or all of this model that can be used; the log
+  // has the others. Code::not_found: there is none, or none of the name. Codes as
+  // kv_library_compose.
+  Status compose(const std::shared_ptr<const Model>& model, const LibraryComposition& request,
+                 std::unique_ptr<Session>* out) const;
   Status rename(const std::string& from, const std::string& to) const;
   Status remove(const std::string& name) const;
 

@@ -49,16 +49,16 @@ Status Session::check_composable(const Model& model, const SessionOptions& optio
   return check_composed_strategy(options.select);
 }
 
-Status Session::compose(const std::shared_ptr<const Model>& model,
-                        std::span<const std::string> paths, const SessionOptions& options,
-                        uint32_t most, const Cancel* cancel, std::unique_ptr<Session>* out) {
+Status Session::compose(const std::shared_ptr<const Model>& model, const ComposeRequest& request,
+                        const SessionOptions& options, std::unique_ptr<Session>* out) {
   const uint64_t begin = os::now_ns();
+  const std::span<const std::string> paths = request.paths;
   if (paths.empty()) return Status::error(Code::bad_argument, "there is no document to compose");
   auto documents = std::make_shared<Composition>();
-  documents->max_documents = most;
+  documents->max_documents = request.most;
   std::unique_ptr<Session> session;
   if (paths.size() == 1) {
-    RETURN_IF_ERROR(load(model, paths[0], options, false, cancel, {}, &session));
+    RETURN_IF_ERROR(load(model, paths[0], options, false, request.cancel, {}, &session));
     documents->documents.push_back({paths[0], nullptr, session->sequence_.tokens.size(), 0});
     session->sequence_.composed = {documents, {0}, {0}, {}, 0, false};
     *out = std::move(session);
@@ -71,8 +71,13 @@ Status Session::compose(const std::shared_ptr<const Model>& model,
   RETURN_IF_ERROR(open(model, unlimited, &session));
   session->options_.memory.bytes = options.memory.bytes;
   for (const std::string& path : paths)
-    RETURN_IF_ERROR(session->add_document(path, cancel, documents.get()));
-  RETURN_IF_ERROR(session->limit_documents(documents.get(), options.memory.bytes, cancel));
+    if (Status s = session->add_document(path, request.cancel, documents.get());
+        !s.ok() &&
+        (s.code() == Code::cancelled || !request.leaves_out || !request.leaves_out(path, s)))
+      return s;
+  if (documents->documents.empty())
+    return Status::error(Code::not_found, "none of %zu documents can be used", paths.size());
+  RETURN_IF_ERROR(session->limit_documents(documents.get(), options.memory.bytes, request.cancel));
   SequenceState& sequence = session->sequence_;
   sequence.composed = {documents, {}, {}, {}, 0, true};
   RETURN_IF_ERROR(session->set_candidates({}));

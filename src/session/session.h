@@ -136,9 +136,15 @@ class Session {
   // Creates a session over saved documents, which are mapped: nothing is copied or prefilled. One
   // document: as load(). most: documents that an answer attends; 0: all, or up to 8. Codes as
   // kv_session_compose.
-  static Status compose(const std::shared_ptr<const Model>& model,
-                        std::span<const std::string> paths, const SessionOptions& options,
-                        uint32_t most, const Cancel* cancel, std::unique_ptr<Session>* out);
+  struct ComposeRequest {
+    std::span<const std::string> paths;
+    uint32_t most = 0;
+    const Cancel* cancel = nullptr;
+    // Where set, is called for a file that cannot be used, and says whether it is left out.
+    std::function<bool(const std::string& path, const Status& why)> leaves_out;
+  };
+  static Status compose(const std::shared_ptr<const Model>& model, const ComposeRequest& request,
+                        const SessionOptions& options, std::unique_ptr<Session>* out);
   // Limits later answers to these documents, ascending; none: all.
   Status set_candidates(std::span<const uint32_t> documents);
   // Code::bad_state: the session was not composed. Code::not_found: it has fewer documents.

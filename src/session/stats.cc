@@ -259,9 +259,11 @@ void add_last(const ReadCounts& read, const SessionStats& stats, bool has_gpus, 
 
 }  // namespace
 
-// Adds the memory of a composed session's documents.
+// Adds the memory of a composed session's documents, and how they are attended.
 void Session::add_documents(SessionStats* stats) const {
   if (!sequence_.is_composed()) return;
+  if (documents_planned_ && !document_plans_.empty())
+    stats->decode_strategy = document_plans_[0].strategy->name;
   for (const ComposedDocument& document : sequence_.composed.documents->documents) {
     const KvStore& store = document.session->store();
     stats->private_bytes += store.private_bytes();
@@ -311,7 +313,6 @@ SessionStats Session::stats() const {
   s.prefilled_again = prefilled_again_;
   s.spilled_bytes = sequence_.store.pages().spilled_bytes();
   s.memory_limit = sequence_.is_composed() ? options_.memory.bytes : sequence_.store.budget().bytes;
-  add_documents(&s);
   s.prefill_tokens = prefill_tokens_, s.prefill_ns = prefill_ns_;
   s.sparse_tokens = sequence_.sparse_tokens;
   s.load_ns = load_ns_;
@@ -335,6 +336,7 @@ SessionStats Session::stats() const {
   s.gpu_weight_bytes = gpus.weight_bytes, s.gpu_bytes = gpus.bytes;
   s.gpu_memory_limit = gpus.memory_limit;
   s.decode_strategy = plan.strategy->name;
+  add_documents(&s);
   s.chat_format = sequence_.chat.name();
   s.device = model_->device_names();
   return s;

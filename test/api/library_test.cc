@@ -54,6 +54,62 @@ TEST_CASE("a text is read once: again, its beginning, and from where a longer on
   CHECK(must_get(library.get(), tiny_model(), text_of(900, 'c')).result.tokens_found == 0);
 }
 
+TEST_CASE("a session over all documents of a library, or over those of a list") {
+  TempFolder folder;
+  const Library library = open_library(folder.file("lib"));
+  for (const char* name : {"b", "a", "c"}) {
+    Ask named;
+    named.name = name;
+    must_get(library.get(), tiny_model(), text_of(300, *name), named);
+  }
+  const auto names_of = [](kv_session* session) {
+    std::string names;
+    for (uint32_t i = 0;; ++i) {
+      kv_session_document document;
+      kv_init(&document, sizeof document);
+      kv_error error{};
+      const kv_status status = kv_session_get_document(session, i, &document, &error);
+      if (status == KV_NOT_FOUND) return names;
+      REQUIRE_MESSAGE(status == KV_OK, std::string(error.message));
+      const std::string path = document.path;
+      names += path.substr(path.rfind('/') + 1, 1);
+    }
+  };
+  const auto compose = [&](std::vector<const char*> names, kv_session** out) {
+    kv_error error{};
+    return kv_library_compose(library.get(), tiny_model(), names.data(), names.size(), nullptr,
+                              nullptr, out, &error);
+  };
+  kv_session* composed = nullptr;
+  REQUIRE(compose({}, &composed) == KV_OK);
+  const Session all(composed);
+  CHECK(names_of(all.get()) == "abc");
+  kv_error error{};
+  CHECK(kv_library_remove(library.get(), "b", &error) == KV_BUSY);  // the session maps it
+  REQUIRE(compose({"c", "a"}, &composed) == KV_OK);
+  const Session some(composed);
+  CHECK(names_of(some.get()) == "ca");
+  REQUIRE(compose({"b"}, &composed) == KV_OK);
+  const Session one(composed);
+  CHECK(names_of(one.get()) == "b");
+  CHECK(compose({"d"}, &composed) == KV_NOT_FOUND);
+  // a document with a question is left out, and the log has the reason
+  kv_generate_options keeping;
+  kv_init(&keeping, sizeof keeping);
+  keeping.flags = KV_KEEP_TURN, keeping.max_tokens = 2;
+  const Got asked = must_get(library.get(), tiny_model(), text_of(300, 'a'));
+  REQUIRE(kv_generate(asked.session.get(), "ab", 2, &keeping, nullptr, nullptr, nullptr, nullptr,
+                      &error) == KV_OK);
+  REQUIRE(kv_save(asked.session.get(), folder.file("lib/z.kv").c_str(), nullptr, &error) == KV_OK);
+  logged.clear();
+  REQUIRE(compose({}, &composed) == KV_OK);
+  const Session rest(composed);
+  REQUIRE(logged.size() == 1);
+  CHECK(logged[0].find("z.kv") != std::string::npos);
+  CHECK(names_of(rest.get()) == "abc");
+  CHECK(compose({"a", "z"}, &composed) == KV_BAD_ARGUMENT);
+}
+
 TEST_CASE("a document with windows or states serves texts from its checkpoints on") {
   for (const char* name : {"gemma3-linear", "qwen35", "falcon-h1"}) {
     CAPTURE(name);

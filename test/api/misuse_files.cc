@@ -190,6 +190,30 @@ void Misuses::add_library() {
     kv_library_options o{};
     return kv_library_open(folder_.path().c_str(), &o, &out_.library, e);
   });
+  add("kv_library_compose", "library", [&](kv_error* e) {
+    return kv_library_compose(nullptr, tiny_model(), nullptr, 0, nullptr, nullptr, &out_.session,
+                              e);
+  });
+  add("kv_library_compose", "model", [&, l](kv_error* e) {
+    return kv_library_compose(l, nullptr, nullptr, 0, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_library_compose", "names", [&, l](kv_error* e) {
+    return kv_library_compose(l, tiny_model(), nullptr, 1, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_library_compose", "name 0", [&, l](kv_error* e) {
+    const char* names[] = {nullptr};
+    return kv_library_compose(l, tiny_model(), names, 1, nullptr, nullptr, &out_.session, e);
+  });
+  add("kv_library_compose", "out", [l](kv_error* e) {
+    return kv_library_compose(l, tiny_model(), nullptr, 0, nullptr, nullptr, nullptr, e);
+  });
+  add(
+      "kv_library_compose", "a name that is not there",
+      [&, l](kv_error* e) {
+        const char* names[] = {"no such document"};
+        return kv_library_compose(l, tiny_model(), names, 1, nullptr, nullptr, &out_.session, e);
+      },
+      KV_NOT_FOUND);
   add("kv_library_list", "struct_size of kv_library_document", [l](kv_error* e) {
     kv_library_document bad{};
     return kv_library_list(l, 0, &bad, e);

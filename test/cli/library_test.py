@@ -53,6 +53,23 @@ class Library(tool.InFolder):
         listed = self.expect(run("library", "list", self.library), 0).stdout
         self.assertRegex(listed, r"longer.txt +[\d.]+ MB  \d{4}-\d\d-\d\d \d\d:\d\d  [\d,]+ tokens")
 
+    def test_all_documents_are_asked_at_once_and_answers_name_their_sources(self):
+        cellar = "The password of the cellar is 5520914."
+        self.add(self.file("gate.txt", SHORT))
+        self.add(self.file("cellar.txt", f"{BOOK[20000:23000]} {cellar} {BOOK[23000:26000]}"))
+        asked = ["What is the password of the cellar?", QUESTION]
+        command = ["ask", "-m", MODEL, "--library", self.library, *asked]
+        shown = self.expect(run(*command), 0)
+        self.assertRegex(shown.stderr, r"mapped 2 documents of [\d,]+ tokens in ")
+        self.assertRegex(shown.stdout, r"% cellar.txt at [\d.]+%: .*5520914")
+        self.assertRegex(shown.stdout, rf"% gate.txt at [\d.]+%: .*{CODE}")
+        answers = self.expect_json(run(*command, "--documents", "1", "--json"))["answers"]
+        self.assertEqual(
+            [a["passages"][0]["document"] for a in answers], ["cellar.txt", "gate.txt"]
+        )
+        self.expect(run("ask", "-m", MODEL, "-c", "x.kv", "--library", self.library, "?"), 2)
+        self.expect(run("ask", "-m", MODEL, "-c", "x.kv", "--documents", "2", "?"), 2)
+
     def test_documents_are_renamed_and_removed(self):
         document = self.file("a.txt", "Some text. " * 80)
         self.assertEqual(self.add(document, model=TINY)["name"], "a.txt")

@@ -63,13 +63,13 @@ std::unique_ptr<Session> compose(const std::shared_ptr<const Model>& model,
                                  std::span<const std::string> paths, const SessionOptions& o,
                                  uint32_t most = 0) {
   std::unique_ptr<Session> session;
-  const Status s = Session::compose(model, paths, o, most, nullptr, &session);
+  const Status s = Session::compose(model, {.paths = paths, .most = most}, o, &session);
   REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
   return session;
 }
 Status refused(std::span<const std::string> paths, const SessionOptions& o) {
   std::unique_ptr<Session> session;
-  Status s = Session::compose(mini_model(), paths, o, 0, nullptr, &session);
+  Status s = Session::compose(mini_model(), {.paths = paths}, o, &session);
   CHECK(!session);
   return s;
 }
@@ -235,6 +235,8 @@ TEST_CASE("a composition finds what one of its documents says") {
     CAPTURE(strategy);
     auto session = compose(mini_model(), saved().long_paths, options_of(strategy));
     for (std::size_t i = 0; i < 3; ++i) CHECK(knows(session.get(), i));
+    // `auto` goes by the tokens of all documents
+    CHECK(session->stats().decode_strategy == (strategy[0] == 'f' ? "full" : "bounded"));
   }
 }
 
@@ -308,7 +310,7 @@ TEST_CASE("models whose documents cannot be composed are refused by name") {
     const auto model = open_model(FIXTURES "/models/" + name + ".gguf");
     std::unique_ptr<Session> session;
     const std::vector<std::string> paths = {"a.kv", "b.kv"};
-    const Status s = Session::compose(model, paths, options_of("auto"), 0, nullptr, &session);
+    const Status s = Session::compose(model, {.paths = paths}, options_of("auto"), &session);
     CHECK(s.code() == Code::unsupported);
     CHECK_MESSAGE(std::string(s.message()).find(what) != std::string::npos, s.message());
   }
@@ -417,9 +419,9 @@ TEST_CASE("a cancelled answer over a composition leaves it as it was") {
   CHECK(session->generate(question_of(0), options, {}, &answer).code() == Code::cancelled);
   CHECK(session->tokens().empty());
   std::unique_ptr<Session> none;
-  CHECK(
-      Session::compose(mini_model(), saved().paths, options_of("auto"), 0, &cancel, &none).code() ==
-      Code::cancelled);
+  CHECK(Session::compose(mini_model(), {.paths = saved().paths, .cancel = &cancel},
+                         options_of("auto"), &none)
+            .code() == Code::cancelled);
   CHECK(ask(session.get(), question_of(0), briefly()) == wanted);
 }
 

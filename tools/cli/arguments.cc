@@ -27,6 +27,11 @@ void add_ask(Grammar& grammar) {
       grammar.add("ask", "Answer questions about a document", run_ask);
   add_answering(command, arguments.get());
   add_passages(command, &arguments->passages);
+  text(
+      command, "--library", &arguments->library, "DIR",
+      "Ask all documents of a library at once, in place of -f and -c; answers quote their sources");
+  count<uint32_t>(command, "--documents", &arguments->max_documents, 1, 1024,
+                  "With --library, documents that an answer attends at most [all that fit, or 8]");
   add_questions(command, &arguments->questions, "Questions [one per line of standard input]");
   footer(
       command,
@@ -37,6 +42,8 @@ void add_ask(Grammar& grammar) {
       "      prefills the book and saves its KV cache; the next time maps the file\n"
       "  kvasir ask -m model.gguf -c book.kv --passages 3 \"Who is Irene Adler?\"\n"
       "      quotes the passages that the answer attended most, each with its share and place\n"
+      "  kvasir ask -m model.gguf --library books \"Who is Irene Adler?\"\n"
+      "      asks all documents of the library; nothing is prefilled but the question\n"
       "  kvasir ask -m model.gguf -c book.kv --strategy quest --budget 2% \"Who came at nine?\" "
       "\"And who at ten?\"\n"
       "  pdftotext report.pdf - | kvasir ask -m model.gguf -f - --json \"What does it conclude?\"");

@@ -92,7 +92,9 @@ struct AskArguments {
   SourceFlags source;
   SessionFlags session;
   SamplingFlags sampling;
-  uint32_t passages = 0;  // quoted under an answer
+  uint32_t passages = 0;       // quoted under an answer
+  std::string library;         // folder, all of whose documents are asked; "": none
+  uint32_t max_documents = 0;  // that an answer attends; 0: as kv_compose_options
   std::vector<std::string> questions;
 };
 

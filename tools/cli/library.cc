@@ -235,6 +235,39 @@ void run_library_ask(Console& console, const LibraryAskArguments& arguments) {
               arguments.passages);
 }
 
+// All documents of a library at once.
+void ask_library(Console& console, const AskArguments& arguments) {
+  constexpr uint32_t sources = 3;  // quoted, unless the user says how many
+  if (!arguments.source.document.empty() || !arguments.source.cache.empty())
+    throw Failure(exit_usage, "--library asks its documents: leave -f and -c out");
+  const std::vector<std::string> questions = questions_of(arguments.questions, "");
+  const Library library = open_existing(console, {arguments.library});
+  const Model model = open_model(console, arguments.model, arguments.session);
+  const SessionOptions options(console, arguments.session);
+  kv_compose_options compose = initialised<kv_compose_options>();
+  compose.max_documents = arguments.max_documents;
+  compose.session = options.get();
+  const kv_control control = control_of(console);
+  kv_session* composed = nullptr;
+  kv_error error{};
+  check(kv_library_compose(library.get(), model.get(), nullptr, 0, &compose, &control, &composed,
+                           &error),
+        error);
+  const Session session(composed);
+  uint64_t documents = 0, tokens = 0;
+  for (kv_session_document document = initialised<kv_session_document>();
+       kv_session_get_document(session.get(), static_cast<uint32_t>(documents), &document,
+                               &error) == KV_OK;
+       ++documents)
+    tokens += document.tokens;
+  const double ms = static_cast<double>(stats_of(session.get()).load_ns) / 1e6;
+  console.result["source"] = {{"documents", documents}, {"mapped_tokens", tokens}, {"load_ms", ms}};
+  console.terminal.note(arguments.library + ": mapped " + grouped(documents) + " documents of " +
+                        grouped(tokens) + " tokens in " + duration(ms / 1e3));
+  answer_each(console, model.get(), session.get(), questions, arguments.sampling,
+              arguments.passages > 0 ? arguments.passages : sources);
+}
+
 void run_library_chat(Console& console, const LibraryChatArguments& arguments) {
   expect_chat_possible(console, arguments.add.document);
   if (!arguments.add.document.empty() && !arguments.document_name.empty())

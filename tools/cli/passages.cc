@@ -4,6 +4,7 @@
 
 #include "failure.h"
 #include "number_text.h"
+#include "system.h"
 
 namespace tool {
 namespace {
@@ -57,6 +58,20 @@ std::string cut(std::string text) {
   return text.substr(0, size) + "...";
 }
 
+// The name of a document of several, and its tokens in place of the sequence's; "": there is one.
+std::string document_of(kv_session* session, uint32_t index, std::vector<int32_t>* tokens) {
+  kv_session_document document = initialised<kv_session_document>();
+  kv_error error{};
+  const kv_status status = kv_session_get_document(session, index, &document, &error);
+  if (status == KV_BAD_STATE) return "";
+  check(status, error);
+  size_t count = 0;
+  tokens->resize(document.tokens);
+  check(kv_session_document_tokens(session, index, tokens->data(), tokens->size(), &count, &error),
+        error);
+  return system::text(system::path(document.path).stem());
+}
+
 }  // namespace
 
 std::string quoted(std::string_view text, size_t begin, size_t end) {
@@ -84,11 +99,12 @@ std::string quoted(std::string_view text, size_t begin, size_t end) {
 
 std::vector<AttendedPassage> passages_of(const kv_model* model, kv_session* session,
                                          size_t max_count) {
-  const std::vector<int32_t> tokens = tokens_of(session);
+  std::vector<int32_t> tokens = tokens_of(session);
   std::vector<kv_passage> places = places_of(session);
   places.resize(std::min(places.size(), max_count));
   std::vector<AttendedPassage> passages;
   for (const kv_passage& place : places) {
+    const std::string document = document_of(session, place.document, &tokens);
     const size_t first = place.first_token, end = first + place.tokens;
     const size_t from = first - std::min(first, around), to = std::min(tokens.size(), end + around);
     const int32_t* at = tokens.data() + from;
@@ -97,7 +113,7 @@ std::vector<AttendedPassage> passages_of(const kv_model* model, kv_session* sess
     const size_t begin = text_of(model, at, first - from).size(),
                  stop = text_of(model, at, end - from).size();
     passages.push_back({place, static_cast<double>(first) / static_cast<double>(tokens.size()),
-                        quoted(text, begin, stop)});
+                        quoted(text, begin, stop), document});
   }
   return passages;
 }
@@ -105,13 +121,14 @@ std::vector<AttendedPassage> passages_of(const kv_model* model, kv_session* sess
 void print_passages(Console& console, const std::vector<AttendedPassage>& passages) {
   if (console.json) return;
   for (const AttendedPassage& p : passages)
-    console.terminal.print("  " + percent(static_cast<double>(p.place.share), 1) + " at " +
+    console.terminal.print("  " + percent(static_cast<double>(p.place.share), 1) +
+                           (p.document.empty() ? "" : " " + p.document) + " at " +
                            percent(p.at, 1) + ": \"" + cut(p.text) + "\"\n");
 }
 
 Json passages_json(const std::vector<AttendedPassage>& passages) {
   Json list = Json::array();
-  for (const AttendedPassage& p : passages)
+  for (const AttendedPassage& p : passages) {
     list.push_back(
         {{"share", p.place.share},
          {"at", p.at},
@@ -120,6 +137,8 @@ Json passages_json(const std::vector<AttendedPassage>& passages) {
          {"first_byte", p.place.first_byte == UINT64_MAX ? Json() : Json(p.place.first_byte)},
          {"bytes", p.place.bytes},
          {"text", p.text}});
+    if (!p.document.empty()) list.back()["document"] = p.document;
+  }
   return list;
 }
 

@@ -11,8 +11,9 @@ namespace tool {
 
 struct AttendedPassage {
   kv_passage place{};
-  double at = 0;     // its beginning in the sequence, 0 to 1
-  std::string text;  // the passage within its sentences, as one line
+  double at = 0;         // its beginning in the sequence, 0 to 1
+  std::string text;      // the passage within its sentences, as one line
+  std::string document;  // of several, its name
 };
 
 // Up to `max_count` passages of the session's last answer, which was traced, the largest share

@@ -252,6 +252,8 @@ CALLS: Dict[str, List[Any]] = {
     "kv_library_list": [_P, _U32, POINTER(kv_library_document)],
     "kv_library_session": [_P, _P, _S, _Z, POINTER(kv_library_session_options), _CONTROL, _OUT,
                            POINTER(kv_library_result)],
+    "kv_library_compose": [_P, _P, POINTER(c_char_p), _Z, POINTER(kv_compose_options), _CONTROL,
+                           _OUT],
     "kv_library_rename": [_P, _S, _S],
     "kv_library_remove": [_P, _S],
     "kv_strategy_create": [_S, _OUT],

@@ -25,6 +25,11 @@ class Sessions(Case):
             passage = session.passages()[0]
             self.assertEqual(passage.document, 0)
             self.assertIn("4821907", passage.text)
+            cellar = "What is the password of the cellar?"
+            self.assertIn("5520914", session.ask(cellar, trace_passages=True, max_tokens=32).text)
+            passage = session.passages()[0]
+            self.assertEqual(passage.document, 1)
+            self.assertIn("5520914", passage.text)
             self.assertTrue(all(d.is_attended for d in session.documents()))
             session.limit_documents([1])
             session.ask(QUESTION, max_tokens=4)

@@ -729,6 +729,16 @@ extern "C" {
         result: *mut kv_library_result,
         error: *mut kv_error,
     ) -> kv_status;
+    pub fn kv_library_compose(
+        library: *mut kv_library,
+        model: *mut kv_model,
+        names: *const *const ::std::os::raw::c_char,
+        count: usize,
+        options: *const kv_compose_options,
+        control: *const kv_control,
+        out: *mut *mut kv_session,
+        error: *mut kv_error,
+    ) -> kv_status;
     pub fn kv_library_rename(
         library: *mut kv_library,
         from: *const ::std::os::raw::c_char,
