@@ -738,26 +738,30 @@ KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t toke
 typedef struct kv_compose_options {
   uint32_t struct_size;
   uint32_t max_documents;            /* that an answer attends; 0: all if they fit into the context,
-                           * otherwise up to 8 */
+                                      * otherwise up to 8 */
   const kv_session_options* session; /* as for kv_load; NULL: defaults */
 } kv_compose_options;
 
 /* Creates a session over several saved documents. The files are mapped: nothing is copied, and
  * nothing is prefilled again. The documents follow one another in this order, then the questions
- * and answers. Each document was prefilled without the others: what refers from one to another is
- * not in its KV cache. Of later documents, the marks and instructions before the text are left out.
+ * and answers. Each document was prefilled without the others, so its KV cache says nothing of
+ * them. Of later documents, the marks and instructions before the text are left out as far as the
+ * first page has them.
  * One path: as kv_load, bit for bit.
- * kv_session_tokens, kv_session_rewind and kv_session_stats count the questions and answers alone.
+ * kv_session_tokens and kv_session_rewind count the questions and answers alone; the memory in
+ * kv_session_stats includes the documents.
  * The context holds the documents that an answer attends too. If all of them and the question do
  * not fit, or are more than max_documents, each kv_generate chooses among them
- * (kv_session_document).
+ * (kv_session_get_document). Room for max_tokens of the answer, up to an eighth of the context,
+ * counts with the question. kv_session_next and kv_session_score go on with the documents of the
+ * last answer; before the first one they return KV_BAD_STATE.
  * The session takes no text (kv_prefill, kv_prefill_tokens) and is not saved: KV_UNSUPPORTED. Its
  * memory_limit holds for all documents together. The caller closes *out with kv_session_close.
  * KV_BAD_ARGUMENT (no path; a file with a question or without text), KV_MODEL_MISMATCH (as kv_load;
  * other instructions, another chat format or kind of text than the first document's),
- * KV_UNSUPPORTED (a model on a GPU, with recurrent layers, sliding windows or norms after RoPE; a
- * strategy other than auto, full, bounded, window, quest, flat and dipr; draft_tokens), and the
- * codes of kv_load. */
+ * KV_UNSUPPORTED (a model on a GPU, with recurrent layers, sliding windows or scaled norms after
+ * RoPE; a strategy other than auto, full, bounded, window, quest, flat and dipr; draft_tokens), and
+ * the codes of kv_load. */
 KV_API kv_status kv_session_compose(kv_model* model, const char* const* paths, size_t count,
                                     const kv_compose_options* options, const kv_control* control,
                                     kv_session** out, kv_error* error);
@@ -771,7 +775,8 @@ typedef struct kv_session_document {
   uint32_t struct_size; /* in */
   uint32_t flags;       /* KV_DOCUMENT_CANDIDATE, KV_DOCUMENT_ATTENDED */
   uint64_t tokens;      /* of the document */
-  double score;         /* of the last choice, for this question; -1: there was none to make */
+  double score;         /* share of the last question's scores, 0 to 1, of which all candidates have
+                         * 1 together; -1: no scores, since all candidates fitted */
   const char* path;     /* until the session and its forks are closed */
 } kv_session_document;
 
@@ -786,7 +791,7 @@ KV_API kv_status kv_session_document_tokens(kv_session* session, uint32_t index,
                                             size_t capacity, size_t* count, kv_error* error);
 
 /* Limits the later answers of a session of kv_session_compose to these documents, ascending
- * indexes; count 0: to none, all are candidates again. KV_BAD_STATE, KV_BAD_ARGUMENT, KV_BUSY,
+ * indexes; count 0: removes the limit. KV_BAD_STATE, KV_BAD_ARGUMENT, KV_BUSY,
  * KV_NO_MEMORY. */
 KV_API kv_status kv_session_limit_documents(kv_session* session, const uint32_t* documents,
                                             size_t count, kv_error* error);

@@ -208,7 +208,7 @@ Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPo
   const auto together = static_cast<uint32_t>(
       std::max<std::size_t>(1, bringing_half / (pages_size() + scales_size())));
   std::atomic<bool> intact{true};
-  uint32_t turn = 0;
+  uint32_t turn = 0, brought = 0;  // the extents before `brought` are there or on their way
   for (uint32_t first = 0, end; first < extents; first = end) {
     end = first + 1;
     if (is_there(first)) continue;
@@ -231,6 +231,7 @@ Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPo
                   shape_.page.scales_bytes());
     });
     if (!intact) break;
+    for (uint32_t e = first; e < end; ++e) stamp_of(layer, e) = 0;  // until they are there
     int error = ops_.wait(pages_stream_);  // for the other half, which is filled next
     if (!error)
       error = ops_.upload(pages_stream_, pages_of(block, layer, first), half,
@@ -239,9 +240,10 @@ Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPo
       error = ops_.upload(pages_stream_, scales_of(block, layer, first), half_scales,
                           (end - first) * scales_size());
     if (error) return (void)ops_.wait(pages_stream_), device_->status(error, in_prefill);
-    for (uint32_t e = first; e < end; ++e) stamp_of(layer, e) = pages.stamp(e);
+    brought = end;
   }
   if (turn > 0) RETURN_IF_ERROR(device_->status(ops_.wait(pages_stream_), in_prefill));
+  for (uint32_t e = 0; e < brought; ++e) stamp_of(layer, e) = pages.stamp(e);
   if (!intact) return pages.damaged();
   return cancel.fired() ? Status::error(Code::cancelled, "cancelled; the sequence is as it was")
                         : Status();

@@ -94,8 +94,11 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
     return Status::error(Code::bad_state,
                          "there is nothing to answer: the sequence and the question are empty");
   AskedTurn turn;
+  const uint64_t tokens = sequence_.tokens.size();
+  const ComposedState before = sequence_.composed;
   Status s = ask(question, o, &turn);
   if (s.ok()) s = answer_turn(&turn, o, &state);
+  if (!s.ok() && sequence_.tokens.size() == tokens) take_back_choice(before);
   if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
   return s;
 }

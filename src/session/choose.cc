@@ -56,10 +56,11 @@ void add_shares(const DocumentScores& scores, std::size_t first, std::size_t end
       double largest = score(0), all = 0;
       for (std::size_t d = 1; d < n; ++d) largest = std::max(largest, score(d));
       for (std::size_t d = 0; d < n; ++d) all += std::exp(score(d) - largest);
+      if (!std::isfinite(largest)) continue;
       double divergence = std::log(static_cast<double>(n)) - std::log(all);
       for (std::size_t d = 0; d < n; ++d) {
         shares[d] = std::exp(score(d) - largest) / all;
-        divergence += shares[d] * (score(d) - largest);
+        if (shares[d] > 0) divergence += shares[d] * (score(d) - largest);
       }
       for (std::size_t d = 0; d < n; ++d) (*sums)[d] += shares[d] * divergence * divergence;
     }
@@ -75,9 +76,10 @@ Status Session::score_documents(const Choice& choice, std::vector<float>* scores
     const ComposedDocument& document = composed.documents->documents[d];
     const KvStore& store = document.session->store();
     const uint32_t near = store.sink_count() > 0 ? store.sink_count() : store.window_count();
-    documents.push_back({.store = &store,
-                         .tokens_before = document.tokens,
-                         .skipped = std::min(std::max(document.skipped, first_tokens), near)});
+    documents.push_back(
+        {.store = &store,
+         .tokens_before = document.tokens,
+         .skipped = std::min(std::max(document.skipped, first_tokens), near - std::min(near, 1u))});
   }
   DocumentScores step_scores;
   step_scores.layers = retrieval_layers(sequence_.layer_errors, model_->config().layers);
@@ -88,10 +90,15 @@ Status Session::score_documents(const Choice& choice, std::vector<float>* scores
   std::vector<double> sums(documents.size());
   KvStore store(sequence_.store);
   const std::span<const Token> question = choice.turn.first(choice.question.end);
+  constexpr std::size_t most_floats = std::size_t{16} << 20;  // that a step's scores take
+  const auto scored = static_cast<std::size_t>(
+      std::count(step_scores.layers.begin(), step_scores.layers.end(), true));
+  const std::size_t chunk = std::clamp<std::size_t>(
+      most_floats / (std::max<std::size_t>(scored, 1) * documents.size() * step_scores.heads), 1,
+      options_.prefill_chunk);
   for (std::size_t done = 0; done < question.size();) {
     ForwardStep step;
-    step.tokens = question.subspan(
-        done, std::min<std::size_t>(options_.prefill_chunk, question.size() - done));
+    step.tokens = question.subspan(done, std::min(chunk, question.size() - done));
     step.cancel = choice.cancel;
     step.documents = documents;
     step.scores = &step_scores;
@@ -108,8 +115,8 @@ Status Session::score_documents(const Choice& choice, std::vector<float>* scores
   return {};
 }
 
-// Chooses the documents for an answer. All candidates,
-// if they fit; otherwise some of those with the largest scores.
+// Chooses the documents for an answer: all candidates, if they fit; otherwise some of those with
+// the largest scores.
 Status Session::choose_documents(const Choice& choice) {
   if (!sequence_.is_composed()) return {};
   ComposedState& composed = sequence_.composed;
@@ -136,7 +143,11 @@ Status Session::choose_documents(const Choice& choice) {
   uint64_t taken = 0;
   for (uint32_t i : order) {
     const uint32_t d = composed.candidates[i];
-    if (chosen.size() == most || taken + documents[d].tokens > room) continue;
+    if (chosen.size() == most) break;
+    if (taken + documents[d].tokens > room) {
+      log(1, (documents[d].path + " is left out of the answer: the context has no room").c_str());
+      continue;
+    }
     chosen.push_back(d), taken += documents[d].tokens;
   }
   if (chosen.empty())
@@ -148,6 +159,14 @@ Status Session::choose_documents(const Choice& choice) {
   composed.scores = std::move(scores);
   attend(std::move(chosen));
   return {};
+}
+
+// After an answer that failed and left no token.
+void Session::take_back_choice(const ComposedState& before) {
+  sequence_.composed.chosen = before.chosen;
+  sequence_.composed.scores = before.scores;
+  sequence_.composed.tokens = before.tokens;
+  documents_planned_ = false;
 }
 
 }  // namespace kvasir

@@ -29,6 +29,8 @@ const char* why_not_composable(const Model& model) {
 // Refuses strategies that carry data from layer to layer, or need more of a document than its
 // sketch.
 Status Session::check_composed_strategy(const SelectOptions& select) {
+  if (select.certify)
+    return Status::error(Code::unsupported, "an answer over several documents is not certified");
   const StrategyInfo* info = strategy_info(select.strategy);
   constexpr uint32_t others =
       StrategyInfo::filters | StrategyInfo::chooses_once | StrategyInfo::needs_representatives;
@@ -200,7 +202,7 @@ Status Session::document(std::size_t index, DocumentReport* out) const {
   const auto is = [&](const std::vector<uint32_t>& in) {
     return std::lower_bound(in.begin(), in.end(), index);
   };
-  *out = {.path = documents[index].path.c_str(), .tokens = documents[index].tokens};
+  *out = {.path = documents[index].path.c_str(), .tokens = document_tokens(index).size()};
   const auto candidate = is(composed.candidates), chosen = is(composed.chosen);
   out->is_candidate = candidate != composed.candidates.end() && *candidate == index;
   out->is_chosen = chosen != composed.chosen.end() && *chosen == index;
@@ -212,7 +214,8 @@ Status Session::document(std::size_t index, DocumentReport* out) const {
 
 std::span<const Token> Session::document_tokens(std::size_t index) const {
   const ComposedDocument& document = sequence_.composed.documents->documents[index];
-  return (document.session ? document.session->tokens() : tokens()).first(document.tokens);
+  const std::span<const Token> own = document.session ? document.session->tokens() : tokens();
+  return own.first(std::min<std::size_t>(document.tokens, own.size()));  // a rewind may cut it
 }
 
 std::vector<DocumentReport> Session::documents() const {
@@ -252,8 +255,11 @@ void Session::plan_documents() {
     const Session& session = *chosen(i).session;
     const KvStore& store = session.store();
     SelectOptions own = select;
-    if (strategy_needs(select.strategy, StrategyInfo::needs_sketch) && !store.sketch().built())
+    if (strategy_needs(select.strategy, StrategyInfo::needs_sketch) && !store.sketch().built()) {
       own = {};
+      if (store.pages().pages() > 1)
+        log(2, (chosen(i).path + " has no sketch of its keys: all of it is attended").c_str());
+    }
     if (own.strategy == "auto") own.strategy = "full";
     Plan& plan = document_plans_[i];
     plan = make_plan(own, store.sealed_tokens(), layers, session.sequence_.layer_errors);
@@ -285,6 +291,7 @@ void Session::fill_documents(bool traced, bool batches, ForwardStep* step) {
 
 void Session::trace_documents() {
   if (!sequence_.is_composed()) return;
+  traced_documents_ = sequence_.composed.chosen;
   document_traces_.reserve(sequence_.composed.chosen.size());
   for (uint32_t d : sequence_.composed.chosen) {
     const ComposedDocument& document = sequence_.composed.documents->documents[d];
@@ -300,7 +307,7 @@ Status Session::add_document_passages(std::vector<Passage>* out) const {
     all.sum += trace.sum(), all.largest = std::max(all.largest, trace.largest());
   for (std::size_t i = 0; i < document_traces_.size(); ++i) {
     const std::size_t first = out->size();
-    const uint32_t d = sequence_.composed.chosen[i];
+    const uint32_t d = traced_documents_[i];
     sequence_.composed.documents->documents[d].session->add_passages(document_traces_[i], all, out);
     for (std::size_t p = first; p < out->size(); ++p) (*out)[p].document = d;
   }

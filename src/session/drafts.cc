@@ -88,7 +88,9 @@ uint32_t Session::lookup_room(uint32_t room) const {
   if (const auto& states = sequence_.states) {
     const uint64_t budget = sequence_.store.budget().bytes,
                    bytes = budget > 0 ? std::min(most_bytes, budget / 8) : most_bytes,
-                   count = bytes / (states->size() * sizeof(float));
+                   each = states->size() * sizeof(float), tokens = sequence_.tokens.size();
+    uint64_t count = std::min<uint64_t>(bytes / each, drafts + uint64_t{1});
+    while (count > 1 && !sequence_.store.check_budget(tokens + count, count * each).ok()) --count;
     drafts =
         static_cast<uint32_t>(std::min<uint64_t>(drafts, count - std::min<uint64_t>(count, 1)));
   }

@@ -21,6 +21,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
                       Progress::Report report, Progress::Report prepare_report) {
   if (sequence_.tokens.empty())
     return Status::error(Code::bad_state, "the sequence is empty: prefill a text first");
+  RETURN_IF_ERROR(check_measure());
   RETURN_IF_ERROR(check_tokens(tokens));
   RETURN_IF_ERROR(check_room(tokens.size()));
   if (tokens.empty()) return {};

@@ -409,6 +409,7 @@ class Session {
     uint64_t more;                // tokens after it
     const Cancel* cancel;
   };
+  void take_back_choice(const ComposedState& before);
   Status choose_documents(const Choice& choice);
   Status score_documents(const Choice& choice, std::vector<float>* scores);
   void attend(std::vector<uint32_t> documents);
@@ -462,7 +463,8 @@ class Session {
   std::vector<AttendedDocument> attended_;
   std::vector<Plan> document_plans_;
   std::vector<std::unique_ptr<const Selector>> document_selectors_;
-  std::vector<Trace> document_traces_;  // of the last answer, if it was traced
+  std::vector<Trace> document_traces_;      // of the last answer, if it was traced
+  std::vector<uint32_t> traced_documents_;  // [document_traces_.size()]
   bool documents_planned_ = false;
 
   // For stats.

@@ -332,6 +332,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
                      bool* end) {
   if (sequence_.tokens.empty())
     return Status::error(Code::bad_state, "the sequence is empty: prefill a text first");
+  RETURN_IF_ERROR(check_measure());
   RETURN_IF_ERROR(check_sampling_options(sampling));
   RETURN_IF_ERROR(check_room(1));
   Progress none;

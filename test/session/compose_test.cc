@@ -252,6 +252,9 @@ TEST_CASE("a composition of one document is a loaded session, bit for bit") {
                    loaded->tokens().end()));
   REQUIRE(composed->documents().size() == 1);
   CHECK(std::string(composed->documents()[0].path) == one[0]);
+  REQUIRE(composed->rewind(10).ok());  // a part of the document stays
+  CHECK(composed->documents()[0].tokens == 10);
+  CHECK(composed->document_tokens(0).size() == 10);
 }
 
 TEST_CASE("what cannot be composed is refused by name") {
@@ -444,6 +447,34 @@ TEST_CASE("an answer attends the documents that the question is about") {
   CHECK(!knows(session.get(), 1));
   CHECK(!session->documents()[1].is_chosen);
   CHECK(session->documents()[1].score == -1);
+}
+
+TEST_CASE("a question that fails leaves the choice and the evidence of the answer before it") {
+  auto session = compose(mini_model(), saved().long_paths, options_of("bounded"), 2);
+  GenerateOptions traced = briefly();
+  traced.trace = true;
+  ask(session.get(), question_of(0), traced);
+  const auto chosen = [&] {
+    std::vector<bool> out;
+    for (const DocumentReport& d : session->documents()) out.push_back(d.is_chosen);
+    return out;
+  };
+  const std::vector<bool> before = chosen();
+  std::vector<Passage> passages, after;
+  REQUIRE(session->passages(&passages).ok());
+  const std::vector<uint32_t> last = {2};
+  REQUIRE(session->set_candidates(last).ok());
+  GenerateOptions failing = briefly();
+  failing.thinking = false;
+  Cancel cancel;
+  failing.cancel = &cancel;
+  failing.progress = [&](uint64_t, uint64_t) { return cancel.fire(), 0; };
+  Answer answer;
+  CHECK(session->generate(question_of(2), failing, {}, &answer).code() == Code::cancelled);
+  CHECK(chosen() == before);
+  const Status s = session->passages(&after);  // those of the answer, or none
+  CHECK((s.ok() || s.code() == Code::bad_state));
+  for (const Passage& p : after) CHECK(before[p.document]);
 }
 
 TEST_CASE("documents are chosen where not all fit into the context, and counted in it") {

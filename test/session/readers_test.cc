@@ -96,7 +96,7 @@ TEST_CASE("drafts of a trained MTP layer are accepted, and the answer is the sam
   const auto model = reader("states");
   SessionOptions options = options_of("full", 0);
   const auto alone = read_document(model, options);
-  options.draft_tokens = 1, options.drafts_always = true;
+  options.draft_tokens = 1, options.lookup_tokens = 0, options.drafts_always = true;
   const auto drafting = read_document(model, options);
   GenerateOptions answer;
   answer.max_tokens = 40;

@@ -76,6 +76,7 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies,
 SessionFlags flags_for(const SessionFlags& flags, const Method& method) {
   SessionFlags own = flags_for(flags, method.strategy);
   own.budget = method.budget.value;
+  own.no_lookup = true;  // how many tokens it drafts, and so what is read, depends on the time
   return own;
 }
 

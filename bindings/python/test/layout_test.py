@@ -134,7 +134,7 @@ class Layout(unittest.TestCase):
     def test_every_option_reaches_its_field(self):
         for struct, known, others in (
             (_abi.kv_model_options, options.ModelOptions, {"vocabulary_only", "plan_drafts"}),
-            (_abi.kv_session_options, options.SessionOptions, set()),
+            (_abi.kv_session_options, options.SessionOptions, {"no_lookup"}),
             (
                 _abi.kv_generate_options,
                 options.GenerateOptions,

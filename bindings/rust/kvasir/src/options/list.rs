@@ -61,15 +61,15 @@ options! {
             /// file's; another text is [`Error::ModelMismatch`](crate::Error::ModelMismatch).
             instructions,
         }
+        flags {
+            /// Answers have no drafts from the sequence's own text. They are the same.
+            no_lookup = KV_NO_LOOKUP,
+        }
         strategies {
             /// Strategy of decode. Default: "auto".
             decode,
             /// Strategy of prefill. Default: "full", exact attention.
             prefill,
-        }
-        flags {
-            /// Answers have no drafts from the sequence's own text. They are the same.
-            no_lookup = KV_NO_LOOKUP,
         }
         others { log precision spill_directory }
     }
