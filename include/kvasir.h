@@ -269,8 +269,9 @@ KV_API void kv_init(void* s, size_t size);
 /* kv_session_options: no drafts by lookup. Otherwise kv_generate drafts up to 15 tokens for a step:
  * those that followed the newest tokens where these occurred before, in the document, a question or
  * an answer. Answers are the same, bit for bit, as with draft_tokens. The session measures what
- * drafts take and how many are accepted; where they do not pay, they take about a hundredth of the
- * time. With layers on a GPU a step has up to 3. */
+ * drafts take and how many are accepted. Where they do not pay, steps with drafts and scans of the
+ * text take about a hundredth of the time each. With layers on a GPU a step has up to 3. A session
+ * of kv_session_compose looks up its questions and answers alone. */
 #define KV_NO_LOOKUP 0x1000u
 
 /* -- Cancel and progress -- */
@@ -754,7 +755,7 @@ typedef struct kv_compose_options {
  * not fit, or are more than max_documents, each kv_generate chooses among them
  * (kv_session_get_document). Room for max_tokens of the answer, up to an eighth of the context,
  * counts with the question. kv_session_next and kv_session_score go on with the documents of the
- * last answer; before the first one they return KV_BAD_STATE.
+ * last answer; while kv_session_tokens is empty they return KV_BAD_STATE.
  * The session takes no text (kv_prefill, kv_prefill_tokens) and is not saved: KV_UNSUPPORTED. Its
  * memory_limit holds for all documents together. The caller closes *out with kv_session_close.
  * KV_BAD_ARGUMENT (no path; a file with a question or without text), KV_MODEL_MISMATCH (as kv_load;
@@ -776,7 +777,7 @@ typedef struct kv_session_document {
   uint32_t flags;       /* KV_DOCUMENT_CANDIDATE, KV_DOCUMENT_ATTENDED */
   uint64_t tokens;      /* of the document */
   double score;         /* share of the last question's scores, 0 to 1, of which all candidates have
-                         * 1 together; -1: no scores, since all candidates fitted */
+                         * 1 together; -1: it was not scored */
   const char* path;     /* until the session and its forks are closed */
 } kv_session_document;
 

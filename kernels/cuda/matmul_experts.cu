@@ -56,8 +56,8 @@ __device__ inline void multiply_float_chosen(const ExpertProducts& given,
   after_previous();
   const ChosenRows its(given, chosen);
   x += std::size_t{blockIdx.y / of_input} * cols;
-  if (cols % (16 / sizeof(T))) multiply_float_row<T, 1>(its.rows(), cols, x);
-  else multiply_float_row<T, 16 / sizeof(T)>(its.rows(), cols, x);
+  if (cols % (16 / sizeof(T))) multiply_float_row<T, 1, 1>(its.rows(), cols, 1, x);
+  else multiply_float_row<T, 16 / sizeof(T), 1>(its.rows(), cols, 1, x);
 }
 
 // ---- several tokens: a row of the grid has a tile of an expert's rows

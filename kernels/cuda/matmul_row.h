@@ -120,9 +120,11 @@ __device__ inline float to_float(T x) {
   else return static_cast<float>(x);
 }
 
-// vector: weights per load; cols is a multiple of it.
-template <class T, int vector>
-__device__ inline void multiply_float_row(const Rows& block, uint32_t cols, const float* x) {
+// vector: weights per load; cols is a multiple of it. Reads weights once for n inputs, `most` or
+// fewer.
+template <class T, int vector, uint32_t most>
+__device__ inline void multiply_float_row(const Rows& block, uint32_t cols, uint32_t n,
+                                          const float* x) {
   struct alignas(sizeof(T) * vector) Weights {
     T values[vector];
   };
@@ -137,45 +139,15 @@ __device__ inline void multiply_float_row(const Rows& block, uint32_t cols, cons
     prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
   after_previous();
   if (row >= rows) return;
-  const float before = block.add ? y[row] : 0.0f;
-  float total = 0;
-#pragma unroll 4
-  for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
-    const Weights some = *reinterpret_cast<const Weights*>(w + c);
-    const Inputs inputs = *reinterpret_cast<const Inputs*>(x + c);
+  float before[most], total[most] = {};
 #pragma unroll
-    for (int i = 0; i < vector; ++i)
-      total = __fmaf_rn(to_float(some.values[i]), inputs.values[i], total);
-  }
-  total = warp_sum(total);
-  if (threadIdx.x % 32 == 0)
-    y[row] = before + (__fmul_rn(total, scale) + (bias ? bias[row] : 0.0f));
-}
-
-// The same with n inputs.
-template <class T, int vector>
-__device__ inline void multiply_float_rows(const Rows& block, uint32_t cols, uint32_t n,
-                                           const float* x) {
-  struct alignas(sizeof(T) * vector) Weights {
-    T values[vector];
-  };
-  struct alignas(vector > 1 ? 16 : 4) Inputs {
-    float values[vector];
-  };
-  const auto& [planes, rows, begin, bias, y, scale] = block.product;
-  const uint32_t row = block.first + threadIdx.x / 32;
-  const T* w =
-      reinterpret_cast<const T*>(planes.low) + (block.first_weights + threadIdx.x / 32) * cols;
-  if (vector > 1 && threadIdx.x % 32 == 0 && row < rows)
-    prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
-  after_previous();
-  if (row >= rows) return;
-  float total[max_alone] = {};
-#pragma unroll 2
+  for (uint32_t k = 0; k < most; ++k)
+    before[k] = block.add && k < n ? y[std::size_t{k} * rows + row] : 0.0f;
+#pragma unroll(most > 1 ? 2 : 4)
   for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
     const Weights some = *reinterpret_cast<const Weights*>(w + c);
 #pragma unroll
-    for (uint32_t k = 0; k < max_alone; ++k) {
+    for (uint32_t k = 0; k < most; ++k) {
       if (k >= n) continue;
       const Inputs inputs = *reinterpret_cast<const Inputs*>(x + std::size_t{k} * cols + c);
 #pragma unroll
@@ -184,12 +156,12 @@ __device__ inline void multiply_float_rows(const Rows& block, uint32_t cols, uin
     }
   }
 #pragma unroll
-  for (uint32_t k = 0; k < max_alone; ++k) {
+  for (uint32_t k = 0; k < most; ++k) {
     if (k >= n) continue;
     const float sum = warp_sum(total[k]);
-    float& to = y[std::size_t{k} * rows + row];
     if (threadIdx.x % 32 == 0)
-      to = (block.add ? to : 0.0f) + (__fmul_rn(sum, scale) + (bias ? bias[row] : 0.0f));
+      y[std::size_t{k} * rows + row] =
+          before[k] + (__fmul_rn(sum, scale) + (bias ? bias[row] : 0.0f));
   }
 }
 

@@ -8,58 +8,12 @@
 // of 128 query rows (tokens times heads of the group) go once over the keys that they see, 64 at a
 // time, after Dao, "FlashAttention-2" (2023). Where there are too few blocks for the device,
 // several blocks divide the keys of the same rows. prefill_merge() merges what they leave.
-#include <cuda_fp16.h>
-
-#include "attention_common.h"
-#include "tiles.h"
+#include "prefill_rows.h"
 
 namespace kvasir::cuda {
 namespace {
 
 constexpr uint32_t layout_threads = prefill_layout_threads, warps = layout_threads / warp;
-
-__device__ inline float block_max(float x) {
-  __shared__ float parts[warp];
-  x = warp_max(x);
-  if (threadIdx.x % warp == 0) parts[threadIdx.x / warp] = x;
-  __syncthreads();
-  return warp_max(threadIdx.x % warp < blockDim.x / warp ? parts[threadIdx.x % warp] : 0.0f);
-}
-
-// Packs two floats as halves, the first in the low half.
-__device__ inline uint32_t halves(float a, float b) {
-  const __half2 both = __floats2half2_rn(a, b);
-  return *reinterpret_cast<const uint32_t*>(&both);
-}
-
-__device__ inline float inverse(float x) { return x > 1e-30f ? 1.0f / x : 0.0f; }
-
-// ---- queries, keys and values in half precision
-
-// A row of the step's k or v, of the window or of the sinks; which: 0 keys, 1 values.
-struct Rows {
-  const float *row, *centre;  // centre: to be subtracted, or null
-  uint32_t there;             // numbers in the row; the others are 0
-};
-
-__device__ inline Rows rows_of(const DevicePrefill& r, const float* step, uint32_t head,
-                               uint32_t which, uint32_t token) {
-  const uint32_t sealed = r.pages * r.page_tokens;
-  if (token < sealed)
-    return {r.sinks + ((std::size_t{head} * 2 + which) * r.page_tokens + token) * r.dim, nullptr,
-            r.dim};
-  token -= sealed;
-  if (token < r.window) {
-    const uint32_t dim = r.seen ? r.head_dim : r.dim,
-                   row = r.seen ? (r.ring_first + token) % r.window_room : token;
-    return {r.window_rows + ((std::size_t{head} * 2 + which) * r.window_room + row) * dim, nullptr,
-            dim};
-  }
-  token -= r.window;
-  if (token >= r.n) return {nullptr, nullptr, 0};
-  return {step + (std::size_t{token} * r.kv_heads + head) * r.head_dim,
-          which || !r.centre ? nullptr : r.centre + std::size_t{head} * r.dim, r.head_dim};
-}
 
 }  // namespace
 
@@ -203,12 +157,6 @@ __device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t 
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-__device__ inline float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Rows of `dim` halves in shared memory, in pieces of 16 bytes: those of eight rows that a matrix
 // is loaded from occupy all banks.
 template <int dim>
@@ -224,42 +172,6 @@ __device__ inline void copy_rows(uint32_t to, const uint16_t* from) {
     const uint32_t at = i * prefill_threads + threadIdx.x;
     copy_async(piece<dim>(to, at / pieces, at % pieces), from + at * 8);
   }
-}
-
-// The first key, of those laid out, that a token of the step sees through its window.
-__device__ inline uint32_t first_key(const DevicePrefill& r, uint32_t token) {
-  const uint32_t own = r.window + token;
-  if (r.chunked) {
-    const auto in_chunk = static_cast<uint32_t>((r.position + token) % r.seen);
-    return own > in_chunk ? own - in_chunk : 0;
-  }
-  return own >= r.seen ? own + 1 - r.seen : 0;
-}
-
-// Scales a row's sums, or those of its parts, and writes them. largest: of the scores times log2 e.
-// Adds the learned score without a value, if there is one.
-struct RowEnd {
-  float scale, lse;
-};
-__device__ inline RowEnd end_row(const DevicePrefill& r, uint32_t head, uint32_t row, float largest,
-                                 float all) {
-  float keep = 1;
-  if (r.sink_scores) {
-    const float score = r.sink_scores[std::size_t{head} * r.q_room + row] * 1.44269504f,
-                before = largest;
-    largest = fmaxf(before, score);
-    keep = power_of_two(before - largest);
-    all = all * keep + power_of_two(score - largest);
-  }
-  return {r.largest[head * 2 + 1] * keep / all, largest * 0.693147181f + logf(all)};
-}
-
-// The part of block (block of rows, head): O [rows][dim], then each row's largest score times
-// log2 e, then its sum.
-__device__ inline float* part_of(const DevicePrefill& r, uint32_t block, uint32_t head,
-                                 uint32_t part, uint32_t blocks, uint32_t parts) {
-  return r.parts +
-         ((std::size_t{head} * blocks + block) * parts + part) * prefill_part_floats(r.dim);
 }
 
 // Block (rows of queries, the last ones first; head; part of the keys). A warp has a quarter of the

@@ -36,7 +36,8 @@ Status Session::check_composed_strategy(const SelectOptions& select) {
       StrategyInfo::filters | StrategyInfo::chooses_once | StrategyInfo::needs_representatives;
   if (!info || (!info->has(others) && !info->index)) return {};
   return Status::error(Code::unsupported,
-                       "strategy '%s' does not attend several documents: use auto, full or bounded",
+                       "strategy '%s' does not attend several documents: use auto, full, bounded, "
+                       "window, quest, flat or dipr",
                        select.strategy.c_str());
 }
 

@@ -4,7 +4,7 @@
 // There is no index: a step scans the sequence from its end for the two newest tokens, and compares
 // backwards from each place that has them. For 131,072 tokens that takes 0.1 to 0.2 ms on a busy
 // core of an AMD EPYC, where a step of the model takes milliseconds. So nothing is built at a load,
-// kept in memory, saved, or cut by a rewind.
+// kept in memory, saved, or cut by a rewind. A scan ends after 65,536 comparisons.
 #pragma once
 
 #include <cstdint>

@@ -19,8 +19,7 @@ static double log_probability(std::span<const float> logits, Token token) {
 
 Status Session::score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
                       Progress::Report report, Progress::Report prepare_report) {
-  if (sequence_.tokens.empty())
-    return Status::error(Code::bad_state, "the sequence is empty: prefill a text first");
+  RETURN_IF_ERROR(check_has_tokens());
   RETURN_IF_ERROR(check_measure());
   RETURN_IF_ERROR(check_tokens(tokens));
   RETURN_IF_ERROR(check_room(tokens.size()));

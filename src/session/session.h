@@ -292,6 +292,7 @@ class Session {
   }
   Status check_room(uint64_t more) const;
   Status check_tokens(std::span<const Token> tokens) const;
+  Status check_has_tokens() const;
 
   // ---- prefill and rewind (prefill.cc) ---------------------------------------------------------
   // Truncates the stores to `kept` tokens, or to the last position before it from which windows and
@@ -384,7 +385,7 @@ class Session {
   DraftsOff why_no_drafts() const;
   uint32_t draft_room() const;
   uint32_t lookup_room(uint32_t room) const;
-  Lookup look_up(Token next, uint32_t room) const;
+  Lookup look_up(Token next, uint32_t room);
   DraftPace::Choice choose_drafts(const DraftPace::Offer& offer) const;
   static Status set_budget(SessionOptions* o, const std::function<Status()>& set);
   Status fit_drafts(const std::function<Status()>& fit);
@@ -476,6 +477,7 @@ class Session {
   DraftCounts drafts_;           // of the last generate()
   DraftPace pace_;
   DraftPace::Offer offer_;     // of the running step: whose drafts it has, or that it passes over
+  uint32_t scans_passed_ = 0;  // steps that go without a lookup's scan
   uint32_t sizes_on_gpu_ = 0;  // bit i: a step with i drafts has run
   Token passed_ = -1;          // the first draft of an offer that the step passes over; -1: none
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;

@@ -328,10 +328,17 @@ Status Session::refresh_logits(const Cancel* cancel, Progress::Report report) {
   return {};
 }
 
+Status Session::check_has_tokens() const {
+  if (!sequence_.tokens.empty()) return {};
+  return Status::error(Code::bad_state,
+                       sequence_.is_composed()
+                           ? "no answer was kept: call kv_generate with KV_KEEP_TURN first"
+                           : "the sequence is empty: prefill a text first");
+}
+
 Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Token* token,
                      bool* end) {
-  if (sequence_.tokens.empty())
-    return Status::error(Code::bad_state, "the sequence is empty: prefill a text first");
+  RETURN_IF_ERROR(check_has_tokens());
   RETURN_IF_ERROR(check_measure());
   RETURN_IF_ERROR(check_sampling_options(sampling));
   RETURN_IF_ERROR(check_room(1));

@@ -164,6 +164,27 @@ TEST_CASE("a thought reaches the answer's callback, or counts as a part of the a
   CHECK(reply.text == "an");  // max_tokens are the answer's
 }
 
+TEST_CASE("drafts by lookup change a thought or an answer, or cannot be turned off") {
+  kv_session_options off;
+  kv_init(&off, sizeof off);
+  off.flags = KV_NO_LOOKUP;
+  const Session drafting = open_session(qwen()), alone = open_session(qwen(), off);
+  read_text(drafting.get(), "D."), read_text(alone.get(), "D.");
+  uint64_t looked_up = 0;
+  for (int turn = 0; turn < 4; ++turn) {  // each turn is as the one before
+    const Asked a = ask_with(drafting.get(), thinking(KV_KEEP_TURN | KV_KEEP_THINKING)),
+                b = ask_with(alone.get(), thinking(KV_KEEP_TURN | KV_KEEP_THINKING));
+    CHECK((a.status == KV_OK && b.status == KV_OK));
+    CHECK(a.thought == "thoug");
+    CHECK(a.text == b.text);
+    CHECK(a.thought == b.thought);
+    CHECK(stats_of(alone.get()).last_looked_up == 0);
+    looked_up += stats_of(drafting.get()).last_looked_up;
+  }
+  CHECK(looked_up > 0);
+  CHECK(sequence(drafting.get()) == sequence(alone.get()));
+}
+
 TEST_CASE("a thought that reaches its limit does not end, or ends the answer") {
   const Session session = with_document(qwen());
   const Asked cut = ask_with(session.get(), thinking(KV_KEEP_TURN | KV_KEEP_THINKING, 3));

@@ -67,7 +67,8 @@ class Library(tool.InFolder):
         self.assertEqual(
             [a["passages"][0]["document"] for a in answers], ["cellar.txt", "gate.txt"]
         )
-        self.expect(run("ask", "-m", MODEL, "-c", "x.kv", "--library", self.library, "?"), 2)
+        for option in (["-c", "x.kv"], ["--save", "x.kv"], ["--force"]):
+            self.expect(run("ask", "-m", MODEL, *option, "--library", self.library, "?"), 2)
         self.expect(run("ask", "-m", MODEL, "-c", "x.kv", "--documents", "2", "?"), 2)
 
     def test_documents_are_renamed_and_removed(self):

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "device_helpers.h"
+#include "draft_helpers.h"
 #ifdef KVASIR_EMULATED_DEVICE
 #include "../emulated/emulated.h"
 #endif
@@ -95,20 +96,6 @@ GenerateOptions asked_for(uint32_t tokens, float temperature = 0) {
   options.sampling.temperature = temperature;
   options.sampling.seed = 3;
   return options;
-}
-
-// Drafts of which about so many of eight are what the answer has.
-Session::DraftFn scripted_drafts(const Session& session, std::vector<Token> answer,
-                                 uint32_t right) {
-  return [&session, answer, right, state = uint32_t{5}](Token, uint32_t count,
-                                                        Array<Token>* out) mutable {
-    const std::size_t at = session.tokens().size() + 1;
-    for (uint32_t i = 0; i < count; ++i) {
-      state = state * 1664525 + 1013904223;
-      const bool good = (state >> 24) % 8 < right && at + i < answer.size();
-      out->push_back(good ? answer[at + i] : static_cast<Token>(3 + (state >> 16) % 200));
-    }
-  };
 }
 
 void check_same_answer(const DraftedAnswer& a, const DraftedAnswer& b) {

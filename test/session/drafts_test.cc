@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "draft_helpers.h"
 #include "failing_allocations.h"
 #include "sequence_helpers.h"
 #include "session/drafter.h"
@@ -64,19 +65,6 @@ SessionOptions undrafted() {
   return options;
 }
 
-// Drafts of which about so many of eight are what the answer has.
-Session::DraftFn scripted(const Session& session, std::vector<Token> answer, uint32_t right) {
-  return [&session, answer, right, state = uint32_t{5}](Token, uint32_t count,
-                                                        Array<Token>* out) mutable {
-    const std::size_t at = session.tokens().size() + 1;
-    for (uint32_t i = 0; i < count; ++i) {
-      state = state * 1664525 + 1013904223;
-      const bool good = (state >> 24) % 8 < right && at + i < answer.size();
-      out->push_back(good ? answer[at + i] : static_cast<Token>(3 + (state >> 16) % 200));
-    }
-  };
-}
-
 }  // namespace
 
 TEST_CASE("an answer with drafts has the bits of one without, however many are accepted") {
@@ -95,7 +83,7 @@ TEST_CASE("an answer with drafts has the bits of one without, however many are a
       for (const uint32_t right : {0u, 5u, 8u}) {
         CAPTURE(right);
         const auto session = fresh(name, 150, options);
-        session->draft_by(scripted(*session, alone.tokens, right));
+        session->draft_by(scripted_drafts(*session, alone.tokens, right));
         const Outcome drafted = answer_of(session.get(), long_answer());
         check_same(drafted, alone);
         CHECK(drafted.drafts.drafted > 0);
@@ -119,7 +107,7 @@ TEST_CASE("sampled answers with drafts have the bits of those without, penalties
       options.sampling.seed = seed;
       const Outcome alone = answer_of(fresh(name, 90, undrafted()).get(), options);
       const auto session = fresh(name, 90, SessionOptions{.drafts_always = true});
-      session->draft_by(scripted(*session, alone.tokens, 6));
+      session->draft_by(scripted_drafts(*session, alone.tokens, 6));
       const Outcome drafted = answer_of(session.get(), options);
       check_same(drafted, alone);
       if (alone.answer.answer_tokens > 20) CHECK(drafted.drafts.accepted > 0);
@@ -151,7 +139,7 @@ TEST_CASE("a draft is accepted as often as the sampler draws it") {
     };
     REQUIRE(session->generate("", options, into(&first), &answer).ok());
     ++alone[first];
-    session->draft_by(scripted(*session, likely, 8));
+    session->draft_by(scripted_drafts(*session, likely, 8));
     REQUIRE(session->generate("", options, into(&second), &answer).ok());
     ++drafted[second];
     accepted += session->stats().drafts.accepted;
@@ -255,7 +243,7 @@ TEST_CASE("drafts that do not pay by the clock pause, and the answer is the same
   for (const uint32_t factor : {1u, 2u, 40u}) {
     CAPTURE(factor);
     const auto session = fresh("llama-fused", 150, options);
-    const auto good = scripted(*session, alone.tokens, 7);
+    const auto good = scripted_drafts(*session, alone.tokens, 7);
     session->draft_by([&](Token next, uint32_t count, Array<Token>* out) {
       good(next, count, out);
       time += factor - 1;
@@ -376,6 +364,54 @@ TEST_CASE("the MTP layer's rows follow rewinds, forks, other answers and loads")
   }
 }
 
+void kvasir::test::check_draft_faults(Session* session, GenerateOptions options,
+                                      const std::string& text) {
+  const std::size_t tokens = session->tokens().size();
+  const auto answers_as_before = [&] {
+    CHECK(test::ask(session, "", options) == text);
+    CHECK(session->stats().drafts.drafted > 0);
+  };
+  uint32_t failures = 0, cancelled = 0;
+  bool failed = true;
+  for (long first = 1; failed; first += 3) {
+    REQUIRE(first < 5000);
+    Answer answer;
+    Status s;
+    {
+      const FailingAllocations failing(first, true);
+      try {
+        s = session->generate(
+            "", options, [](std::string_view) { return 0; }, &answer);
+      } catch (const std::bad_alloc&) {
+        s = Status::error(Code::no_memory, "out of memory");
+      }
+    }
+    failed = !s.ok();
+    failures += failed;
+    if (failed) CHECK(s.code() == Code::no_memory);
+    CHECK(session->tokens().size() == tokens);
+    if (first % 5 == 0) answers_as_before();
+  }
+  CHECK(failures > 3);
+  answers_as_before();
+  Cancel cancel;
+  GenerateOptions cancelling = options;
+  cancelling.cancel = &cancel;
+  for (int after = 1; after < 8; ++after) {
+    cancel.reset();
+    int calls = 0;
+    Answer answer;
+    const Status s = session->generate(
+        "", cancelling, [&](std::string_view) { return ++calls == after ? cancel.fire(), 0 : 0; },
+        &answer);
+    if (!s.ok()) CHECK(s.code() == Code::cancelled);
+    cancelled += !s.ok();
+    CHECK(session->tokens().size() == tokens);
+  }
+  CHECK(cancelled > 3);
+  answers_as_before();
+}
+
 TEST_CASE("failed allocations and cancels within drafting leave the sequence as it was") {
   SessionOptions drafting = undrafted();
   drafting.draft_tokens = 3, drafting.threads = 1, drafting.drafts_always = true;
@@ -383,44 +419,8 @@ TEST_CASE("failed allocations and cancels within drafting leave the sequence as 
     CAPTURE(name);
     GenerateOptions options = long_answer(12);
     options.keep = false;
-    const auto reference = fresh(name, 90, drafting);
-    const std::string text = test::ask(reference.get(), "", options);
-    const auto session = fresh(name, 90, drafting);
-    bool failed = true;
-    for (long first = 1; failed; first += 3) {
-      REQUIRE(first < 5000);
-      std::string out;
-      Answer answer;
-      Status s;
-      {
-        const FailingAllocations failing(first, true);
-        try {
-          s = session->generate(
-              "", options, [&](std::string_view) { return 0; }, &answer);
-        } catch (const std::bad_alloc&) {
-          s = Status::error(Code::no_memory, "out of memory");
-        }
-      }
-      failed = !s.ok();
-      if (failed) CHECK(s.code() == Code::no_memory);
-      CHECK(session->tokens().size() == 90);
-      if (first % 5 == 0) CHECK(test::ask(session.get(), "", options) == text);
-    }
-    CHECK(test::ask(session.get(), "", options) == text);
-    Cancel cancel;
-    options.cancel = &cancel;
-    for (int after = 1; after < 8; ++after) {
-      cancel.reset();
-      int calls = 0;
-      Answer answer;
-      const Status s = session->generate(
-          "", options, [&](std::string_view) { return ++calls == after ? cancel.fire(), 0 : 0; },
-          &answer);
-      if (calls >= after && !s.ok()) CHECK(s.code() == Code::cancelled);
-      CHECK(session->tokens().size() == 90);
-    }
-    cancel.reset();
-    CHECK(test::ask(session.get(), "", options) == text);
+    const auto reference = fresh(name, 90, drafting), session = fresh(name, 90, drafting);
+    check_draft_faults(session.get(), options, test::ask(reference.get(), "", options));
   }
 }
 

@@ -1,8 +1,11 @@
 // Drafts by lookup: the longest match, of several the newest, whatever the text.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "session/lookup.h"
@@ -65,14 +68,24 @@ TEST_CASE("drafts are what followed a match, and a repetition goes on") {
   CHECK(!find_newest(std::vector<Token>{1, 2, 3}, 4).found());
 }
 
-TEST_CASE("a text made to be slow takes no longer than any other") {
+TEST_CASE("a text made to be slow takes at most 20 times as long as any other") {
   // Runs one token shorter than a match may be, everywhere.
   std::vector<Token> tokens;
   for (Token i = 0; i < 1'000'000; ++i) tokens.push_back(i % 31 == 30 ? 2 + i : 1);
   tokens.resize(tokens.size() / 31 * 31);
   tokens.insert(tokens.end(), 29, 1);
-  const auto begin = std::chrono::steady_clock::now();
-  CHECK(find_newest(tokens, 1).found());
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
-  CHECK(seconds.count() < 0.1);
+  std::vector<Token> distinct(tokens.size());
+  std::iota(distinct.begin(), distinct.end(), 0);
+  const auto least_of_five = [](const std::vector<Token>& text) {
+    double least = HUGE_VAL;
+    for (int i = 0; i < 5; ++i) {
+      const auto begin = std::chrono::steady_clock::now();
+      const bool found = find_newest(text, 1).found();
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+      CHECK(found == (text.back() == 1));
+      least = std::min(least, seconds.count());
+    }
+    return least;
+  };
+  CHECK(least_of_five(tokens) < 20 * least_of_five(distinct));
 }

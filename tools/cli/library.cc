@@ -238,8 +238,9 @@ void run_library_ask(Console& console, const LibraryAskArguments& arguments) {
 // All documents of a library at once.
 void ask_library(Console& console, const AskArguments& arguments) {
   constexpr uint32_t sources = 3;  // quoted, unless the user says how many
-  if (!arguments.source.document.empty() || !arguments.source.cache.empty())
-    throw Failure(exit_usage, "--library asks its documents: leave -f and -c out");
+  if (!arguments.source.document.empty() || !arguments.source.cache.empty() ||
+      !arguments.source.save.empty() || arguments.source.force)
+    throw Failure(exit_usage, "--library asks its documents: leave -f, -c, --save and --force out");
   const std::vector<std::string> questions = questions_of(arguments.questions, "");
   const Library library = open_existing(console, {arguments.library});
   const Model model = open_model(console, arguments.model, arguments.session);

@@ -174,6 +174,8 @@ class Layout(unittest.TestCase):
         for name, flag in (("vocabulary_only", 8), ("plan_drafts", 0x800)):
             filled = _values.fill(_abi.kv_model_options, options.ModelOptions, {name: True})
             self.assertEqual(filled.flags, flag)
+        filled = _values.fill(_abi.kv_session_options, options.SessionOptions, {"no_lookup": True})
+        self.assertEqual(filled.flags, 0x1000)
         with kvasir.Cancel() as token:
             how = _values.control({"cancel": token}, None, _abi.VERIFY)
             self.assertEqual(how.cancel, token._live()._as_parameter_.value)
