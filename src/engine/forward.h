@@ -47,6 +47,12 @@ class Forward {
   Status prepare(const ForwardStep& step, KvStore* store, Progress* progress);
 
   Attention& attention() { return host_.attention(); }
+  // Graphs that GPUs have recorded so far. A step that records takes longer than the next ones.
+  uint64_t recordings() const {
+    uint64_t sum = 0;
+    for (const auto& executor : executors_) sum += executor->recordings();
+    return sum;
+  }
   // Of the last step, or of prepare(): a run an executor, those of GPUs first.
   const ExecutionPlan& plan() const { return last_is_span_ ? span_plan_ : plan_; }
 

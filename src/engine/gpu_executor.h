@@ -48,6 +48,7 @@ class GpuExecutor final : public LayerExecutor {
   Status feed_forward(uint32_t) override { return {}; }
   Status end() override;
   void abandon() noexcept override;
+  uint64_t recordings() const override { return graphs_.recordings(); }
   Status logits(uint32_t first, float* out) override;
   void committed(const StepContext& step, uint32_t kept) override;
   Status begin_layer(const SpanLayer& span) override;

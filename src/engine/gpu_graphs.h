@@ -1,7 +1,8 @@
-// Work of a step of one token, recorded once as graphs and launched again for each token.
+// Work of a step of one token, or of a few, recorded once as graphs and launched again.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <utility>
 #include <vector>
 
@@ -16,7 +17,7 @@ class GpuGraphs {
   // Launches the graph of a part, and returns false. Where there is none, returns true: the caller
   // enqueues the part's work, which is recorded, then calls end(). *error keeps its first error.
   bool begin(DeviceStream* stream, std::size_t part, int* error) {
-    if (!graphs_[part]) return note(ops_.begin_graph(stream), error), true;
+    if (!graphs_[part]) return ++recordings_, note(ops_.begin_graph(stream), error), true;
     note(ops_.run_graph(stream, graphs_[part]), error);
     return false;
   }
@@ -45,6 +46,8 @@ class GpuGraphs {
     for (DeviceGraph*& graph : graphs_) release(stream, std::exchange(graph, nullptr));
   }
 
+  uint64_t recordings() const { return recordings_; }  // so far
+
  private:
   static void note(int e, int* error) { *error = *error ? *error : e; }
   void release(DeviceStream* stream, DeviceGraph* graph) {
@@ -53,6 +56,7 @@ class GpuGraphs {
 
   const DeviceKernels& ops_;
   std::vector<DeviceGraph*> graphs_;
+  uint64_t recordings_ = 0;
 };
 
 }  // namespace kvasir

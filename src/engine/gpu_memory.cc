@@ -116,6 +116,7 @@ Status GpuExecutor::resize_experts(uint32_t n) {
 }
 
 Status GpuExecutor::resize_attended(uint32_t n) {
+  n = std::max(n, max_alone);  // graphs of steps of one token stay when some of a few follow
   const std::size_t floats = attention_number_.back() * std::size_t{n} * (size_.q + 2 * size_.kv);
   if (floats * sizeof(float) <= attended_.bytes()) return {};
   forget_graphs();

@@ -50,6 +50,7 @@ class LayerExecutor {
   virtual Status feed_forward(uint32_t layer) = 0;  // x += ffn(norm(x))
   virtual Status end() = 0;
   virtual void abandon() noexcept {}
+  virtual uint64_t recordings() const { return 0; }  // of graphs so far
   // Computes the logits of tokens [first, n) after end(). out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
   virtual void committed(const StepContext&, uint32_t) {}

@@ -32,19 +32,18 @@ Fallback GpuHybridAttention::refuses(const KvStore& store, const Plan& plan, boo
 
 // All that depends on the step's tokens and the text's length.
 Status GpuHybridAttention::make_room(uint32_t n, uint32_t list_quads) {
-  if (n <= room_ && rows_ <= rows_room_ && list_quads <= list_quads_) return {};
+  if (n <= room_ && list_quads <= list_quads_) return {};
   const uint32_t tokens = n == 1
                               ? std::max(room_, 1u)
                               : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   list_quads = std::max(list_quads_, list_quads + list_quads / 8);
-  const uint32_t rows_room = rows_ == 1 ? std::max(rows_room_, 1u) : max_alone;
-  room_ = rows_room_ = list_quads_ = 0;
+  room_ = list_quads_ = 0;
   ++generation_;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   const PageShape& page = shape_.page;
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
                     list = std::size_t{shape_.kv_heads} * list_quads,
-                    all_rows = std::size_t{layers_} * std::max(tokens, rows_room) * heads_.heads;
+                    all_rows = std::size_t{layers_} * std::max(tokens, max_alone) * heads_.heads;
   Status s = q_.allocate(device_, rows * page.dim, in_hybrid);
   if (s.ok()) s = q8_.allocate(device_, rows * page.dim, in_hybrid);
   if (s.ok()) s = q_scale_.allocate(device_, rows, in_hybrid);
@@ -61,7 +60,7 @@ Status GpuHybridAttention::make_room(uint32_t n, uint32_t list_quads) {
   if (s.ok() && list_quads > 0) s = biases_.allocate(device_, list);
   if (s.ok() && list_quads > 0) s = present_.allocate(device_, list);
   if (!s.ok()) return s;
-  room_ = tokens, rows_room_ = rows_room, list_quads_ = list_quads;
+  room_ = tokens, list_quads_ = list_quads;
   return {};
 }
 
@@ -272,7 +271,7 @@ void GpuHybridAttention::release() {
   sequence_.release();
   packed_.release();
   ++generation_;
-  room_ = rows_room_ = list_quads_ = 0;
+  room_ = list_quads_ = 0;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
 }
 

@@ -119,7 +119,7 @@ class GpuHybridAttention final : public HybridGpu {
   uint64_t generation_ = 0;
   // tokens of the step; those that there is room for, and quads of a list
   uint32_t n_ = 0, room_ = 0, list_quads_ = 0;
-  uint32_t rows_ = 1, row_ = 0, rows_room_ = 0;
+  uint32_t rows_ = 1, row_ = 0;
   PageRates rates_;
   uint32_t sixteenths_ = 0;
   bool reads_ = false;

@@ -59,15 +59,13 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   list_quads = std::min(
       list_quads + 8 * static_cast<uint32_t>(std::sqrt(static_cast<double>(list_quads))) + 64,
       extents * shape_.page.extent_quads());
-  if (n <= room_ && rows_ <= rows_room_ && extents == extents_ && list_quads <= list_quads_)
-    return {};
+  if (n <= room_ && extents == extents_ && list_quads <= list_quads_) return {};
   const uint32_t tokens = n == 1
                               ? std::max(room_, 1u)
                               : std::max<uint32_t>(room_, static_cast<uint32_t>(round_up(n, 16)));
   list_quads = std::max(
       list_quads_, list_quads + list_quads / 8);  // a budget that is a fraction grows with the text
-  const uint32_t rows_room = rows_ == 1 ? std::max(rows_room_, 1u) : max_alone;
-  room_ = rows_room_ = extents_ = list_quads_ = 0;
+  room_ = extents_ = list_quads_ = 0;
   ++generation_;
   scores_ = {}, score_sums_ = {}, share_counts_ = {}, share_sums_ = {}, part_counts_ = {},
   states_ = {}, lists_ = {}, biases_ = {}, gathered_ = {};
@@ -82,8 +80,8 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   }
   const std::size_t rows = std::size_t{tokens} * heads_.heads,
                     of_heads = std::size_t{blocks} * shape_.kv_heads, layers = layers_,
-                    all_lists = layers * std::max(blocks, rows_room) * shape_.kv_heads,
-                    all_rows = layers * std::max(tokens, rows_room) * heads_.heads;
+                    all_lists = layers * std::max(blocks, max_alone) * shape_.kv_heads,
+                    all_rows = layers * std::max(tokens, max_alone) * heads_.heads;
   Status s = scores_.allocate(
       device_, std::size_t{selecting} * heads_.heads * extents * page.extent_quads(), in_selective);
   if (s.ok())
@@ -115,7 +113,7 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
   if (s.ok()) s = list_counts_host_.allocate(device_, all_lists * 2);
   if (s.ok()) s = budgets_host_.allocate(device_, layers);
   if (!s.ok()) return s;
-  room_ = tokens, rows_room_ = rows_room, extents_ = extents, list_quads_ = list_quads;
+  room_ = tokens, extents_ = extents, list_quads_ = list_quads;
   return {};
 }
 
@@ -208,7 +206,7 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
 void GpuSelectiveAttention::release() {
   sequence_.release();
   ++generation_;
-  room_ = rows_room_ = extents_ = list_quads_ = 0;
+  room_ = extents_ = list_quads_ = 0;
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   forget_hot_quads();
   hot_tried_ = 0;

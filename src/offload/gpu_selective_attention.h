@@ -116,7 +116,7 @@ class GpuSelectiveAttention {
   uint64_t generation_ = 0;
   // tokens of the step, and what there is room for
   uint32_t n_ = 0, room_ = 0, extents_ = 0, list_quads_ = 0;
-  uint32_t rows_ = 1, row_ = 0, rows_room_ = 0;
+  uint32_t rows_ = 1, row_ = 0;
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_,
       states_, lse_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;

@@ -7,8 +7,6 @@
 
 namespace kvasir {
 
-constexpr std::size_t max_pending = 64;  // rows that wait for each other
-
 Status Drafter::create(const std::shared_ptr<const Model>& model, uint64_t context,
                        ThreadPool* pool, std::unique_ptr<Drafter>* out) {
   std::shared_ptr<const MtpLayer> mtp;
@@ -85,7 +83,7 @@ Status Drafter::end_step(const ForwardStep& step, uint32_t kept, DraftState* sta
                        step.tokens.begin() + static_cast<std::ptrdiff_t>(known),
                        step.tokens.begin() + kept);
   state->hidden.insert(state->hidden.end(), step.hidden, step.hidden + kept * width);
-  if (state->tokens.size() < max_pending) return {};
+  if (state->tokens.size() < max_pending()) return {};
   Status s = compute_pending(step.cancel, state);
   if (!s.ok()) state->tokens.resize(tokens), state->hidden.resize(floats);
   return s;
@@ -105,12 +103,24 @@ void Drafter::note_last(uint64_t tokens, std::span<const float> hidden, DraftSta
 }
 
 // All but the newest token's `hidden` is used up.
+// Rows that wait for each other. A GPU has graphs for as many as a step with drafts has.
+std::size_t Drafter::max_pending() const {
+  constexpr std::size_t on_cpu = 64;
+  return on_gpu() ? ForwardStep::max_device_open_tokens : on_cpu;
+}
+
 Status Drafter::compute_pending(const Cancel* cancel, DraftState* state) {
-  const std::size_t n = state->tokens.size() * last_.size();
-  if (n > 0) RETURN_IF_ERROR(run({state->tokens, state->hidden.data()}, cancel, &state->store));
-  state->tokens.clear();
-  state->hidden.erase(state->hidden.begin(),
-                      state->hidden.begin() + static_cast<std::ptrdiff_t>(n));
+  const std::size_t width = last_.size(), few = 2 * max_pending();
+  while (!state->tokens.empty()) {
+    const std::size_t all = state->tokens.size(),
+                      n = all < few ? std::min(all, max_pending()) : all;
+    RETURN_IF_ERROR(
+        run({std::span(state->tokens).first(n), state->hidden.data()}, cancel, &state->store));
+    const auto rows = static_cast<std::ptrdiff_t>(n);
+    state->tokens.erase(state->tokens.begin(), state->tokens.begin() + rows);
+    state->hidden.erase(state->hidden.begin(),
+                        state->hidden.begin() + rows * static_cast<std::ptrdiff_t>(width));
+  }
   return {};
 }
 
@@ -123,12 +133,11 @@ Status Drafter::draft(uint64_t at, Token next, uint32_t count, const Cancel* can
                       DraftState* state, Array<Token>* out) {
   const std::size_t width = last_.size();
   if (state->next_row() != at || !state->knows_last(width)) return {};
-  state->tokens.push_back(next);
-  const std::size_t rows = state->tokens.size();
-  if (Status s = run({state->tokens, state->hidden.data(), true}, cancel, &state->store); !s.ok()) {
-    state->tokens.pop_back();
-    return s;
-  }
+  const std::size_t rows = state->tokens.size() + 1;
+  Array<Token> with_next = state->tokens;
+  with_next.push_back(next);
+  state->ahead = -1;
+  RETURN_IF_ERROR(run({with_next, state->hidden.data(), true}, cancel, &state->store));
   state->tokens.clear(), state->hidden.clear();
   state->ahead = next;
   std::copy_n(hidden_.get() + (rows - 1) * width, width, last_.data());
@@ -175,8 +184,7 @@ Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
     kernels.rms_norm(rows.hidden + i * width, mtp_->inputs.hidden_norm.weight.data(),
                      config.norm_epsilon, 1, config.width, x + width);
   });
-  const bool on_gpu = !layer.device_weights().empty();
-  if (!on_gpu) {
+  if (!on_gpu()) {
     products_.begin(latch);
     products_.multiply(joined_.get(), n, static_cast<uint32_t>(2 * width),
                        {{&mtp_->inputs.projection, inputs_.get()}});
@@ -185,9 +193,9 @@ Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
   ForwardStep step;
   step.tokens = rows.tokens;
   step.cancel = cancel;
-  step.inputs = on_gpu ? joined_.get() : inputs_.get();
+  step.inputs = on_gpu() ? joined_.get() : inputs_.get();
   // On a GPU so few rows go the way of single tokens, which is faster.
-  step.open = n > 1 && n <= ForwardStep::max_device_open_tokens && on_gpu;
+  step.open = n > 1 && n <= ForwardStep::max_device_open_tokens && on_gpu();
   if (rows.logits) {
     step.want = ForwardStep::Logits::last;
     step.logits = logits_.data();

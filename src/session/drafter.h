@@ -83,6 +83,7 @@ class Drafter {
   // "cpu", or the GPU that has the layer; why it is the former though the model is on GPUs.
   std::string device_names() const { return mtp_->device_names(); }
   const std::string& why_cpu() const { return mtp_->why_cpu; }
+  uint64_t recordings() const { return forward_->recordings(); }
   // By which the last token of a draft was chosen: [vocabulary].
   std::span<const float> logits() const { return logits_; }
 
@@ -94,6 +95,8 @@ class Drafter {
     bool logits = false;  // of the last row, in logits_; and the rows of hidden_
   };
   Status run(const Rows& rows, const Cancel* cancel, KvStore* store);
+  bool on_gpu() const { return !mtp_->layer.device_weights().empty(); }
+  std::size_t max_pending() const;
   Status compute_pending(const Cancel* cancel, DraftState* state);
   Status cut(uint64_t at, DraftState* state) const;
 

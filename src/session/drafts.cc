@@ -197,22 +197,19 @@ Status Session::draft_by_source(uint32_t room, const Cancel* cancel, Array<Token
   return {};
 }
 
-// A GPU's first step of each size records graphs, and so does not tell what the next ones take.
-bool Session::is_first_on_gpu(uint32_t drafts) {
-  if (drafts == 0 || model_->device_weights().empty()) return false;
-  const uint32_t bit = 1u << drafts;
-  return !(std::exchange(sizes_on_gpu_, sizes_on_gpu_ | bit) & bit);
-}
-
 // decode_step(), by the clock.
 Status Session::decode_timed(const GenerateOptions& o, AnswerState* state, const TakeFn& take,
                              Token* token, Next* next) {
   if (!may_draft()) return decode_step(o, state, take, token, next);
   const auto now = [&] { return options_.clock ? options_.clock() : os::now_ns(); };
   const uint64_t begin = now(), drafted = drafts_.drafted, tokens = sequence_.tokens.size();
+  const auto recordings = [&] {
+    return forward_->recordings() + (drafter_ ? drafter_->recordings() : 0);
+  };
+  const uint64_t recorded = recordings();
   RETURN_IF_ERROR(decode_step(o, state, take, token, next));
   const auto drafts = static_cast<uint32_t>(drafts_.drafted - drafted);
-  if (!is_first_on_gpu(drafts))
+  if (recordings() == recorded)  // else the step does not tell what the next ones take
     pace_.note(
         {offer_, drafts, static_cast<uint32_t>(sequence_.tokens.size() - tokens), now() - begin});
   drafts_.step_ns = pace_.drafted_ns(), drafts_.alone_ns = pace_.alone_ns();

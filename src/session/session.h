@@ -380,7 +380,6 @@ class Session {
   };
   Status draft(const Cancel* cancel, Array<Token>* tokens);
   Status draft_by_source(uint32_t room, const Cancel* cancel, Array<Token>* tokens);
-  bool is_first_on_gpu(uint32_t drafts);
   bool may_draft() const { return drafter_ || propose_ || options_.lookup_tokens > 0; }
   DraftsOff why_no_drafts() const;
   uint32_t draft_room() const;
@@ -478,7 +477,6 @@ class Session {
   DraftPace pace_;
   DraftPace::Offer offer_;     // of the running step: whose drafts it has, or that it passes over
   uint32_t scans_passed_ = 0;  // steps that go without a lookup's scan
-  uint32_t sizes_on_gpu_ = 0;  // bit i: a step with i drafts has run
   Token passed_ = -1;          // the first draft of an offer that the step passes over; -1: none
   uint64_t prefill_tokens_ = 0, prefill_ns_ = 0;
   uint64_t prefilled_again_ = 0;
