@@ -328,7 +328,9 @@ Status Session::map_file(const std::shared_ptr<const Model>& model, const MapReq
   uint64_t prefilled = state.tokens;
   RETURN_IF_ERROR(load_count(*file, SectionKind::read, state.facts(config.vocabulary), &prefilled));
   const WantedCheckpoints wanted = {
-      {checkpoints, prefilled > 0 ? prefilled : CheckpointLimits::none}, state.kept_of(kept)};
+      {checkpoints_of(*model, options.window, state.kept_of(kept), checkpoints),
+       prefilled > 0 ? prefilled : CheckpointLimits::none},
+      state.kept_of(kept)};
   RETURN_IF_ERROR(load_other_layers(file, saved, wanted, pool.get(), cancel, &others));
   SequenceState sequence(config, model->chat(), std::move(store), std::move(others.windows),
                          std::move(others.states));

@@ -30,8 +30,8 @@ uint32_t choose_checkpoints(const Model& model, uint32_t window_tokens, uint64_t
 // Bytes that checkpoints may take, where the pages of layers that keep all tokens take page_bytes:
 // 15% of them, or 192 MiB if that is more. So a file of a long document is not much larger.
 uint64_t checkpoint_room(uint64_t page_bytes);
-// How many of `most` checkpoints a sequence of so many tokens has: as many as have room, and with
-// states one more, the end.
+// How many of `most` checkpoints a sequence of so many tokens has before its end: as many as have
+// room, and at least one.
 uint32_t checkpoints_of(const Model& model, uint32_t window_tokens, uint64_t tokens, uint32_t most);
 // Tokens of prefill between two of them.
 uint64_t choose_checkpoint_interval(const Model& model);

@@ -109,9 +109,7 @@ uint32_t checkpoints_of(const Model& model, uint32_t window_tokens, uint64_t tok
   if (bytes == 0) return 0;
   const StoreShape& shape = model.store_shape();
   const uint64_t pages = tokens / shape.page.extent_tokens() * shape.slab_bytes();
-  // The document's end is a checkpoint whose state a file has in any case.
-  const uint64_t count =
-      checkpoint_room(pages) / bytes + uint64_t{model.config().recurrent_layers > 0};
+  const uint64_t count = checkpoint_room(pages) / bytes;
   return static_cast<uint32_t>(std::clamp<uint64_t>(count, 1, std::max(1u, most)));
 }
 

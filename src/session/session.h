@@ -279,7 +279,7 @@ class Session {
   void note_chunk(const AppendRequest& request, const ForwardStep& step);
   void keep_checkpoint(const AppendRequest& request, uint64_t left);
   Status keep_document();
-  void limit_checkpoints();
+  void limit_checkpoints(uint64_t left);
   Status append_token(Token token, const Cancel* cancel);
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);

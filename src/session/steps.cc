@@ -161,10 +161,11 @@ void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep
   };
 }
 
-void Session::limit_checkpoints() {
-  const uint32_t most = checkpoints_of(*model_, options_.window, sequence_.tokens.size(),
-                                       options_.memory.checkpoints);
-  const CheckpointLimits limits = {most, sequence_.document_end()};
+// left: tokens that are known to follow.
+void Session::limit_checkpoints(uint64_t left) {
+  const uint64_t now = sequence_.tokens.size();
+  const uint32_t most = checkpoints_of(*model_, options_.window, now, options_.memory.checkpoints);
+  const CheckpointLimits limits = {most, sequence_.document_end(), now + left};
   if (sequence_.states) sequence_.states->limit_checkpoints(limits);
   if (sequence_.windows) sequence_.windows->limit_checkpoints(limits);
 }
@@ -173,7 +174,7 @@ void Session::limit_checkpoints() {
 // computed the document's last token again as one of an answer.
 Status Session::keep_document() {
   SequenceState& s = sequence_;
-  limit_checkpoints();
+  limit_checkpoints(0);
   if (s.windows && s.windows->last_checkpoint() < s.prefilled_tokens &&
       s.tokens.size() <= s.prefilled_tokens + 1)
     s.windows->keep();
@@ -194,18 +195,19 @@ void Session::keep_checkpoint(const AppendRequest& request, uint64_t left) {
   std::optional<RecurrentState>& states = sequence_.states;
   KvStore* windows = options_.full_precision ? nullptr : sequence_.windows_or_null();
   if (request.kind != TextKind::document || (!states && !windows)) return;
+  limit_checkpoints(left);
   const uint64_t last = states ? states->last_checkpoint() : windows->last_checkpoint();
   const uint64_t now = sequence_.tokens.size(), interval = options_.checkpoint_interval;
   if (now - last < interval) return;
-  limit_checkpoints();
   constexpr uint64_t max_intervals = 8;
   const CheckpointLimits at_end = {
       checkpoints_of(*model_, options_.window, now + left, options_.memory.checkpoints),
-      sequence_.prefilled_tokens < now ? sequence_.document_end() : CheckpointLimits::none};
+      sequence_.prefilled_tokens < now ? sequence_.document_end() : CheckpointLimits::none,
+      now + left};
   Status s;
   try {
     if (states && left > 0 && now - last < max_intervals * interval &&
-        !states->outlives(at_end, now + left, interval))
+        !states->outlives(at_end, interval))
       return;
     if (states) s = states->keep();
     if (windows && s.ok()) windows->keep();

@@ -42,6 +42,7 @@ void KvStore::forget_checkpoints_behind(uint64_t tokens) {
 
 void KvStore::drop_unseen() {
   if (shape().window == 0) return;
+  thin_checkpoints();
   const uint64_t kept = kept_tokens(shape(), window_tokens_);
   const auto first_of = [&](uint64_t position) { return position - std::min(position, kept); };
   const uint64_t first = first_of(tokens());

@@ -46,7 +46,7 @@ void RecurrentState::commit(uint64_t n) {
   next_parts_.assign(1, {});
   if (next_.empty()) {
     end_ = std::move(after);
-    return;
+    return thin_out(end_.tokens);
   }
   std::shared_ptr<float[]>& next = next_[keeps_each() ? n - 1 : 0];
   after.floats = std::move(next);
@@ -54,6 +54,12 @@ void RecurrentState::commit(uint64_t n) {
   // What nobody else has is the room of the next step.
   if (after.floats && is_sole(after.floats)) next = std::const_pointer_cast<float[]>(after.floats);
   else next.swap(next_.back()), next_.pop_back();
+  thin_out(end_.tokens);
+}
+
+void RecurrentState::commit_span(uint64_t n) {
+  end_.tokens += n;
+  thin_out(end_.tokens);
 }
 
 Status RecurrentState::read_parts(float* to) const {
@@ -110,11 +116,10 @@ void RecurrentState::thin_out(uint64_t end) {
       limits_, end, [](const Snapshot& s) { return s.tokens; }, &checkpoints_);
 }
 
-bool RecurrentState::outlives(const CheckpointLimits& limits, uint64_t end,
-                              uint64_t interval) const {
+bool RecurrentState::outlives(const CheckpointLimits& limits, uint64_t interval) const {
   std::vector<uint64_t> kept;
   for (const Snapshot& s : checkpoints_) kept.push_back(s.tokens);
-  return kvasir::outlives(limits, std::move(kept), end_.tokens, interval, end);
+  return kvasir::outlives(limits, std::move(kept), end_.tokens, interval);
 }
 
 void RecurrentState::limit_checkpoints(const CheckpointLimits& limits) {

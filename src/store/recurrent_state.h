@@ -92,7 +92,7 @@ class RecurrentState {
   // alone, as the store is. Code::device. Throws std::bad_alloc.
   Status begin_span();
   Status end_chunk(uint32_t layer);
-  void commit_span(uint64_t n) { end_.tokens += n; }
+  void commit_span(uint64_t n);
 
   // Layers of the state before the step that are elsewhere, and those that the step leaves there.
   const Parts& parts() const { return end_.parts; }
@@ -104,14 +104,14 @@ class RecurrentState {
 
   // Makes the end a checkpoint. Code::device. Throws std::bad_alloc. On failure all is unchanged.
   Status keep();
-  // Whether a checkpoint here stays until the sequence has `end` tokens and these limits, with one
-  // more every `interval`. Throws std::bad_alloc.
-  bool outlives(const CheckpointLimits& limits, uint64_t end, uint64_t interval) const;
+  // Whether a checkpoint here stays until the sequence has these limits and ends where they say,
+  // with one more every `interval`. Throws std::bad_alloc.
+  bool outlives(const CheckpointLimits& limits, uint64_t interval) const;
   std::size_t checkpoints() const { return checkpoints_.size(); }
   uint64_t checkpoint_at(std::size_t i) const { return checkpoints_[i].tokens; }  // ascending
   uint64_t last_checkpoint() const { return checkpoints_.empty() ? 0 : checkpoints_.back().tokens; }
 
-  // Those beyond are dropped, now and after each keep().
+  // Those beyond are dropped, now and after each keep() and commit.
   void limit_checkpoints(const CheckpointLimits& limits);
   // The last position <= `tokens` at which the sequence can go on after rewind(); 0: at none but
   // the beginning.

@@ -62,7 +62,7 @@ TEST_CASE("of a file's many states, the one that a prefix needs stays") {
       RecurrentState states(2, 8, max);
       states.restore(saved, wanted, floats_of(states), std::make_shared<SlowStates>());
       CHECK(states.tokens() == 640);
-      CHECK(states.checkpoints() <= max);
+      CHECK(states.checkpoints() <= max + 1);  // one is where it goes back to
       const uint64_t expected = wanted / 10 * 10;
       CHECK(states.resume_point(wanted) == expected);
       REQUIRE(states.rewind(expected).ok());
