@@ -81,7 +81,8 @@ enum {
   KV_NOT_A_CACHE = 11,    /* the file is not a cache file */
   KV_VERSION = 12,        /* a newer library wrote the file: stale */
   KV_CORRUPT = 13,        /* damaged data; offset has the place */
-  KV_MODEL_MISMATCH = 14, /* the file has another model, chat format or instructions: stale */
+  KV_MODEL_MISMATCH = 14, /* the file has another model, chat format, instructions or documents:
+                           * stale */
   KV_UNSUPPORTED = 15,    /* a valid file, but this library lacks a feature; message names it */
   KV_CONTEXT_FULL = 16,   /* the context length of the model or of the session is reached */
   KV_INTERNAL = 17,       /* a bug in Kvasir */
@@ -203,7 +204,10 @@ KV_API kv_status kv_save(kv_session* session, const char* path, const kv_control
  * (memory_limit), KV_CANCELLED, KV_IO, KV_PERMISSION, KV_NO_MEMORY, and the codes of
  * kv_session_open; KV_MODEL_MISMATCH (stale: other weights, other instructions, another
  * kv_model_options.chat_format, or an unknown one); KV_BAD_ARGUMENT (a full-precision file with a
- * memory_limit). */
+ * memory_limit).
+ * Of a session of kv_session_compose the call maps the documents too, and returns its codes.
+ * KV_NOT_FOUND (a document is missing) and KV_MODEL_MISMATCH (a document has changed) name it.
+ * KV_VERIFY verifies one file after the other. */
 KV_API kv_status kv_load(kv_model* model, const char* path, const kv_session_options* options,
                          const kv_control* control, kv_session** out, kv_error* error);
 
@@ -730,7 +734,8 @@ KV_API kv_status kv_session_stats_json(kv_session* session, char* json, size_t c
  * file has full precision. `tokens` within the instructions: as kv_session_rewind.
  * For a model with sliding windows or recurrent layers the call prefills from the file's nearest
  * checkpoint on. Progress: KV_PHASE_VERIFY, KV_PHASE_PREFILL. control->flags: KV_VERIFY.
- * KV_BAD_ARGUMENT (the file has fewer tokens), and the codes of kv_load. */
+ * KV_BAD_ARGUMENT (the file has fewer tokens), KV_UNSUPPORTED (of a session of kv_session_compose),
+ * and the codes of kv_load. */
 KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t tokens,
                                 const kv_session_options* options, const kv_control* control,
                                 kv_session** out, kv_error* error);
@@ -756,8 +761,14 @@ typedef struct kv_compose_options {
  * (kv_session_get_document). Room for max_tokens of the answer, up to an eighth of the context,
  * counts with the question. kv_session_next and kv_session_score go on with the documents of the
  * last answer; while kv_session_tokens is empty they return KV_BAD_STATE.
- * The session takes no text (kv_prefill, kv_prefill_tokens) and is not saved: KV_UNSUPPORTED. Its
- * memory_limit holds for all documents together. The caller closes *out with kv_session_close.
+ * The session takes no text (kv_prefill, kv_prefill_tokens): KV_UNSUPPORTED. Its memory_limit holds
+ * for all documents together. The caller closes *out with kv_session_close.
+ * kv_save writes a small file with the questions and answers. It refers to the documents by their
+ * paths from its folder, and by the checksums of their files. kv_load maps them again, from these
+ * places, if they are unchanged. Such a file is not a document: neither this call nor a library
+ * takes it for one. kv_save: KV_BAD_ARGUMENT (the path is a document's; a document is on another
+ * drive; a relative path of more than 1000 bytes or with a control character), KV_LIMIT (relative
+ * paths of more than about 1 MB together).
  * KV_BAD_ARGUMENT (no path; a file with a question or without text), KV_MODEL_MISMATCH (as kv_load;
  * other instructions, another chat format or kind of text than the first document's),
  * KV_UNSUPPORTED (a model on a GPU, with recurrent layers, sliding windows or scaled norms after
@@ -818,6 +829,8 @@ typedef struct kv_file_info {
   uint64_t checkpoints;      /* positions before the end at which windows and states can go on */
   uint64_t checkpoint_tokens[64]; /* tokens before each, ascending; the others are 0 */
   uint64_t mtp_tokens; /* whose keys and values of the MTP layer it has; 0: saved without drafts */
+  uint64_t documents;  /* of a session of kv_session_compose, to which the file refers; 0: none.
+                        * Then the other fields describe questions and answers alone */
 } kv_file_info;
 
 /* Describes a cache file. Checks header and tables only. Any thread. KV_NOT_A_CACHE also for a
@@ -825,7 +838,26 @@ typedef struct kv_file_info {
  * KV_NO_MEMORY. */
 KV_API kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error);
 
-/* Reads and verifies every byte of a cache file. KV_CORRUPT names section and offset. Any thread.
+/* A document to which a file of a session of kv_session_compose refers. */
+typedef struct kv_file_document {
+  uint32_t struct_size; /* in */
+  uint32_t flags;       /* KV_DOCUMENT_CANDIDATE, KV_DOCUMENT_ATTENDED */
+  uint64_t tokens;      /* of the document */
+  uint64_t file_bytes;  /* of its file when it was mapped */
+  kv_status status;     /* KV_OK; KV_NOT_FOUND (it is missing), KV_MODEL_MISMATCH (it has changed),
+                         * KV_IO, KV_PERMISSION: then kv_load of the file fails */
+  uint32_t reserved;    /* 0 */
+  char path[4096];      /* where it must be; absolute, truncated */
+} kv_file_document;
+
+/* Fills *document for an index, in the order of kv_session_compose. Opens the document's file and
+ * checks its header. Any thread. KV_NOT_FOUND after the last, KV_NOT_FOUND with sys_errno (the file
+ * at `path` is missing), and the codes of kv_file_inspect. */
+KV_API kv_status kv_file_get_document(const char* path, uint32_t index, kv_file_document* document,
+                                      kv_error* error);
+
+/* Reads and verifies every byte of a cache file, but not of the documents to which it refers.
+ * KV_CORRUPT names section and offset. Any thread.
  * Progress: KV_PHASE_VERIFY. KV_CANCELLED, and the codes of kv_file_inspect. */
 KV_API kv_status kv_file_verify(const char* path, const kv_control* control, kv_error* error);
 

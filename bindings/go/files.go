@@ -25,6 +25,7 @@ type FileInfo struct {
 
 	Checkpoints []int // tokens before each earlier position at which windows and states can go on
 	MTPTokens   int   // whose keys and values of the MTP layer it has; 0: saved without drafts
+	Documents   int   // of a composed session, to which it refers: FileDocuments; 0: none
 }
 
 // InspectFile describes a cache file. It verifies header and tables only.
@@ -58,7 +59,44 @@ func InspectFile(path string) (FileInfo, error) {
 
 		Checkpoints: checkpoints,
 		MTPTokens:   int(info.mtp_tokens),
+		Documents:   int(info.documents),
 	}, err
+}
+
+// FileDocument is a document to which a file of a composed session refers.
+type FileDocument struct {
+	Path      string // where it must be
+	Tokens    int    // of the document
+	FileBytes int64  // of its file when it was mapped
+	// Err is nil, or the Status why the session cannot be loaded: ErrNotFound (the document is
+	// missing), ErrModelMismatch (it has changed) and others.
+	Err       error
+	Candidate bool // answers may attend it
+	Attended  bool // by the last answer
+}
+
+// FileDocuments lists the documents to which a file refers. It verifies the headers of their files.
+// The errors of InspectFile.
+func FileDocuments(path string) (documents []FileDocument, err error) {
+	info, err := InspectFile(path)
+	for index := 0; err == nil && index < info.Documents; index++ {
+		document := sized[C.kv_file_document]()
+		err = short(path, func(file *C.char, e *C.kv_error) C.kv_status {
+			return C.kv_file_get_document(file, C.uint32_t(index), document, e)
+		})
+		documents = append(documents, FileDocument{
+			Path:      text(document.path[:]),
+			Tokens:    int(document.tokens),
+			FileBytes: int64(document.file_bytes),
+			Err:       Status(document.status).err(),
+			Candidate: document.flags&C.KV_DOCUMENT_CANDIDATE != 0,
+			Attended:  document.flags&C.KV_DOCUMENT_ATTENDED != 0,
+		})
+	}
+	if err != nil {
+		return nil, err
+	}
+	return documents, nil
 }
 
 // PackedInfo describes a packed file.

@@ -6,6 +6,7 @@
 #include "cachefile/cache_peek.h"
 #include "cachefile/pack.h"
 #include "session/saved_checkpoints.h"
+#include "session/saved_documents.h"
 #include "session/saved_drafts.h"
 #include "session/saved_states.h"
 
@@ -143,7 +144,36 @@ kv_status kv_file_inspect(const char* path, kv_file_info* info, kv_error* error)
     i.checkpoints = checkpoints.size();
     std::copy(checkpoints.begin(), checkpoints.end(), i.checkpoint_tokens);
     RETURN_IF_ERROR(count_saved_drafts(file, &i.mtp_tokens));
+    SavedDocuments documents;
+    RETURN_IF_ERROR(read_documents(file, &documents));
+    i.documents = documents.documents.size();
     return api::write_result(i, info, "info");
+  });
+}
+
+kv_status kv_file_get_document(const char* path, uint32_t index, kv_file_document* document,
+                               kv_error* error) {
+  return api::guarded(error, [&]() -> Status {
+    if (!path) return Status::error(Code::bad_argument, "path is NULL");
+    RETURN_IF_ERROR(api::check_result(document, "document"));
+    CachePeek file;
+    RETURN_IF_ERROR(CachePeek::open(path, &file));
+    SavedDocuments saved;
+    RETURN_IF_ERROR(read_documents(file, &saved));
+    if (index >= saved.documents.size())
+      return Status::error(Code::not_found, "%s refers to %zu documents", path,
+                           saved.documents.size());
+    const SavedDocument& of = saved.documents[index];
+    auto d = std::make_unique<kv_file_document>();
+    std::string place;
+    const Status found = find_document(path, saved, index, &place);
+    d->flags =
+        (of.is_candidate ? KV_DOCUMENT_CANDIDATE : 0u) | (of.is_chosen ? KV_DOCUMENT_ATTENDED : 0u);
+    d->tokens = of.tokens;
+    d->file_bytes = of.stamp.bytes;
+    d->status = static_cast<kv_status>(found.code());
+    api::copy_text(d->path, place);
+    return api::write_result(*d, document, "document");
   });
 }
 

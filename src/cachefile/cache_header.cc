@@ -227,6 +227,7 @@ Status CacheHeader::decode(Bytes begin, uint64_t actual_size, const char* path, 
   header.version = load32(h + header_at("version"));
   header.minimum_reader = load32(h + header_at("minimum reader"));
   header.file_size = load64(h + header_at("file size"));
+  header.own_checksum = load64(h + header_at("checksum"));
   RETURN_IF_ERROR(decode_identity(h, path, &header.identity));
   header.section_count = load32(h + header_at("section count"));
   if (header.section_count > max_sections)

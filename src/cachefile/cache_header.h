@@ -10,6 +10,12 @@
 
 namespace kvasir {
 
+// Identifies the contents of a file: the header's checksum covers those of all blocks.
+struct FileStamp {
+  uint64_t checksum = 0, bytes = 0;
+  bool operator==(const FileStamp&) const = default;
+};
+
 struct CacheHeader {
   struct Entry {
     format::SectionKind kind{};
@@ -26,11 +32,14 @@ struct CacheHeader {
   uint32_t minimum_reader = format::plain_version;
   uint64_t file_size = 0;  // bytes
   format::Identity identity;
+  uint64_t own_checksum = 0;  // set by decode()
   uint32_t section_count = 0;
   std::array<Entry, format::max_sections> sections;
 
   std::span<Entry> entries() { return {sections.data(), section_count}; }
   std::span<const Entry> entries() const { return {sections.data(), section_count}; }
+
+  FileStamp stamp() const { return {own_checksum, file_size}; }
 
   // Offset of the first checksum table, after the last section.
   uint64_t tables_offset() const;

@@ -118,13 +118,14 @@ enum class SectionKind : uint32_t {
   drafts = 32,         // which tokens it has, and its numbers in full precision
   drafts_pages = 33,   // as `pages`, of one layer
   drafts_scales = 34,  // as `scales`, of one layer
+  documents = 35,      // session/saved_documents.h: what is before the sequence in other files
 };
 
 // Whether this reader understands a section's contents. The reserved kind is not understood yet.
 constexpr bool is_known(SectionKind kind) {
   return (kind >= SectionKind::state && kind <= SectionKind::bounds) ||
          kind == SectionKind::statistics || kind == SectionKind::recurrent ||
-         (kind >= SectionKind::logits && kind <= SectionKind::drafts_scales);
+         (kind >= SectionKind::logits && kind <= SectionKind::documents);
 }
 
 // Bit of a section's flags: a reader that does not know the kind may skip it. Others make the file
@@ -132,7 +133,8 @@ constexpr bool is_known(SectionKind kind) {
 constexpr uint32_t optional_section = 1;
 
 // The flags a kind is written with: statistics are for people, an index can be built again, drafts
-// change no answer. A reader that missed `chat` would put questions into turns of another format.
+// change no answer. A reader that missed `chat` would put questions into turns of another format;
+// one that missed `documents` would answer without them.
 constexpr uint32_t flags_of(SectionKind kind) {
   return kind == SectionKind::statistics || kind == SectionKind::index ||
                  (kind >= SectionKind::logits && kind <= SectionKind::read) ||
@@ -177,7 +179,8 @@ constexpr const char* name_of(SectionKind kind) {
                                    "windows-scales",
                                    "drafts",
                                    "drafts-pages",
-                                   "drafts-scales"};
+                                   "drafts-scales",
+                                   "documents"};
   const auto i = static_cast<uint32_t>(kind);
   return names[i < sizeof names / sizeof *names ? i : 0];
 }

@@ -116,6 +116,27 @@ inline constexpr auto drafts_fields = lay_out({
 static_assert(end_of(drafts_fields) == drafts_head_bytes);
 consteval uint64_t drafts_at(std::string_view name) { return offset_in(drafts_fields, name); }
 
+// Section `documents`: a head, an entry for each document, then their paths without gaps.
+constexpr uint64_t documents_head_bytes = 16, document_entry_bytes = 40;
+constexpr uint32_t documents_have_scores = 1, document_is_candidate = 1, document_is_chosen = 2;
+constexpr uint64_t max_document_path = 1000;  // bytes
+inline constexpr auto documents_fields = lay_out({
+    {"documents", 4, FieldIs::size},
+    {"max documents", 4, FieldIs::data},
+    {"scores", 4, FieldIs::choice},
+    {"reserved", 4, FieldIs::reserved},
+    {"checksum", 8, FieldIs::data},  // from here on the first entry
+    {"file size", 8, FieldIs::size},
+    {"tokens", 8, FieldIs::size},
+    {"path bytes", 4, FieldIs::size},
+    {"flags", 4, FieldIs::choice},
+    {"score", 4, FieldIs::data},
+    {"reserved entry", 4, FieldIs::reserved},
+});
+static_assert(end_of(documents_fields) == documents_head_bytes + document_entry_bytes);
+// In the section; of a field of an entry, in the first one.
+consteval uint64_t documents_at(std::string_view name) { return offset_in(documents_fields, name); }
+
 // Sections `sparse` and `read`.
 inline constexpr auto count_fields = lay_out({{"tokens", 8, FieldIs::size}});
 
@@ -158,6 +179,8 @@ constexpr std::span<const Field> fields_of(SectionKind kind) {
       return recurrent_fields;
     case SectionKind::drafts:
       return drafts_fields;
+    case SectionKind::documents:
+      return documents_fields;
     case SectionKind::sparse:
     case SectionKind::read:
       return count_fields;

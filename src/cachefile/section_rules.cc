@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string_view>
 
 #include "base/magnitude.h"
 #include "cachefile/format_fields.h"
@@ -59,6 +60,54 @@ static const char* wrong_spelling(std::span<const std::byte> bytes, const Sectio
   return nullptr;
 }
 
+// An entry of `documents`, or its path.
+static const char* wrong_document(std::span<const std::byte> entry, std::string_view path,
+                                  bool has_scores) {
+  const auto field = [](uint64_t at) { return at - format::documents_head_bytes; };
+  const auto flags = number_at<uint32_t>(entry, field(format::documents_at("flags")));
+  const auto score = number_at<float>(entry, field(format::documents_at("score")));
+  if (flags & ~(format::document_is_candidate | format::document_is_chosen) ||
+      number_at<uint32_t>(entry, field(format::documents_at("reserved entry"))) != 0)
+    return "has an unknown flag of a document";
+  const bool is_scored = has_scores && (flags & format::document_is_candidate);
+  if (is_scored ? !(score >= 0 && score <= 1) : !(score == -1.0f)) return "has an impossible score";
+  if (number_at<uint64_t>(entry, field(format::documents_at("tokens"))) == 0)
+    return "has a document without tokens";
+  const auto bad = [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; };
+  if (path.front() == '/' || std::any_of(path.begin(), path.end(), bad))
+    return "has a path that begins with a slash or has a control character";
+  return nullptr;
+}
+
+const char* wrong_documents(std::span<const std::byte> bytes, uint64_t tokens) {
+  constexpr uint64_t head = format::documents_head_bytes, each = format::document_entry_bytes;
+  if (bytes.size() < head) return "is too short";
+  const uint64_t count = number_at<uint32_t>(bytes, format::documents_at("documents"));
+  const auto scores = number_at<uint32_t>(bytes, format::documents_at("scores"));
+  if (count == 0 || count > (bytes.size() - head) / each)
+    return "has another number of documents than it says";
+  if (scores & ~format::documents_have_scores ||
+      number_at<uint32_t>(bytes, format::documents_at("reserved")) != 0)
+    return "has an unknown flag";
+  uint64_t paths = head + count * each;  // where the next path begins
+  uint32_t all_flags = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    const auto entry = bytes.subspan(head + i * each, each);
+    const uint64_t size = number_at<uint32_t>(entry, format::documents_at("path bytes") - head);
+    if (size == 0 || size > format::max_document_path || size > bytes.size() - paths)
+      return "has a path of an impossible size";
+    const std::string_view path(reinterpret_cast<const char*>(bytes.data() + paths), size);
+    if (const char* wrong = wrong_document(entry, path, scores != 0)) return wrong;
+    all_flags |= number_at<uint32_t>(entry, format::documents_at("flags") - head);
+    paths += size;
+  }
+  if (paths != bytes.size()) return "has bytes after its paths";
+  if (!(all_flags & format::document_is_candidate)) return "has no candidate";
+  return tokens == 0 || (all_flags & format::document_is_chosen)
+             ? nullptr
+             : "has no document that the sequence attends";
+}
+
 const char* wrong_section(SectionKind kind, std::span<const std::byte> bytes,
                           const SectionFacts& facts) {
   if (bytes.empty()) return nullptr;
@@ -92,6 +141,8 @@ const char* wrong_section(SectionKind kind, std::span<const std::byte> bytes,
                                               : "is too short";
     case SectionKind::spelling:
       return wrong_spelling(bytes, facts);
+    case SectionKind::documents:
+      return wrong_documents(bytes, facts.tokens);
     default:
       return nullptr;
   }

@@ -20,7 +20,8 @@ struct SectionFacts {
 };
 
 // All rules of a section that has no class of its own (centre, sinks, window, windows-centre,
-// windows-rows, logits, errors, queries: floats; tokens; observed; sparse; read; spelling).
+// windows-rows, logits, errors, queries: floats; tokens; observed; sparse; read; spelling;
+// documents).
 const char* wrong_section(format::SectionKind kind, std::span<const std::byte> bytes,
                           const SectionFacts& facts);
 // A part of a section of floats.
@@ -35,6 +36,8 @@ const char* wrong_observed(uint64_t end, uint64_t pages, const SectionFacts& fac
 // built: sealed pages when the bases were found; covered: pages with a sketch; sealed: all sealed
 // pages.
 const char* wrong_sketch(uint32_t built, uint32_t covered, uint32_t sealed);
+// tokens: of the sequence after the documents.
+const char* wrong_documents(std::span<const std::byte> bytes, uint64_t tokens);
 constexpr uint32_t representatives_block_tokens = 128;
 const char* wrong_representatives(uint64_t blocks, uint64_t undecided, uint64_t tokens,
                                   uint64_t window_count);

@@ -139,6 +139,7 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
     case SectionKind::chat:
     case SectionKind::read:
     case SectionKind::spelling:
+    case SectionKind::documents:
       break;
     case SectionKind::recurrent:
       max_bytes = recurrent_head_bytes + max_saved_states * max_state_bytes;

@@ -6,6 +6,7 @@
 
 #include "library/library_names.h"
 #include "os/os.h"
+#include "session/saved_documents.h"
 #include "text/utf8.h"
 
 namespace kvasir {
@@ -165,7 +166,8 @@ Status Library::compose(const std::shared_ptr<const Model>& model,
   if (request.names.empty()) {
     RETURN_IF_ERROR(for_each([&](const os::FolderEntry& file, const CachePeek& peek, Status s) {
       if (!s.ok()) log_unusable(file.name, s);
-      else if (model->is_of(peek.identity())) paths.push_back(path_of(file.name));
+      else if (model->is_of(peek.identity()) && !refers_to_documents(peek))
+        paths.push_back(path_of(file.name));
       return Status();
     }));
     std::sort(paths.begin(), paths.end());

@@ -8,6 +8,7 @@
 #include "library/library_names.h"
 #include "session/chat_record.h"
 #include "session/saved_checkpoints.h"
+#include "session/saved_documents.h"
 
 namespace kvasir {
 
@@ -86,6 +87,7 @@ Status Library::find(const Session& fresh, std::span<const Token> tokens, const 
     TokenChain chain;
     uint64_t all = 0;
     if (s.ok() && !fresh.model().is_of(peek.identity())) return Status();
+    if (s.ok() && refers_to_documents(peek)) return Status();
     if (s.ok()) s = peek.read_chain(tokens.size(), &chain, &all);
     if (!s.ok()) {
       log_unusable(file.name, s);

@@ -62,8 +62,10 @@ Status Session::compose(const std::shared_ptr<const Model>& model, const Compose
   std::unique_ptr<Session> session;
   if (paths.size() == 1) {
     RETURN_IF_ERROR(load(model, paths[0], options, false, request.cancel, {}, &session));
-    documents->documents.push_back({paths[0], nullptr, session->sequence_.tokens.size(), 0});
-    session->sequence_.composed = {documents, {0}, {0}, {}, 0, false};
+    if (!session->sequence_.is_composed()) {  // saved over several, it has its own
+      documents->documents.push_back({paths[0], nullptr, session->sequence_.tokens.size(), 0});
+      session->sequence_.composed = {documents, {0}, {0}, {}, 0, false};
+    }
     *out = std::move(session);
     return {};
   }
@@ -92,7 +94,8 @@ Status Session::compose(const std::shared_ptr<const Model>& model, const Compose
 Status Session::add_document(const std::string& path, const Cancel* cancel, Composition* to) {
   if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was loaded");
   std::unique_ptr<Session> document;
-  RETURN_IF_ERROR(map_document(path, cancel, &document));
+  FileStamp stamp;
+  RETURN_IF_ERROR(map_document(path, cancel, &document, &stamp));
   SequenceState& s = document->sequence_;
   if (s.turn != Turn::document && s.turn != Turn::tokens)
     return Status::error(Code::bad_argument,
@@ -122,6 +125,8 @@ Status Session::add_document(const std::string& path, const Cancel* cancel, Comp
       s.store.pages().pages() > 0 ? s.store.sink_count() : s.store.window_count();
   ComposedDocument& added = to->documents.emplace_back();
   added.path = path;
+  RETURN_IF_ERROR(os::absolute_path(path, &added.absolute_path));
+  added.stamp = stamp;
   added.tokens = s.tokens.size();
   added.skipped = static_cast<uint32_t>(std::min(opening, first_page));
   // it needs neither the threads nor, of its first page, more than others
@@ -138,7 +143,7 @@ Status Session::add_document(const std::string& path, const Cancel* cancel, Comp
 // least, documents three quarters of the rest for pages.
 Status Session::limit_documents(Composition* composition, uint64_t limit, const Cancel* cancel) {
   if (limit == 0) return {};
-  constexpr uint64_t own_tokens = 4096;
+  const uint64_t own_tokens = std::max<uint64_t>(4096, sequence_.tokens.size());
   MemoryBudget budget;
   budget.spill_folder = options_.memory.spill_folder;
   budget.reaper = options_.memory.reaper;
@@ -170,7 +175,7 @@ Status Session::limit_documents(Composition* composition, uint64_t limit, const 
   }
   MemoryBudget own = sequence_.store.budget();
   own.bytes = limit - given;
-  return sequence_.store.set_budget(own, 0, cancel);
+  return sequence_.store.set_budget(own, sequence_.tokens.size(), cancel);
 }
 
 Status Session::set_candidates(std::span<const uint32_t> documents) {

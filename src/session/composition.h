@@ -22,6 +22,8 @@ struct ComposedDocument {
   std::shared_ptr<Session> session;  // null: the session itself, which has no other
   uint64_t tokens = 0;               // of the document
   uint32_t skipped = 0;              // of its opening, which only the first one shows
+  std::string absolute_path = {};    // when it was mapped
+  FileStamp stamp = {};              // of its file
 };
 
 struct Composition {

@@ -8,6 +8,7 @@
 #include "cachefile/cache_file.h"
 #include "cachefile/format_fields.h"
 #include "cachefile/section_floats.h"
+#include "session/saved_documents.h"
 #include "session/saved_drafts.h"
 #include "session/saved_states.h"
 #include "session/saved_windows.h"
@@ -275,13 +276,38 @@ struct Session::MapRequest {
   Progress::Report report = {};
   uint64_t tokens = 0;                    // that are wanted; 0: all
   std::shared_ptr<ThreadPool> pool = {};  // null: the session gets its own
+  bool is_document = false;               // that is composed with others
 };
 
 struct Session::MappedFile {
   std::unique_ptr<Session> session;
   std::shared_ptr<const CacheFile> file;
   SavedLayers saved;
+  SavedDocuments documents;  // before the sequence
+  FileStamp stamp;
 };
+
+// A file that refers to documents has no text of its own.
+static Status check_documents(const SavedDocuments& documents, const std::string& path,
+                              const SavedSequence& state, bool is_document, uint64_t tokens) {
+  if (documents.documents.empty()) return {};
+  if (is_document)
+    return Status::error(
+        Code::bad_argument,
+        "%s is a session over %zu documents, not a document: compose the documents "
+        "themselves; nothing was loaded",
+        path.c_str(), documents.documents.size());
+  if (tokens > 0)
+    return Status::error(Code::unsupported,
+                         "%s is a session over %zu documents: load all of it and rewind it; "
+                         "nothing was loaded",
+                         path.c_str(), documents.documents.size());
+  const bool answers = state.turn == static_cast<uint32_t>(Turn::answer);
+  if ((state.tokens == 0 || answers) && state.document_tokens == 0) return {};
+  return Status::error(Code::corrupt,
+                       "%s: section 'state': a text after documents; nothing was loaded",
+                       path.c_str());
+}
 
 Status Session::map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
                          SessionOptions options, MappedFile* out) {
@@ -298,6 +324,11 @@ Status Session::map_file(const std::shared_ptr<const Model>& model, const MapReq
   ChatRecord chat;
   RETURN_IF_ERROR(read_chat(peek, &chat));
   RETURN_IF_ERROR(check_layers(peek, *model, &saved));
+  out->stamp = peek.header().stamp();
+  RETURN_IF_ERROR(read_documents(peek, &out->documents));
+  RETURN_IF_ERROR(
+      check_documents(out->documents, path, state, request.is_document, request.tokens));
+  if (!out->documents.documents.empty()) options.memory.bytes = 0;  // load_documents() divides it
   RETURN_IF_ERROR(check_rope(path, state, *model, options.context));
   RETURN_IF_ERROR(
       check_length(path, state.tokens, request.tokens, config.context, options.context));
@@ -366,10 +397,14 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
                      Progress::Report prefill_progress) {
   const uint64_t begin = os::now_ns();
   MappedFile mapped;
-  const MapRequest request{path, verify, cancel, std::move(report), tokens_wanted};
-  RETURN_IF_ERROR(map_file(model, request, std::move(options), &mapped));
+  const MapRequest request{path, verify, cancel, report, tokens_wanted};
+  RETURN_IF_ERROR(map_file(model, request, options, &mapped));
   std::unique_ptr<Session> session = std::move(mapped.session);
   RETURN_IF_ERROR(session->start());
+  if (!mapped.documents.documents.empty())
+    RETURN_IF_ERROR(session->load_documents({path, mapped.documents, options.memory.bytes,
+                                             std::move(options.instructions), verify, cancel,
+                                             std::move(report)}));
   RETURN_IF_ERROR(session->load_saved_drafts(mapped.file, mapped.saved.state, cancel));
   if (tokens_wanted)
     RETURN_IF_ERROR(session->shorten(tokens_wanted, cancel, std::move(prefill_progress)));
@@ -380,13 +415,15 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
 
 // A document's session: it cannot run.
 Status Session::map_document(const std::string& path, const Cancel* cancel,
-                             std::unique_ptr<Session>* out) const {
+                             std::unique_ptr<Session>* out, FileStamp* stamp) const {
   MappedFile mapped;
   SessionOptions options = options_;
   options.memory = {};  // the composition limits its documents
-  RETURN_IF_ERROR(map_file(model_, {.path = path, .cancel = cancel, .pool = pool_},
+  RETURN_IF_ERROR(map_file(model_,
+                           {.path = path, .cancel = cancel, .pool = pool_, .is_document = true},
                            std::move(options), &mapped));
   *out = std::move(mapped.session);
+  *stamp = mapped.stamp;
   return {};
 }
 

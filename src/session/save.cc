@@ -22,7 +22,9 @@ static SavedSequence saved_state(const SequenceState& sequence, uint32_t window_
   SavedSequence state;
   state.turn = static_cast<uint32_t>(sequence.turn);
   state.window_tokens = window_tokens;
-  if (sequence.turn == Turn::answer) {
+  if (sequence.is_composed()) {
+    if (sequence.tokens.empty()) state.turn = static_cast<uint32_t>(Turn::empty);
+  } else if (sequence.turn == Turn::answer) {
     state.document_tokens = sequence.document_tokens;
     state.document_turn = static_cast<uint32_t>(sequence.document_turn);
   }
@@ -71,7 +73,8 @@ Status Session::complete_drafts(const Cancel* cancel, std::optional<DraftState>*
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
                      Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
-  RETURN_IF_ERROR(refuse_composed("has no pages of its own to save: its documents are saved"));
+  Array<std::byte> documents;
+  if (sequence_.is_composed()) RETURN_IF_ERROR(save_documents(path, &documents));
   RETURN_IF_ERROR(prefill_missing(cancel, prepare_report));
   Progress preparing(std::move(prepare_report));
   RETURN_IF_ERROR(prepare_save(path, cancel, &preparing));
@@ -84,8 +87,11 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
   const Array<std::byte> observed = encode_observed(sequence_.observed);
   const TokenChain chain = TokenChain::of({sequence_.tokens.data(), sequence_.prefilled_tokens},
                                           prefill_key(sequence_.sparse_tokens > 0));
-  Array<uint64_t> hashes(1, chain.key);
-  hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
+  Array<uint64_t> hashes;
+  if (!sequence_.is_composed()) {  // no text begins with an answer over documents
+    hashes.push_back(chain.key);
+    hashes.insert(hashes.end(), chain.hashes.begin(), chain.hashes.end());
+  }
   const Array<std::byte> chat =
       sequence_.has_marks()
           ? encode_chat_record(sequence_.chat.name(), instructions(), sequence_.chat.text())
@@ -104,6 +110,8 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
        sequence_.prefilled_tokens < sequence_.tokens.size() ? sizeof sequence_.prefilled_tokens
                                                             : 0},
       {SectionKind::chain, hashes.data(), hashes.size() * sizeof(uint64_t)}};
+  if (!documents.empty())
+    parts.push_back({SectionKind::documents, documents.data(), documents.size()});
   if (!chat.empty()) parts.push_back({SectionKind::chat, chat.data(), chat.size()});
   if (const auto spelling = sequence_.spelling.entries(); !spelling.empty())
     parts.push_back({SectionKind::spelling, spelling.data(), spelling.size_bytes()});

@@ -9,6 +9,7 @@
 //   lookup.cc    the text that makes them        score.cc    log-probabilities of given tokens
 //   prefill.cc   documents, rewind               save.cc, load.cc
 //   compose.cc   several saved documents         choose.cc   which of them an answer attends
+//   saved_composition.cc   such a session in a file
 //   prepare.cc   sketch, index, selections       stats.cc
 #pragma once
 
@@ -48,6 +49,8 @@ namespace kvasir {
 class ExternalStore;
 class GivenCheckpoint;
 struct ComposedDocument;
+struct DocumentsToLoad;
+struct FileStamp;
 struct SavedSequence;
 
 using LogFn = std::function<void(int level, const char* message)>;  // 1 warning, 2 information
@@ -403,6 +406,10 @@ class Session {
   static Status check_composable(const Model& model, const SessionOptions& options);
   Status add_document(const std::string& path, const Cancel* cancel, Composition* to);
   Status limit_documents(Composition* documents, uint64_t limit, const Cancel* cancel);
+  // saved_composition.cc
+  Status save_documents(const std::string& path, Array<std::byte>* out) const;
+  Status load_documents(const DocumentsToLoad& to);
+  Status restore_choice(const DocumentsToLoad& to, std::shared_ptr<const Composition> documents);
   struct Choice {
     std::span<const Token> turn;  // a question with its marks
     TokenRange question;          // of them
@@ -436,8 +443,8 @@ class Session {
   struct MapRequest;
   static Status map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
                          SessionOptions options, MappedFile* out);
-  Status map_document(const std::string& path, const Cancel* cancel,
-                      std::unique_ptr<Session>* out) const;
+  Status map_document(const std::string& path, const Cancel* cancel, std::unique_ptr<Session>* out,
+                      FileStamp* stamp) const;
   Status load_text(const CacheFile& file, const SavedSequence& state, const ChatRecord& chat,
                    const Cancel* cancel);
 

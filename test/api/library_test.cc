@@ -108,6 +108,42 @@ TEST_CASE("a session over all documents of a library, or over those of a list") 
   CHECK(logged[0].find("z.kv") != std::string::npos);
   CHECK(names_of(rest.get()) == "abc");
   CHECK(compose({"a", "z"}, &composed) == KV_BAD_ARGUMENT);
+
+  // a saved session over documents is none of them, and begins no text
+  const std::string over = folder.file("lib/over.kv");
+  REQUIRE(kv_generate(rest.get(), "ab", 2, &keeping, nullptr, nullptr, nullptr, nullptr, &error) ==
+          KV_OK);
+  REQUIRE(kv_save(rest.get(), over.c_str(), nullptr, &error) == KV_OK);
+  logged.clear();
+  REQUIRE(compose({}, &composed) == KV_OK);
+  const Session again(composed);
+  CHECK(names_of(again.get()) == "abc");
+  CHECK(logged.size() == 1);                     // z.kv
+  CHECK(compose({"over"}, &composed) == KV_OK);  // one name: as kv_load
+  const Session loaded(composed);
+  CHECK(names_of(loaded.get()) == "abc");
+  CHECK(compose({"a", "over"}, &composed) == KV_BAD_ARGUMENT);
+  CHECK(must_get(library.get(), tiny_model(), text_of(300, 'b')).result.tokens_found > 250);
+  CHECK(inspect_file(over).documents == 3);
+  CHECK(inspect_file(folder.file("lib/a.kv")).documents == 0);
+  const auto status_of = [&](uint32_t index) {
+    kv_file_document document;
+    kv_init(&document, sizeof document);
+    REQUIRE(kv_file_get_document(over.c_str(), index, &document, &error) == KV_OK);
+    CHECK(document.path == folder.file("lib/") + "abc"[index] + ".kv");
+    CHECK(document.tokens > 250);
+    CHECK(document.file_bytes > 4096);
+    CHECK(document.flags == (KV_DOCUMENT_CANDIDATE | KV_DOCUMENT_ATTENDED));
+    return document.status;
+  };
+  for (uint32_t i = 0; i < 3; ++i) CHECK(status_of(i) == KV_OK);
+  std::filesystem::remove(folder.file("lib/a.kv"));
+  std::filesystem::copy_file(folder.file("lib/c.kv"), folder.file("lib/b.kv"),
+                             std::filesystem::copy_options::overwrite_existing);
+  CHECK(status_of(0) == KV_NOT_FOUND);
+  CHECK(status_of(1) == KV_MODEL_MISMATCH);
+  CHECK(status_of(2) == KV_OK);
+  CHECK(names_of(loaded.get()) == "abc");
 }
 
 TEST_CASE("a document with windows or states serves texts from its checkpoints on") {

@@ -28,6 +28,7 @@ struct Outputs {
   kv_answer answer;
   kv_model_info model_info;
   kv_file_info file_info;
+  kv_file_document file_document;
   kv_strategy_info strategy_info;
   kv_packed_info packed_info;
   kv_session_stats stats;
@@ -43,6 +44,7 @@ struct Outputs {
     answer.struct_size = sizeof answer;
     model_info.struct_size = sizeof model_info;
     file_info.struct_size = sizeof file_info;
+    file_document.struct_size = sizeof file_document;
     strategy_info.struct_size = sizeof strategy_info;
     packed_info.struct_size = sizeof packed_info;
     stats.struct_size = sizeof stats;

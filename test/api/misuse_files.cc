@@ -81,6 +81,14 @@ void Misuses::add_files() {
     const char* paths[] = {path_.c_str()};
     return kv_session_compose(tiny_model(), paths, 1, nullptr, nullptr, nullptr, e);
   });
+  add("kv_file_get_document", "path",
+      [&](kv_error* e) { return kv_file_get_document(nullptr, 0, &out_.file_document, e); });
+  add("kv_file_get_document", "document",
+      [&](kv_error* e) { return kv_file_get_document(path_.c_str(), 0, nullptr, e); });
+  add(
+      "kv_file_get_document", "0 documents",
+      [&](kv_error* e) { return kv_file_get_document(path_.c_str(), 0, &out_.file_document, e); },
+      KV_NOT_FOUND);
   add("kv_file_inspect", "path",
       [&](kv_error* e) { return kv_file_inspect(nullptr, &out_.file_info, e); });
   add("kv_file_inspect", "info",
@@ -92,6 +100,10 @@ void Misuses::add_files() {
   add("kv_file_inspect", "struct_size of kv_file_info", [&](kv_error* e) {
     kv_file_info bad{};
     return kv_file_inspect(path_.c_str(), &bad, e);
+  });
+  add("kv_file_get_document", "struct_size of kv_file_document", [&](kv_error* e) {
+    kv_file_document bad{};
+    return kv_file_get_document(path_.c_str(), 0, &bad, e);
   });
   add_control("kv_session_prepare", [&](const kv_control* c, kv_error* e) {
     return kv_session_prepare(session_.get(), c, e);

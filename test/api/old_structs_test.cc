@@ -59,7 +59,7 @@ TEST_CASE("structs that kept their layout since version 0.1 keep their size, or 
   CHECK(sizeof(kv_model_info) == 424);  // 416
   CHECK(offsetof(kv_model_info, thinks) == 416);
   CHECK(sizeof(kv_answer) == 64);      // 56
-  CHECK(sizeof(kv_file_info) == 696);  // 152, 168, 688
+  CHECK(sizeof(kv_file_info) == 704);  // 152, 168, 688, 696
   CHECK(offsetof(kv_file_info, recurrent_layers) == 152);
   CHECK(sizeof(kv_packed_info) == 120);
   CHECK(sizeof(kv_library_options) == 32);

@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "cachefile/cache_file.h"
 #include "replay.h"
+#include "session/saved_documents.h"
 
 using namespace kvasir;
 using kvasir::test::require;
@@ -102,6 +103,29 @@ bool read_section(const CacheFile& file, const CacheFile::Section& section) {
   return intact;
 }
 
+// The documents that a file names are refused, or are those of its bytes.
+void read_names(const std::string& path) {
+  CachePeek peek;
+  require(CachePeek::open(path, &peek).ok(), "what can be mapped can be read");
+  SavedDocuments documents;
+  const Status s = read_documents(peek, &documents);
+  if (!s.ok()) {
+    require(s.code() == Code::corrupt || s.code() == Code::version, "a refusal says what is wrong");
+    return;
+  }
+  if (documents.documents.empty()) return;
+  Array<std::byte> bytes;
+  require(peek.read(place::SectionKind::documents, UINT64_MAX, &bytes).ok(), "a section");
+  const Array<std::byte> again = encode_documents(documents);
+  require(std::equal(again.begin(), again.end(), bytes.begin(), bytes.end()),
+          "what was read is written as it was");
+  for (std::size_t i = 0; i < documents.documents.size(); ++i) {
+    std::string found;
+    require(!find_document(path, documents, i, &found).ok() && found.front() == '/',
+            "no document is there");
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
@@ -125,6 +149,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
     return 0;
   }
   require(file->size() == bytes.size(), "the size is exact");
+  read_names(path);
   bool intact = true;
   for (const CacheFile::Section& section : file->sections()) {
     intact &= read_section(*file, section);

@@ -241,6 +241,12 @@ class Readers {
           peek.read_chain(1000, &chain, &count).ok() && peek.read_tokens(1000, &tokens).ok();
       return both ? KV_OK : KV_CORRUPT;
     });
+    cheap("kv_file_get_document", [&] {
+      kv_file_document document;
+      kv_init(&document, sizeof document);
+      const kv_status s = kv_file_get_document(path_.c_str(), 1, &document, nullptr);
+      return s == KV_NOT_FOUND ? KV_OK : s;
+    });
     kv_cancel_reset(cancel.get());
     for (const uint32_t flags : {uint32_t{KV_VERIFY}, 0u}) {
       call.flags = flags;
@@ -281,9 +287,10 @@ uint64_t stride() {
 }
 
 // Every stride-th lie about a file; the last ones are all tried: they are about whole sequences.
-void try_lies(const std::vector<uint8_t>& file, kv_model* model, uint32_t drafts = 0) {
+void try_lies(const std::vector<uint8_t>& file, kv_model* model, uint32_t drafts = 0,
+              const std::string& place = "") {
   TempFolder folder;
-  const std::string path = folder.file("lie.kv");
+  const std::string path = place.empty() ? folder.file("lie.kv") : place + "/lie.kv";
   const CacheImage honest(file);
   REQUIRE(honest.header.section_count > 5);
   const std::vector<Case> cases = Lies(honest).cases();
@@ -347,6 +354,25 @@ TEST_CASE("every number of recurrent states that lies is refused for little") {
 TEST_CASE("every number of an MTP layer's rows that lies is refused for little") {
   const Model model = open_model(FIXTURES "/models/qwen35-mtp.gguf");
   try_lies(saved(2300, "bounded", 5, model.get(), KV_KEEP_TURN, 2), model.get(), 2);
+}
+
+TEST_CASE("every number of references to documents that lies is refused for little") {
+  TempFolder folder;
+  std::vector<std::string> paths;
+  for (const char* name : {"a.kv", "b.kv"}) {
+    paths.push_back(folder.file(name));
+    const Session session = open_session(tiny_model(), small_options());
+    read_tokens(session.get(), some_tokens(700 + 100 * paths.size()));
+    save(session.get(), paths.back());
+  }
+  kv_session* out = nullptr;
+  const char* const files[] = {paths[0].c_str(), paths[1].c_str()};
+  REQUIRE_OK(kv_session_compose(tiny_model(), files, 2, nullptr, nullptr, &out, error));
+  const Session session(out);
+  REQUIRE(ask(session.get(), "q", 5, KV_KEEP_TURN).status == KV_OK);
+  // next to the documents, as each lie about it
+  save(session.get(), folder.file("c.kv"));
+  try_lies(read_file(folder.file("c.kv")), tiny_model(), 0, folder.path());
 }
 
 TEST_CASE("every number of a cache without a model that lies is refused for little") {

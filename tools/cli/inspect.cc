@@ -101,6 +101,32 @@ void inspect_model(Console& console, const std::string& path) {
                     {"hash", *info.hash ? Json(info.hash) : Json()}};
 }
 
+// The documents to which a file refers. Returns them as JSON.
+Json show_documents(Console& console, const std::string& path, uint64_t count) {
+  Json documents = Json::array();
+  for (uint32_t i = 0; i < count; ++i) {
+    kv_file_document document = initialised<kv_file_document>();
+    kv_error error{};
+    check(kv_file_get_document(path.c_str(), i, &document, &error), error);
+    const bool is_there = document.status == KV_OK;
+    const std::string why = document.status == KV_NOT_FOUND ? "missing"
+                            : document.status == KV_MODEL_MISMATCH
+                                ? "changed"
+                                : kv_status_text(document.status);
+    row(console, i == 0 ? "documents" : "",
+        std::string(document.path) + ", " + grouped(document.tokens) + " tokens" +
+            (is_there ? "" : ": " + why));
+    documents.push_back({{"path", document.path},
+                         {"tokens", document.tokens},
+                         {"file_bytes", document.file_bytes},
+                         {"candidate", (document.flags & KV_DOCUMENT_CANDIDATE) != 0},
+                         {"attended", (document.flags & KV_DOCUMENT_ATTENDED) != 0},
+                         {"status", document.status}});
+    if (!is_there) documents.back()["status_text"] = why;
+  }
+  return documents;
+}
+
 void inspect_cache(Console& console, const std::string& path) {
   kv_error error{};
   kv_file_info info = initialised<kv_file_info>();
@@ -108,6 +134,7 @@ void inspect_cache(Console& console, const std::string& path) {
   if (status == KV_NOT_A_CACHE) fail_unknown(path, error);
   check(status, error);
   row(console, "cache file of", info.model_name);
+  const Json documents = show_documents(console, path, info.documents);
   row(console, "tokens",
       grouped(info.tokens) + ", " + grouped(info.sealed_tokens) +
           " of them in int8 pages, the newest in the window");
@@ -146,6 +173,7 @@ void inspect_cache(Console& console, const std::string& path) {
                     {"state_bytes", info.state_bytes},
                     {"checkpoints", checkpoints},
                     {"mtp_tokens", info.mtp_tokens},
+                    {"documents", documents},
                     {"layers", info.layers},
                     {"kv_heads", info.kv_heads},
                     {"head_dim", info.head_dim}};

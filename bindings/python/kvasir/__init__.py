@@ -30,7 +30,10 @@ from .errors import (
     NoSpaceError, NotACacheError, NotFoundError, PermissionDeniedError, UnsupportedError,
     VersionError, status_text,
 )
-from .files import FileInfo, PackedInfo, inspect, inspect_packed, pack, unpack, verify
+from .files import (
+    FileDocument, FileInfo, PackedInfo, file_documents, inspect, inspect_packed, pack, unpack,
+    verify,
+)
 from .library import Document, Library, LibraryResult
 from .model import Model, ModelInfo, inspect_model
 from .options import (
@@ -60,16 +63,17 @@ def build_info() -> Dict[str, Any]:
 
 
 __all__ = [
-    "Answer", "AsyncStream", "AttentionOptions", "BadArgumentError", "BadStateError", "BusyError",
-    "Cache", "CacheOptions", "CacheShape", "CacheStats", "Cancel", "Cancelled", "Checkpoint",
-    "ComposedDocument", "ContextFullError", "ControlOptions", "CorruptError", "DeviceError",
-    "Document", "Error", "FileInfo", "GenerateOptions", "GpuUse", "InternalError", "IoError",
-    "LayerState", "Library", "LibraryOptions", "LibraryResult", "LimitError", "LogLevel", "Model",
-    "ModelInfo", "ModelMismatchError", "ModelOptions", "NoMemoryError", "NoSpaceError",
-    "NotACacheError", "NotFoundError", "NumberType", "PackOptions", "PackedInfo", "Passage",
-    "PermissionDeniedError", "Phase", "Precision", "PrefillOptions", "PrefillResult",
-    "SampleOptions", "Session", "SessionOptions", "SessionStats", "StateLayout", "Status",
-    "StopReason", "Strategy", "StrategyInfo", "Stream", "Thinking", "Token", "UnsupportedError",
-    "VersionError", "build_info", "inspect", "inspect_model", "inspect_packed", "pack",
-    "status_text", "strategies", "unpack", "verify", "version",
+    "Answer", "AsyncStream", "AttentionOptions", "BadArgumentError", "BadStateError",
+    "BusyError", "Cache", "CacheOptions", "CacheShape", "CacheStats", "Cancel", "Cancelled",
+    "Checkpoint", "ComposedDocument", "ContextFullError", "ControlOptions", "CorruptError",
+    "DeviceError", "Document", "Error", "FileDocument", "FileInfo", "GenerateOptions", "GpuUse",
+    "InternalError", "IoError", "LayerState", "Library", "LibraryOptions", "LibraryResult",
+    "LimitError", "LogLevel", "Model", "ModelInfo", "ModelMismatchError", "ModelOptions",
+    "NoMemoryError", "NoSpaceError", "NotACacheError", "NotFoundError", "NumberType",
+    "PackOptions", "PackedInfo", "Passage", "PermissionDeniedError", "Phase", "Precision",
+    "PrefillOptions", "PrefillResult", "SampleOptions", "Session", "SessionOptions",
+    "SessionStats", "StateLayout", "Status", "StopReason", "Strategy", "StrategyInfo", "Stream",
+    "Thinking", "Token", "UnsupportedError", "VersionError", "build_info", "file_documents",
+    "inspect", "inspect_model", "inspect_packed", "pack", "status_text", "strategies", "unpack",
+    "verify", "version",
 ]

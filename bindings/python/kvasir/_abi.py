@@ -130,7 +130,13 @@ class kv_file_info(Structure):
         u32 struct_size, u32 format_version, u64 file_bytes, u64 tokens, u64 sealed_tokens,
         u64 kv_bytes, u32 layers, u32 kv_heads, u32 head_dim, u32 precision, char[64] model_name,
         char[32] chat_format, u32 recurrent_layers, u32 states, u64 state_bytes,
-        u64 checkpoints, u64[64] checkpoint_tokens, u64 mtp_tokens""")
+        u64 checkpoints, u64[64] checkpoint_tokens, u64 mtp_tokens, u64 documents""")
+
+
+class kv_file_document(Structure):
+    _fields_ = _fields("""
+        u32 struct_size, u32 flags, u64 tokens, u64 file_bytes, i32 status, u32 reserved,
+        char[4096] path""")
 
 
 class kv_packed_info(Structure):
@@ -244,6 +250,7 @@ CALLS: Dict[str, List[Any]] = {
     "kv_session_document_tokens": [_P, _U32, _P, _Z, _COUNT],
     "kv_session_limit_documents": [_P, _P, _Z],
     "kv_file_inspect": [_S, POINTER(kv_file_info)],
+    "kv_file_get_document": [_S, _U32, POINTER(kv_file_document)],
     "kv_file_verify": [_S, _CONTROL],
     "kv_pack": [_S, _S, _U32, _CONTROL],
     "kv_unpack": [_S, _S, _CONTROL],

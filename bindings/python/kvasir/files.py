@@ -3,12 +3,12 @@ from __future__ import annotations
 
 from ctypes import byref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Tuple, Union
+from typing import TYPE_CHECKING, List, Tuple, Union
 
 from . import _abi
 from ._core import Watch, call, lib
 from ._values import as_string, as_uint, check_names, control, result_of, sized
-from .enums import Precision, known
+from .enums import Precision, Status, known
 from .options import ControlOptions, PackOptions, Path, takes
 
 if TYPE_CHECKING:
@@ -36,6 +36,19 @@ class FileInfo:
     # tokens before each earlier position at which windows and states can go on
     checkpoints: Tuple[int, ...]
     mtp_tokens: int  # whose keys and values of the MTP layer it has; 0: saved without drafts
+    documents: int  # of Model.compose, to which it refers: file_documents; 0: none
+
+
+@dataclass(frozen=True)
+class FileDocument:
+    """A document to which a file of a session of Model.compose refers."""
+
+    path: str  # where it must be
+    tokens: int  # of the document
+    file_bytes: int  # of its file when it was mapped
+    status: Union[Status, int]  # OK, NOT_FOUND (missing), MODEL_MISMATCH (changed) and others
+    is_candidate: bool  # answers may attend it
+    is_attended: bool  # by the last answer
 
 
 @dataclass(frozen=True)
@@ -73,6 +86,28 @@ def inspect_packed(path: Path) -> PackedInfo:
     info = sized(_abi.kv_packed_info)
     call(lib.kv_packed_inspect, as_string("path", path), byref(info))
     return result_of(PackedInfo, info)
+
+
+def file_documents(path: Path) -> List[FileDocument]:
+    """Lists the documents to which a file refers. Checks the headers of their files.
+
+    Raises the errors of inspect.
+    """
+    file, found = as_string("path", path), []
+    for index in range(inspect(path).documents):
+        document = sized(_abi.kv_file_document)
+        call(lib.kv_file_get_document, file, index, byref(document))
+        found.append(
+            FileDocument(
+                path=document.path.decode("utf-8", "surrogateescape"),
+                tokens=document.tokens,
+                file_bytes=document.file_bytes,
+                status=known(Status, document.status),
+                is_candidate=bool(document.flags & _abi.DOCUMENT_CANDIDATE),
+                is_attended=bool(document.flags & _abi.DOCUMENT_ATTENDED),
+            )
+        )
+    return found
 
 
 @takes(ControlOptions)

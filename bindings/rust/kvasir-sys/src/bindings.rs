@@ -309,6 +309,18 @@ pub struct kv_file_info {
     pub checkpoints: u64,
     pub checkpoint_tokens: [u64; 64usize],
     pub mtp_tokens: u64,
+    pub documents: u64,
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct kv_file_document {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub tokens: u64,
+    pub file_bytes: u64,
+    pub status: kv_status,
+    pub reserved: u32,
+    pub path: [::std::os::raw::c_char; 4096usize],
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -680,6 +692,12 @@ extern "C" {
     pub fn kv_file_inspect(
         path: *const ::std::os::raw::c_char,
         info: *mut kv_file_info,
+        error: *mut kv_error,
+    ) -> kv_status;
+    pub fn kv_file_get_document(
+        path: *const ::std::os::raw::c_char,
+        index: u32,
+        document: *mut kv_file_document,
         error: *mut kv_error,
     ) -> kv_status;
     pub fn kv_file_verify(

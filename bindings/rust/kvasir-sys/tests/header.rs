@@ -88,7 +88,8 @@ fn layouts_are_those_of_the_header() {
             last_lookup_accepted }
         kv_file_info { struct_size format_version file_bytes tokens sealed_tokens kv_bytes layers
             kv_heads head_dim precision model_name chat_format recurrent_layers states
-            state_bytes checkpoints checkpoint_tokens mtp_tokens }
+            state_bytes checkpoints checkpoint_tokens mtp_tokens documents }
+        kv_file_document { struct_size flags tokens file_bytes status reserved path }
         kv_packed_info { struct_size packed_version file_bytes document_bytes tokens
             format_version level layers kv_heads head_dim reserved model_name }
         kv_library_options { struct_size flags max_bytes log log_user }

@@ -4,7 +4,7 @@ use std::path::Path;
 use kvasir_sys as sys;
 
 use crate::ffi::{self, call, sized, text};
-use crate::{Control, Precision, Result};
+use crate::{Control, Precision, Problem, Result};
 
 /// Description of a cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +42,26 @@ pub struct FileInfo {
     pub checkpoints: Vec<u64>,
     /// Tokens whose keys and values of the MTP layer it has; 0: saved without drafts.
     pub mtp_tokens: u64,
+    /// Documents of a composed session, to which it refers: [`documents`]; 0: none.
+    pub documents: u64,
+}
+
+/// A document to which a file of a composed session refers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FileDocument {
+    /// Where it must be.
+    pub path: String,
+    /// Tokens of the document.
+    pub tokens: u64,
+    /// Size of its file when it was mapped.
+    pub file_bytes: u64,
+    /// Why the session cannot be loaded: the document is missing, has changed or cannot be read.
+    pub problem: Option<Problem>,
+    /// Answers may attend it.
+    pub is_candidate: bool,
+    /// The last answer attended it.
+    pub is_attended: bool,
 }
 
 /// Description of a packed file.
@@ -101,7 +121,32 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<FileInfo> {
             .copied()
             .collect(),
         mtp_tokens: info.mtp_tokens,
+        documents: info.documents,
     })
+}
+
+/// Lists the documents to which a file of a composed session refers. Checks the headers of their
+/// files.
+///
+/// # Errors
+/// Those of [`inspect`].
+pub fn documents(path: impl AsRef<Path>) -> Result<Vec<FileDocument>> {
+    let (count, path) = (inspect(path.as_ref())?.documents, ffi::path(path.as_ref())?);
+    let mut documents = Vec::new();
+    for index in 0..u32::try_from(count).unwrap_or(u32::MAX) {
+        let mut raw = sized::<sys::kv_file_document>();
+        // SAFETY: the path is terminated, the struct has its size.
+        call(|e| unsafe { sys::kv_file_get_document(path.as_ptr(), index, &mut raw, e) })?;
+        documents.push(FileDocument {
+            path: text(&raw.path),
+            tokens: raw.tokens,
+            file_bytes: raw.file_bytes,
+            problem: Problem::of(raw.status),
+            is_candidate: raw.flags & sys::KV_DOCUMENT_CANDIDATE != 0,
+            is_attended: raw.flags & sys::KV_DOCUMENT_ATTENDED != 0,
+        });
+    }
+    Ok(documents)
 }
 
 /// Reads and verifies every byte of a cache file.

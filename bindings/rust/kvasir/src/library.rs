@@ -181,7 +181,7 @@ impl fmt::Debug for Library {
 }
 
 impl Problem {
-    fn of(status: sys::kv_status) -> Option<Problem> {
+    pub(crate) fn of(status: sys::kv_status) -> Option<Problem> {
         (status != sys::KV_OK as sys::kv_status).then_some(Problem { status })
     }
 

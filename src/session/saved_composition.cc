@@ -1,0 +1,121 @@
+// A composed session in a file: its own sequence, and references to its documents.
+#include <algorithm>
+#include <cinttypes>
+
+#include "cachefile/section_sizes.h"
+#include "os/paths.h"
+#include "session/composition.h"
+#include "session/saved_documents.h"
+
+namespace kvasir {
+
+// Refuses to replace a document. `path` may lead to it by another name.
+static Status check_no_document(const std::string& path, const Composition& composition) {
+  os::File file;
+  if (!os::File::open_read(path, &file).ok()) return {};  // another error is that of the save
+  for (const ComposedDocument& document : composition.documents)
+    if (file.is_at(document.absolute_path))
+      return Status::error(Code::bad_argument,
+                           "%s is one of the session's documents: save it under another name; no "
+                           "file was changed",
+                           path.c_str());
+  return {};
+}
+
+// The section `documents` of a file at `path`.
+Status Session::save_documents(const std::string& path, Array<std::byte>* out) const {
+  const ComposedState& composed = sequence_.composed;
+  const Composition& composition = *composed.documents;
+  RETURN_IF_ERROR(check_no_document(path, composition));
+  std::string whole;
+  RETURN_IF_ERROR(os::absolute_path(path, &whole));
+  SavedDocuments saved{composition.max_documents, !composed.scores.empty(), {}};
+  const auto refused = [&](const ComposedDocument& document, const char* why) {
+    return Status::error(Code::bad_argument, "%s cannot refer to %s: %s; no file was changed",
+                         path.c_str(), document.path.c_str(), why);
+  };
+  for (const ComposedDocument& document : composition.documents) {
+    DocumentReport report;
+    RETURN_IF_ERROR(this->document(saved.documents.size(), &report));
+    SavedDocument& d = saved.documents.emplace_back();
+    d.path = os::relative_path(whole, document.absolute_path);
+    if (d.path.empty()) return refused(document, "it is on another drive");
+    if (d.path.size() > format::max_document_path)
+      return refused(document, "the path from one to the other is longer than 1000 bytes");
+    const auto is_control = [](char c) {
+      return static_cast<unsigned char>(c) < 0x20 || c == 0x7F;
+    };
+    if (std::any_of(d.path.begin(), d.path.end(), is_control))
+      return refused(document, "its path has a control character");
+    d.stamp = document.stamp;
+    d.tokens = document.tokens;
+    d.is_candidate = report.is_candidate, d.is_chosen = report.is_chosen;
+    d.score = static_cast<float>(report.score);
+  }
+  Array<std::byte> bytes = encode_documents(saved);
+  if (bytes.size() > small_section)
+    return Status::error(Code::limit,
+                         "%s: references to %zu documents take %zu bytes, more than %" PRIu64
+                         "; no file was changed",
+                         path.c_str(), saved.documents.size(), bytes.size(), small_section);
+  *out = std::move(bytes);
+  return {};
+}
+
+// Maps the documents before a sequence that was loaded.
+Status Session::load_documents(const DocumentsToLoad& to) {
+  RETURN_IF_ERROR(check_composable(*model_, options_));
+  SequenceState& sequence = sequence_;
+  const Turn turn = sequence.turn;
+  const Chat chat = sequence.chat;
+  const std::string own_instructions(instructions());
+  options_.instructions = to.instructions;
+  auto documents = std::make_shared<Composition>();
+  documents->max_documents = to.saved.max_documents;
+  for (std::size_t i = 0; i < to.saved.documents.size(); ++i) {
+    std::string path;
+    RETURN_IF_ERROR(find_document(to.path, to.saved, i, &path));
+    if (to.verify) {
+      CachePeek peek;
+      RETURN_IF_ERROR(CachePeek::open(path, &peek));
+      Progress progress(to.report);
+      RETURN_IF_ERROR(peek.verify(&progress, to.cancel));
+    }
+    RETURN_IF_ERROR(add_document(path, to.cancel, documents.get()));
+    if (documents->documents.back().stamp != to.saved.documents[i].stamp)  // replaced meanwhile
+      RETURN_IF_ERROR(find_document(to.path, to.saved, i, &path));
+  }
+  if (sequence.chat != chat || instructions() != own_instructions)
+    return Status::error(Code::model_mismatch,
+                         "%s has another chat format or other instructions than its documents: "
+                         "compose them again; nothing was loaded",
+                         to.path.c_str());
+  if (!sequence.tokens.empty()) sequence.turn = turn;
+  options_.memory.bytes = to.memory_bytes;
+  RETURN_IF_ERROR(limit_documents(documents.get(), to.memory_bytes, to.cancel));
+  return restore_choice(to, std::move(documents));
+}
+
+// Candidates, chosen documents and scores, as they were saved.
+Status Session::restore_choice(const DocumentsToLoad& to,
+                               std::shared_ptr<const Composition> documents) {
+  ComposedState& composed = sequence_.composed;
+  composed = {std::move(documents), {}, {}, {}, 0, true};
+  std::vector<uint32_t> candidates, chosen;
+  std::vector<float> scores;
+  for (uint32_t i = 0; i < to.saved.documents.size(); ++i) {
+    const SavedDocument& document = to.saved.documents[i];
+    if (document.is_candidate) candidates.push_back(i), scores.push_back(document.score);
+    if (document.is_chosen) chosen.push_back(i);
+  }
+  RETURN_IF_ERROR(set_candidates(candidates));
+  if (to.saved.has_scores) composed.scores = std::move(scores);
+  attend(std::move(chosen));
+  if (sequence_.positions() <= options_.context) return {};
+  return Status::error(Code::context_full,
+                       "%s: its documents and tokens take %" PRIu64
+                       ": the session's context is %" PRIu64 "; nothing was loaded",
+                       to.path.c_str(), sequence_.positions(), options_.context);
+}
+
+}  // namespace kvasir
