@@ -176,6 +176,89 @@ class Evaluating(tool.InFolder):
         self.assertEqual(self.caches(), {})
 
 
+class Collections(tool.InFolder):
+    WAYS = ["composed", "joined", "alone", "retrieved"]
+    TASKS = ["fact", "lookup", "values", "source", "pair", "no-answer"]
+
+    def arguments(self, *more, length="600", documents=4, questions=1, task="collection"):
+        return [
+            "eval",
+            "-m",
+            MODEL,
+            "-f",
+            BOOK,
+            "--task",
+            task,
+            "--length",
+            length,
+            "--documents",
+            documents,
+            "--questions",
+            questions,
+            "--retrieve",
+            512,
+            "--work",
+            self.folder / "work",
+            *more,
+        ]
+
+    def results(self):
+        return (self.folder / "work" / "results.jsonl").read_text().splitlines()
+
+    def test_a_collection_is_asked_in_every_way(self):
+        report = self.expect_json(run(*self.arguments("--json")))
+        rows = {(r["strategy"], r["task"]): r for r in report["rows"]}
+        self.assertEqual(set(rows), {(w, t) for w in self.WAYS for t in [*self.TASKS, "all"]})
+        for (way, task), row in rows.items():
+            self.assertTrue(0 <= row["score"] <= 1, row)
+            self.assertEqual(row["budget"], "auto")
+            self.assertEqual(row["questions"], 6 if task == "all" else 1)
+            self.assertEqual("attended" in row, task != "no-answer", row)
+        self.assertEqual(rows["composed", "fact"]["attended"], 1)
+        self.assertEqual(rows["joined", "all"]["attended"], 1)
+        self.assertGreaterEqual(rows["composed", "source"]["score"], 1)
+        self.assertGreater(rows["composed", "all"]["score"], 0.4)
+        self.assertEqual(report["documents"], 4)
+        # each document once, and all of them
+        self.assertEqual(len(list((self.folder / "work").glob("*.kv"))), 5)
+        lines = self.results()
+        again = self.expect(run(*self.arguments("--way", "composed,joined")), 0)
+        self.assertEqual(self.results(), lines)
+        self.assertRegex(again.stdout, r"4 x 600 tokens +strategy +fact +lookup .*\ncomposed +auto")
+        self.expect_json(run(*self.arguments("--json", "--way", "composed", "--attend", 1)))
+        self.assertEqual(len(self.results()), len(lines) + 6)
+        self.assertEqual(json.loads(self.results()[-1])["strategy"], "composed")
+
+    def test_senseless_collections_are_refused(self):
+        self.expect_error(run(*self.arguments("--way", "psychic")), 2, "psychic", "retrieved")
+        self.expect_error(run(*self.arguments("--strategy", "psychic")), 2, "psychic")
+        self.expect_error(run(*self.arguments(task="collection,single")), 2, "apart")
+        self.expect_error(run(*self.arguments(documents=2)), 2, "--documents")
+        self.expect_error(run(*self.arguments(length="128K")), 2, "--length", "131,072")
+        self.expect_error(run(*self.arguments("--strategy", "snapkv")), 3, "snapkv")
+
+    def test_a_collection_too_long_for_one_prefill_is_not_joined(self):
+        report = self.expect_json(
+            run(*self.arguments("--json", "--way", "joined", length="50K", task="fact"))
+        )
+        self.assertEqual(report["rows"], [])
+
+    def test_a_collection_that_was_stopped_goes_on(self):
+        arguments = self.arguments("--way", "composed,retrieved", length="1500", questions=2)
+        evaluation = tool.OnTerminal(*arguments)
+        self.assertTrue(evaluation.read_until("left  composed"), evaluation.seen)
+        evaluation.interrupt()
+        self.assertEqual(evaluation.finish(), 130, evaluation.seen)
+        self.assertRegex(
+            evaluation.seen,
+            r"stopped; \d+ of 24 answers are in .*work; run the same command again to continue",
+        )
+        kept = self.results()
+        self.expect(run(*arguments), 0)
+        self.assertEqual(self.results()[: len(kept)], kept)
+        self.assertEqual(len(self.results()), 24)
+
+
 class Interrupted(tool.InFolder):
     def arguments(self, *more):
         return [

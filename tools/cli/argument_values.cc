@@ -76,6 +76,10 @@ std::vector<Task> tasks_of(const std::string& list) {
   std::vector<Task> tasks;
   for (const std::string& part : parts_of(list)) {
     const std::optional<Task> task = task_named(part);
+    if (part == "collection") {
+      tasks.insert(tasks.end(), std::begin(collection_tasks), std::end(collection_tasks));
+      continue;
+    }
     if (!task && part != "all")
       throw CLI::ValidationError("unknown task '" + part + "'; tasks are " +
                                  listed(task_choices()));

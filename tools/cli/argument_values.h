@@ -48,6 +48,7 @@ std::vector<uint64_t> lengths_of(const std::string& list);  // "8192,32K", witho
 std::vector<uint64_t> depths_of(const std::string& list);   // the same, from 0
 std::vector<NamedBudget> budgets_of(const std::string& list);
 uint32_t filter_window_of(const std::string& name);
-std::vector<Task> tasks_of(const std::string& list);  // "all" stands for all tasks
+// "all" stands for all tasks of single documents, "collection" for all of a collection
+std::vector<Task> tasks_of(const std::string& list);
 
 }  // namespace tool

@@ -1,5 +1,6 @@
 // The grammar of the measuring commands.
 #include "commands.h"
+#include "eval_collection.h"
 #include "grammar.h"
 #include "strategies.h"
 
@@ -79,8 +80,10 @@ void add_eval(Grammar& grammar) {
         [=](const std::string& given) { a->budgets = budgets_of(given); });
   add_selection(command, &a->session);
   add_select_tokens(command, &a->session);
-  count<uint32_t>(command, "--documents", &a->documents, 1, 1000,
-                  "Documents of each length, and as many tables for key-value [2]");
+  count<uint32_t>(
+      command, "--documents", &a->documents, 1, 1000,
+      "Documents of each length, and as many tables for key-value [2]; of a collection, "
+      "a quarter of them with tables [8]");
   count<uint32_t>(command, "--questions", &a->questions, 1, 100,
                   "Questions of each task per document; many-queries has a quarter, pass-key and "
                   "perplexity have one [10]");
@@ -88,6 +91,15 @@ void add_eval(Grammar& grammar) {
                   "Equal stretches of a document over which answers are spread [5]");
   count<uint64_t>(command, "--seed", &a->seed, 0, UINT64_MAX,
                   "The same seed gives the same documents and questions [1]");
+  choice(
+      command, "--way", "NAME,...", "Ways to ask a collection, any of: %s [all]", way_choices(),
+      [=](const std::string& given) { a->ways = parts_of(given); }, true);
+  count<uint32_t>(
+      command, "--attend", &a->attend, 0, 1000,
+      "Documents of a collection that an answer attends; 0: all if they fit, otherwise 8 "
+      "[0]");
+  value(command, "--retrieve", "N", "Tokens of the passages that --way retrieved prefills [1K]",
+        [=](const std::string& given) { a->retrieve = length_of(given); });
   text(command, "--work", &a->work, "DIR", "Folder of cache files and answers [kvasir-eval]");
   text(command, "-o,--output", &a->output, "FILE",
        "All results, as JSON [results.json in that folder]");
@@ -102,13 +114,25 @@ void add_eval(Grammar& grammar) {
       "finished answer is not computed again unless model, text, seed or build change. Remove the "
       "folder after a change of prefill. A document of 128K tokens needs more than half a megabyte "
       "of text.\n\n"
+      "The tasks of a collection ask several documents at once, in several ways: composed, over "
+      "the "
+      "saved documents; joined, over one prefill of all; alone, each document, of whose answers "
+      "the "
+      "most likely one counts; and retrieved, over passages found by words (BM25). fact asks for a "
+      "fact of one document, lookup for an entry of a table, values for the values of a key in "
+      "several documents, pair for a fact of each of two documents. source asks for a fact, and "
+      "the "
+      "document that the answer attended most must be the right one. no-answer asks for what no "
+      "document has; right is an answer without any hidden value.\n\n"
       "An answer is right if it contains the expected words, whatever its capitals and "
       "punctuation. tools/scripts/plot.py draws the results.\n\n"
       "Examples:\n"
       "  kvasir eval -m model.gguf -f book.txt --length 8K,32K --strategy full,quest --budget "
       "1%,5%\n"
       "  kvasir eval -m model.gguf -f book.txt -f another.txt --task single,key-value --length "
-      "128K --depths 10");
+      "128K --depths 10\n"
+      "  kvasir eval -m model.gguf -f book.txt --task collection --length 4K --documents 8 "
+      "--strategy full");
 }
 
 void add_recall(Grammar& grammar) {

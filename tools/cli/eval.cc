@@ -4,6 +4,7 @@
 #include <filesystem>
 
 #include "commands.h"
+#include "eval_collection_run.h"
 #include "eval_run.h"
 #include "failure.h"
 #include "files.h"
@@ -82,8 +83,7 @@ void print_tables(Terminal& terminal, const std::vector<Summary>& summaries) {
       "sketches read per token to select them\n");
 }
 
-Json header_json(const Evaluation& evaluation, const EvalArguments& arguments) {
-  const kv_model_info& model = evaluation.model();
+Json header_json(const kv_model_info& model, const EvalArguments& arguments) {
   Json tasks = Json::array();
   for (const Task task : arguments.tasks) tasks.push_back(name_of(task));
   return {{"build", Json::parse(kv_build_info())},
@@ -95,18 +95,58 @@ Json header_json(const Evaluation& evaluation, const EvalArguments& arguments) {
           {"texts", arguments.texts},
           {"tasks", tasks},
           {"lengths", arguments.lengths},
-          {"documents", arguments.documents},
           {"questions", arguments.questions},
-          {"depths", arguments.depths},
           {"seed", arguments.seed},
           {"dense_layers",
            arguments.session.dense_layers ? Json(*arguments.session.dense_layers) : Json(nullptr)},
-          {"filter_layers", evaluation.flags().filter_layers},
           {"separate_heads", arguments.session.separate_heads}};
 }
 
+// Ways in rows, tasks in columns.
+void print_collection(Terminal& terminal, const std::vector<Summary>& rows, uint32_t documents) {
+  for (const Summary& row : rows) {
+    const std::vector<Task> tasks = tasks_of(row);
+    const auto width = [](Task task) {
+      return static_cast<int>(std::max<size_t>(std::string(name_of(task)).size(), 6));
+    };
+    if (&row == &rows.front() || row.length != (&row - 1)->length) {
+      std::string head = string_printf(
+          "\n%-17s  %-8s",
+          (std::to_string(documents) + " x " + grouped(row.length) + " tokens").c_str(),
+          "strategy");
+      for (const Task task : tasks) head += string_printf("  %*s", width(task), name_of(task));
+      terminal.print(head + string_printf("  %6s  %8s  %10s\n", "all", "attended", "s/question"));
+    }
+    std::string line = string_printf("%-17s  %-8s", row.strategy.c_str(), row.budget.c_str());
+    for (const Task task : tasks)
+      line += string_printf("  %*s", width(task), cell(row, task).c_str());
+    const Sum& all = row.all;
+    line += string_printf("  %6s", string_printf("%.1f%%", 100 * row.score().value_or(0)).c_str());
+    line += string_printf(
+        "  %8s",
+        all.sought > 0
+            ? string_printf("%.1f%%", 100 * all.attended / static_cast<double>(all.sought)).c_str()
+            : "-");
+    terminal.print(line +
+                   string_printf("  %10.2f\n", all.seconds / static_cast<double>(all.questions)));
+  }
+  terminal.print(
+      "\nattended: share of the documents with the answer that an answer attended, in whole or in "
+      "part; s/question: without the prefill of documents\n");
+}
+
+// Rows, and all results to the file.
+void report(Console& console, const std::vector<Summary>& summaries,
+            const std::vector<const Result*>& results, const std::string& output, double kv_bytes) {
+  console.result["rows"] = rows_json(summaries, kv_bytes);
+  Json whole = console.result;
+  for (const Result* result : results) whole["results"].push_back(to_json(*result));
+  write_file(output, json_text(whole));
+}
+
 // The loss of replacing this file: none where the folder has all of its results.
-std::string lost_with(const Evaluation& evaluation, const std::string& path,
+template <class AnyEvaluation>
+std::string lost_with(const AnyEvaluation& evaluation, const std::string& path,
                       const std::string& work) {
   try {
     const Json file = Json::parse(read_file(path));
@@ -127,6 +167,8 @@ void run_eval(Console& console, const EvalArguments& arguments) {
   const std::string output =
       arguments.output.empty() ? arguments.work + "/results.json" : arguments.output;
   expect_writable(output);
+  if (std::any_of(arguments.tasks.begin(), arguments.tasks.end(), is_of_collection))
+    return run_collection(console, arguments, output);
   Evaluation evaluation(console, arguments);
   if (exists(output))
     if (const std::string lost = lost_with(evaluation, output, arguments.work); !lost.empty())
@@ -138,12 +180,32 @@ void run_eval(Console& console, const EvalArguments& arguments) {
   const double kv_bytes =
       static_cast<double>(model.kv_bytes_per_token) / (model.layers * model.kv_heads);
 
-  console.result = header_json(evaluation, arguments);
-  console.result["rows"] = rows_json(summaries, kv_bytes);
-  Json whole = console.result;
-  for (const Result* result : results) whole["results"].push_back(to_json(*result));
-  write_file(output, json_text(whole));
+  console.result = header_json(model, arguments);
+  console.result["documents"] = arguments.documents > 0 ? arguments.documents : 2;
+  console.result["depths"] = arguments.depths;
+  console.result["filter_layers"] = evaluation.flags().filter_layers;
+  report(console, summaries, results, output, kv_bytes);
   if (!console.json) print_tables(console.terminal, summaries);
+  console.terminal.note("All results are in " + output);
+}
+
+void run_collection(Console& console, const EvalArguments& arguments, const std::string& output) {
+  CollectionEvaluation evaluation(console, arguments);
+  if (exists(output))
+    if (const std::string lost = lost_with(evaluation, output, arguments.work); !lost.empty())
+      expect_force(output, lost, arguments.force);
+  evaluation.run();
+  const std::vector<const Result*> results = evaluation.results();
+  const std::vector<Summary> summaries = summarise(results, 1);
+  const kv_model_info& model = evaluation.model();
+  console.result = header_json(model, arguments);
+  console.result["documents"] = evaluation.documents();
+  console.result["attend"] = arguments.attend;
+  console.result["retrieve"] = arguments.retrieve;
+  const double kv_bytes =
+      static_cast<double>(model.kv_bytes_per_token) / (model.layers * model.kv_heads);
+  report(console, summaries, results, output, kv_bytes);
+  if (!console.json) print_collection(console.terminal, summaries, evaluation.documents());
   console.terminal.note("All results are in " + output);
 }
 

@@ -28,7 +28,8 @@ Json to_json(const Result& r) {
           {"tokens_read", r.tokens_read},
           {"tokens_present", r.tokens_present},
           {"summary_bytes", r.summary_bytes},
-          {"seconds", r.seconds}};
+          {"seconds", r.seconds},
+          {"attended", r.attended ? Json(*r.attended) : Json(nullptr)}};
 }
 
 Result result_of(const Json& json) {
@@ -49,6 +50,8 @@ Result result_of(const Json& json) {
   json.at("tokens_present").get_to(r.tokens_present);
   json.at("summary_bytes").get_to(r.summary_bytes);
   json.at("seconds").get_to(r.seconds);
+  if (const Json attended = json.value("attended", Json()); !attended.is_null())
+    r.attended = attended.get<double>();
   return r;
 }
 
@@ -98,6 +101,7 @@ void Sum::add(const Result& result) {
   tokens_present += result.tokens_present;
   summary_bytes += result.summary_bytes;
   seconds += result.seconds;
+  if (result.attended) ++sought, attended += *result.attended;
 }
 
 double Sum::read_share() const {
@@ -161,6 +165,7 @@ Json rows_json(const std::vector<Summary>& summaries, double kv_bytes) {
       json["kv_bytes_per_token"] = sum.per_step(static_cast<double>(sum.tokens_read) * kv_bytes);
       json["summary_bytes_per_token"] = sum.per_step(static_cast<double>(sum.summary_bytes));
       json["seconds"] = sum.seconds;
+      if (sum.sought > 0) json["attended"] = sum.attended / static_cast<double>(sum.sought);
       return json;
     };
     for (const auto& [task, sum] : summary.tasks) {

@@ -29,6 +29,8 @@ struct Result {
   // summed over steps, layers and KV heads
   uint64_t tokens_read = 0, tokens_present = 0, summary_bytes = 0;
   double seconds = 0;
+  // of a collection: the share of the documents with the answer that were attended
+  std::optional<double> attended;
 };
 
 Json to_json(const Result& result);
@@ -55,6 +57,8 @@ struct Sum {
   double score = 0;
   uint64_t steps = 0, tokens_read = 0, tokens_present = 0, summary_bytes = 0;
   double seconds = 0;
+  uint64_t sought = 0;  // results with `attended`, and its sum
+  double attended = 0;
 
   void add(const Result& result);
   double mean() const { return questions > 0 ? score / static_cast<double>(questions) : 0; }

@@ -25,21 +25,6 @@ uint64_t steps_of(const Question& question) {
   return question.task == Task::perplexity ? following_tokens : usual_steps * question.turns.size();
 }
 
-// Progress of kv_prefill, converted for the progress line.
-struct PrefillSteps {
-  EvalProgress& progress;
-  uint64_t before;  // tokens of an earlier run
-  double reported;  // cost so far
-
-  static int32_t callback(int32_t, uint64_t done, uint64_t, void* user) {
-    auto& self = *static_cast<PrefillSteps*>(user);
-    const double cost = prefill_cost(self.before + done);
-    self.progress.step(Work::prefill, cost - self.reported);
-    self.reported = cost;
-    return 0;
-  }
-};
-
 }  // namespace
 
 std::vector<Method> methods_of(const std::vector<std::string>& strategies,
@@ -74,10 +59,7 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies,
 }
 
 SessionFlags flags_for(const SessionFlags& flags, const Method& method) {
-  SessionFlags own = flags_for(flags, method.strategy);
-  own.budget = method.budget.value;
-  own.no_lookup = true;  // how many tokens it drafts, and so what is read, depends on the time
-  return own;
+  return eval_flags(flags, method.strategy, method.budget.value);
 }
 
 Evaluation::Evaluation(Console& console, const EvalArguments& arguments)
@@ -93,10 +75,10 @@ Evaluation::Evaluation(Console& console, const EvalArguments& arguments)
                                     grouped(info_.context_tokens));
   flags_ = with_calibration(console, arguments.model, model_.get(), arguments.session,
                             arguments.strategies);
-  model_identity_ = hex(sampled_hash(arguments.model.path)) + " " + arguments.model.chat_format;
-  std::string device = arguments.model.device;  // a GPU rounds differently
-  if (device == "auto") device = stats_of(open_session(console, model_.get(), {}).get()).device;
-  if (!device.empty() && device != "cpu") model_identity_ += " " + device;
+  model_identity_ = model_identity_of(console, arguments.model, model_.get());
+  files_.emplace(EvalDocuments::Parts{console, model_.get(), arguments.work,
+                                      eval_flags(flags_, "auto"), estimate_, progress_,
+                                      [this] { stopped(); }});
   program_identity_ = hex(sampled_hash(system::program_path()));
   console.terminal.draw("Generating documents");
   make_jobs(Haystack(joined_texts(arguments.texts), [model = model_.get()](std::string_view text) {
@@ -108,19 +90,14 @@ Evaluation::Evaluation(Console& console, const EvalArguments& arguments)
 // A document does not depend on the requested tasks, so one prefill serves all of them.
 void Evaluation::make_jobs(const Haystack& haystack) {
   const std::vector<Task>& tasks = arguments_.tasks;
-  const std::string format = Json::parse(kv_build_info()).value("cache_format", Json()).dump();
-  const SessionFlags& flags = arguments_.session;
-  std::string prefill;  // empty: exact
-  if (!flags.prefill.empty())
-    prefill = " " + flags.prefill + " " + std::to_string(flags.prefill_budget) + " " +
-              std::to_string(flags.prefill_exact);
-  if (flags.prefill == filter_strategy) prefill += " " + flags_.filter_layers;
+  const std::string prefill = prefill_identity_of(flags_);
+  const uint32_t documents = arguments_.documents > 0 ? arguments_.documents : 2;
   for (const uint64_t length : arguments_.lengths) {
     for (const Kind kind : {Kind::story, Kind::table}) {
       if (std::none_of(tasks.begin(), tasks.end(),
                        [=](Task task) { return kind_for(task) == kind; }))
         continue;
-      for (uint32_t number = 0; number < arguments_.documents; ++number) {
+      for (uint32_t number = 0; number < documents; ++number) {
         DocumentPlan plan{length, number, arguments_.questions, arguments_.depths, arguments_.seed};
         plan.tokens = std::min(
             length, info_.context_tokens - std::min(eval_question_room, info_.context_tokens / 2));
@@ -130,7 +107,7 @@ void Evaluation::make_jobs(const Haystack& haystack) {
         std::erase_if(job.document.questions, [&](const Question& q) {
           return std::find(tasks.begin(), tasks.end(), q.task) == tasks.end();
         });
-        job.name = hex(hash_of(model_identity_ + " " + format + prefill + " " + job.document.text));
+        job.name = hex(hash_of(model_identity_ + " " + prefill + " " + job.document.text));
         requested_ += job.document.questions.size() * methods_.size();
         jobs_.push_back(std::move(job));
       }
@@ -191,78 +168,6 @@ void Evaluation::expect(const Job& job) {
   if (any) estimate_.expect(Work::prefill, prefill_cost(job.tokens));
 }
 
-// The prefill of an earlier run, or null.
-Session Evaluation::resume(const Job& job, size_t* bytes, uint64_t* tokens) {
-  *bytes = *tokens = 0;
-  if (!std::filesystem::exists(system::path(path_of(job)))) return nullptr;
-  kv_error error{};
-  kv_session* loaded = nullptr;
-  const SessionOptions options(console_, flags_for(flags_, "auto"));
-  const kv_control control = control_of(console_);
-  const kv_status status =
-      kv_load(model_.get(), path_of(job).c_str(), options.get(), &control, &loaded, &error);
-  if (kv_status_is_stale(status) != 0 || status == KV_CORRUPT || status == KV_NOT_A_CACHE)
-    return nullptr;
-  if (status == KV_CANCELLED) stopped();
-  check(status, error);
-  Session session(loaded);
-  const Overlap overlap = compare(console_, model_.get(), session.get(), flags_, job.document.text);
-  if (overlap.kind != Overlap::whole && overlap.kind != Overlap::beginning) return nullptr;
-  *bytes = overlap.bytes;
-  *tokens = token_count(session.get());
-  return session;
-}
-
-// Prefills the document into its cache file. An interrupt saves the finished part.
-void Evaluation::prefill(const Job& job) {
-  const std::string label =
-      std::string("prefilling ") + name_of(job.kind) + " of " + grouped(job.tokens) + " tokens";
-  progress_.begin(label);
-  const std::string& text = job.document.text;
-  size_t bytes = 0;
-  uint64_t before = 0;
-  Session session = resume(job, &bytes, &before);
-  if (bytes == text.size()) {
-    estimate_.drop(Work::prefill, prefill_cost(job.tokens));
-    return;
-  }
-  if (session == nullptr) session = open_session(console_, model_.get(), flags_for(flags_, "auto"));
-  estimate_.drop(Work::prefill, prefill_cost(before));
-  progress_.begin(label);
-  PrefillSteps steps{progress_, before, prefill_cost(before)};
-  kv_control control = control_of(console_);
-  control.progress = PrefillSteps::callback;
-  control.user = &steps;
-  kv_error error{};
-  uint64_t added = 0;
-  const kv_status status = kv_prefill(session.get(), text.data() + bytes, text.size() - bytes,
-                                      &control, &added, nullptr, &error);
-  if (status != KV_CANCELLED) check(status, error);
-  if (added > 0) {
-    kv_error save_error{};  // without cancel: it takes moments, the prefill took minutes
-    console_.terminal.draw("Saving " + path_of(job));
-    check(kv_save(session.get(), path_of(job).c_str(), nullptr, &save_error), save_error);
-  }
-  if (status == KV_CANCELLED) stopped();
-}
-
-Session Evaluation::load(const Job& job, const Method& method) {
-  const SessionOptions options(console_, flags_for(flags_, method));
-  const kv_control control = control_of(console_);
-  kv_error error{};
-  kv_session* session = nullptr;
-  const kv_status status =
-      kv_load(model_.get(), path_of(job).c_str(), options.get(), &control, &session, &error);
-  if (status == KV_CANCELLED) stopped();
-  check(status, error);
-  Session loaded(session);
-  // a GPU then attends from the first question on
-  const kv_status prepared = kv_session_prepare(session, &control, &error);
-  if (prepared == KV_CANCELLED) stopped();
-  check(prepared, error);
-  return loaded;
-}
-
 void Evaluation::ask(kv_session* session, const Turn& turn, uint32_t max_tokens, bool keep,
                      Result* result) {
   kv_generate_options options = initialised<kv_generate_options>();
@@ -321,7 +226,7 @@ void Evaluation::score_text(kv_session* session, const std::string& text, Result
 }
 
 void Evaluation::answer_all(const Job& job, const Method& method) {
-  const Session session = load(job, method);
+  const Session session = files_->load(job.name, flags_for(flags_, method));
   progress_.begin(method.strategy + " " + method.budget.name +
                   (method.budget.name.empty() ? "" : " ") + "over " + name_of(job.kind) + " of " +
                   grouped(job.tokens) + " tokens");
@@ -350,7 +255,9 @@ void Evaluation::run() {
     std::copy_if(methods_.begin(), methods_.end(), std::back_inserter(open),
                  [&](const Method& m) { return is_open(job, m); });
     if (open.empty()) continue;
-    prefill(job);
+    files_->prefill({job.name,
+                     std::string(name_of(job.kind)) + " of " + grouped(job.tokens) + " tokens",
+                     job.tokens, job.document.text});
     for (const Method& method : open) answer_all(job, method);
   }
   console_.terminal.erase();

@@ -2,9 +2,11 @@
 // questions over the mapped cache file.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "eval_documents.h"
 #include "eval_progress.h"
 #include "eval_results.h"
 #include "eval_tasks.h"
@@ -51,13 +53,9 @@ class Evaluation {
 
   void make_jobs(const Haystack& haystack);
   std::string key_of(const Job& job, const Method& method, const Question& question) const;
-  std::string path_of(const Job& job) const { return arguments_.work + "/" + job.name + ".kv"; }
   bool is_open(const Job& job, const Method& method) const;
   void expect(const Job& job);
-  void prefill(const Job& job);
-  Session resume(const Job& job, size_t* bytes, uint64_t* tokens);
   [[noreturn]] void stopped() const;
-  Session load(const Job& job, const Method& method);
   void answer_all(const Job& job, const Method& method);
   void converse(kv_session* session, const Question& question, Result* result);
   void ask(kv_session* session, const Turn& turn, uint32_t max_tokens, bool keep, Result* result);
@@ -74,6 +72,7 @@ class Evaluation {
   ResultFile stored_;
   Estimate estimate_;
   EvalProgress progress_;
+  std::optional<EvalDocuments> files_;
   size_t requested_ = 0;  // results
 };
 

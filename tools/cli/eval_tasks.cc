@@ -23,24 +23,6 @@ constexpr const char* leads[] = {"The", "Note that the", "Remember: the",
 constexpr const char* prepositions[] = {"of", "for"};
 constexpr const char* no_words = "";
 
-struct Fact {
-  std::string attribute, entity, value;
-  std::string subject() const { return attribute + " of the " + entity; }
-};
-
-std::string sentence_of(const Fact& fact, Random* random) {
-  const char* lead = random->pick(leads);
-  const char* preposition = random->pick(prepositions);
-  return std::string(lead) + " " + fact.attribute + " " + preposition + " the " + fact.entity +
-         " is " + fact.value + ".";
-}
-
-Turn turn_for(const Fact& fact, Random* random) {
-  const bool polite = random->below(2) == 0;
-  return {polite ? "Tell me the " + fact.subject() + "." : "What is the " + fact.subject() + "?",
-          {fact.value}};
-}
-
 std::string seed_text(const DocumentPlan& plan, Kind kind) {
   return std::to_string(plan.seed) + " " + std::to_string(plan.tokens) + " " + name_of(kind) + " " +
          std::to_string(plan.number);
@@ -290,6 +272,19 @@ std::vector<Pair> fill_table(const Haystack& haystack, const std::string& before
 
 }  // namespace
 
+std::string sentence_of(const Fact& fact, Random* random) {
+  const char* lead = random->pick(leads);
+  const char* preposition = random->pick(prepositions);
+  return std::string(lead) + " " + fact.attribute + " " + preposition + " the " + fact.entity +
+         " is " + fact.value + ".";
+}
+
+Turn turn_for(const Fact& fact, Random* random) {
+  const bool polite = random->below(2) == 0;
+  return {polite ? "Tell me the " + fact.subject() + "." : "What is the " + fact.subject() + "?",
+          {fact.value}};
+}
+
 const char* name_of(Task task) {
   switch (task) {
     case Task::single:
@@ -310,12 +305,31 @@ const char* name_of(Task task) {
       return "quote";
     case Task::perplexity:
       return "perplexity";
+    case Task::fact:
+      return "fact";
+    case Task::lookup:
+      return "lookup";
+    case Task::values:
+      return "values";
+    case Task::source:
+      return "source";
+    case Task::pair:
+      return "pair";
+    case Task::no_answer:
+      return "no-answer";
   }
   return "";
 }
 
+bool is_of_collection(Task task) {
+  return std::find(std::begin(collection_tasks), std::end(collection_tasks), task) !=
+         std::end(collection_tasks);
+}
+
 std::optional<Task> task_named(std::string_view name) {
   for (const Task task : all_tasks)
+    if (name == name_of(task)) return task;
+  for (const Task task : collection_tasks)
     if (name == name_of(task)) return task;
   return {};
 }
@@ -323,6 +337,8 @@ std::optional<Task> task_named(std::string_view name) {
 std::vector<std::string> task_choices() {
   std::vector<std::string> names = {"all"};
   for (const Task task : all_tasks) names.emplace_back(name_of(task));
+  names.emplace_back("collection");
+  for (const Task task : collection_tasks) names.emplace_back(name_of(task));
   return names;
 }
 

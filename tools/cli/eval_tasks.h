@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "eval_random.h"
 #include "eval_text.h"
 
 namespace tool {
@@ -25,14 +26,25 @@ enum class Task {
   number_string,  // twenty digits
   quote,          // the next words of a passage of the text
   perplexity,     // probability of the text after the document
+  // Of a collection of documents (eval_collection.h):
+  fact,       // a fact of one document, among facts of its kind in others
+  lookup,     // the value of a key in the table of one document
+  values,     // all values of one key, each in another document
+  source,     // the document that has the fact
+  pair,       // two facts of a kind, in two documents
+  no_answer,  // a fact that no document has
 };
 constexpr Task all_tasks[] = {Task::single,        Task::many_keys, Task::many_values,
                               Task::many_queries,  Task::key_value, Task::pass_key,
                               Task::number_string, Task::quote,     Task::perplexity};
 
+constexpr Task collection_tasks[] = {Task::fact,   Task::lookup, Task::values,
+                                     Task::source, Task::pair,   Task::no_answer};
+bool is_of_collection(Task task);
+
 const char* name_of(Task task);  // "many-keys"
 std::optional<Task> task_named(std::string_view name);
-std::vector<std::string> task_choices();  // "all", and the names of all
+std::vector<std::string> task_choices();  // "all", "collection" and all names
 
 struct Turn {
   std::string question;
@@ -46,6 +58,13 @@ struct Question {
   // place of the answer in the document, 0 to 1; none if it is spread over it
   std::optional<double> depth;
 };
+
+struct Fact {
+  std::string attribute, entity, value;
+  std::string subject() const { return attribute + " of the " + entity; }
+};
+std::string sentence_of(const Fact& fact, Random* random);
+Turn turn_for(const Fact& fact, Random* random);  // a question for it
 
 enum class Kind { story, table };  // of documents
 const char* name_of(Kind kind);
