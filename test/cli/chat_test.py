@@ -46,6 +46,46 @@ class Talking(tool.InFolder):
         talk.write("\x04")
         self.assertEqual(talk.finish(), 0, talk.seen)
 
+    def test_all_documents_of_a_library_are_talked_about_with_sources_and_saved(self):
+        library = self.folder / "lib"
+        for name, code in (("north", "4821907"), ("south", "5530914")):
+            text = SHORT.replace("north", name).replace(CODE, code)
+            document = self.file(f"{name}.txt", text)
+            self.expect(run("library", "add", library, "-q", "-m", MODEL, "-f", document), 0)
+        asked = "What is the access code of the {} gate?"
+        saved = self.folder / "talk.kv"
+        talk = self.expect(
+            run(
+                *("chat", "-q", "-m", MODEL, "--library", library),
+                stdin="\n".join(
+                    [asked.format("south"), asked.format("north"), f"/save {saved}", "/stats"]
+                ),
+            ),
+            0,
+        )
+        south, north = talk.stdout.index("5530914"), talk.stdout.index(CODE)
+        self.assertLess(south, north)
+        # the sources of each answer follow it
+        self.assertRegex(talk.stdout[south:north], r"\n +\d+(\.\d+)?% south\.txt at ")
+        self.assertRegex(talk.stdout[north:], r"\n +\d+(\.\d+)?% north\.txt at ")
+        info = self.expect_json(run("inspect", "--json", saved))
+        self.assertEqual([d["status"] for d in info["documents"]], [0, 0])
+        self.assertGreater(info["tokens"], 20)
+        # it goes on, and is replaced only by what continues it
+        again = self.converse(saved, asked.format("south"), f"/save {saved}").stdout
+        self.assertRegex(again, r"5530914(.|\n)*% south\.txt at ")
+        self.converse(self.cache, f"/save {saved}", code=3)
+        asked_once = run("ask", "-q", "-m", MODEL, "-c", saved, asked.format("north"))
+        self.assertRegex(self.expect(asked_once, 0).stdout, CODE + r"(.|\n)*% north\.txt at ")
+        (library / "south.txt.kv").unlink()
+        self.expect_error(run("chat", "-m", MODEL, "-c", saved, stdin=""), 3, "south.txt.kv")
+        shown = self.expect(run("inspect", saved), 0).stdout
+        self.assertRegex(shown, r"south\.txt\.kv, [\d,]+ tokens: missing")
+        self.expect_error(
+            run("chat", "-m", MODEL, "--library", library, "-c", saved, stdin=""), 2, "leave -f"
+        )
+        self.expect_error(run("chat", "-m", MODEL, "--documents", 2, stdin=""), 2, "--library")
+
     def test_lines_from_a_pipe_are_answered(self):
         self.assertEqual(self.chat(QUESTION, QUESTION).count(CODE), 2)
 

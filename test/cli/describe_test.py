@@ -105,7 +105,7 @@ class Describe(tool.InFolder):
                 "bounded",
                 "mistral-v3 mistral-tekken mistral-v7 mistral-v7-spm",
                 "quest,bounded",
-                "single,pass-key single,perplexity",
+                "single,pass-key single,perplexity single,pair",
                 "uniform linear pyramid",
                 "f32 int8",
                 "rename remove",

@@ -22,16 +22,22 @@ void add_answering(CLI::App* command, Arguments* arguments) {
   add_sampling(command, &arguments->sampling);
 }
 
-void add_ask(Grammar& grammar) {
-  const auto [command, arguments] =
-      grammar.add("ask", "Answer questions about a document", run_ask);
-  add_answering(command, arguments.get());
+// All documents of a library at once.
+template <class Arguments>
+void add_all_of_library(CLI::App* command, Arguments* arguments) {
   add_passages(command, &arguments->passages);
   text(
       command, "--library", &arguments->library, "DIR",
       "Ask all documents of a library at once, in place of -f and -c; answers quote their sources");
   count<uint32_t>(command, "--documents", &arguments->max_documents, 1, 1024,
                   "With --library, documents that an answer attends at most [all that fit, or 8]");
+}
+
+void add_ask(Grammar& grammar) {
+  const auto [command, arguments] =
+      grammar.add("ask", "Answer questions about a document", run_ask);
+  add_answering(command, arguments.get());
+  add_all_of_library(command, arguments.get());
   add_questions(command, &arguments->questions, "Questions [one per line of standard input]");
   footer(
       command,
@@ -73,14 +79,19 @@ void add_chat(Grammar& grammar) {
   const auto [command, arguments] =
       grammar.add("chat", "Hold a conversation, with or without a document", run_chat);
   add_answering(command, arguments.get());
-  footer(command,
-         "Commands in the conversation: /reset /stats /save FILE /help. Ctrl-C stops an answer, "
-         "Ctrl-D ends the conversation. Up and Down recall earlier questions.\n"
-         "Questions may also come from a pipe, one per line.\n\n"
-         "Examples:\n"
-         "  kvasir chat -m model.gguf -f book.txt --save book.kv\n"
-         "  kvasir chat -m model.gguf -c book.kv --temperature 0.7\n"
-         "  printf 'Who is he?\\nWhy?\\n' | kvasir chat -m model.gguf -c book.kv");
+  add_all_of_library(command, arguments.get());
+  footer(
+      command,
+      "Commands in the conversation: /reset /stats /save FILE /help. Ctrl-C stops an answer, "
+      "Ctrl-D ends the conversation. Up and Down recall earlier questions.\n"
+      "Questions may also come from a pipe, one per line. Over the documents of a library, each "
+      "answer chooses its documents anew and quotes them; /save keeps the conversation in a file "
+      "that refers to them.\n\n"
+      "Examples:\n"
+      "  kvasir chat -m model.gguf -f book.txt --save book.kv\n"
+      "  kvasir chat -m model.gguf -c book.kv --temperature 0.7\n"
+      "  kvasir chat -m model.gguf --library books\n"
+      "  printf 'Who is he?\\nWhy?\\n' | kvasir chat -m model.gguf -c book.kv");
 }
 
 void add_inspect_and_verify(Grammar& grammar) {

@@ -151,6 +151,9 @@ struct ChatArguments {
   SourceFlags source;
   SessionFlags session;
   SamplingFlags sampling;
+  uint32_t passages = 0;  // as AskArguments, and so on
+  std::string library;
+  uint32_t max_documents = 0;
 };
 
 struct FileArguments {

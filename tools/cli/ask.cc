@@ -3,6 +3,7 @@
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
+#include "passages.h"
 #include "prefill.h"
 
 namespace tool {
@@ -22,8 +23,9 @@ void run_ask(Console& console, const AskArguments& arguments) {
                        {arguments.session.strategy, arguments.session.prefill});
   const OpenDocument opened = open_document(console, model.get(), arguments.source, flags);
   if (opened.save_failure) console.terminal.error(opened.save_failure->what());
+  const bool several = !session_documents(opened.session.get()).empty();
   answer_each(console, model.get(), opened.session.get(), questions, arguments.sampling,
-              arguments.passages);
+              arguments.passages == 0 && several ? default_sources : arguments.passages);
   if (opened.save_failure) throw *opened.save_failure;
 }
 

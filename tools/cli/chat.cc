@@ -11,6 +11,7 @@
 #include "line_input.h"
 #include "number_text.h"
 #include "output.h"
+#include "passages.h"
 #include "prefill.h"
 #include "suggestion.h"
 #include "system.h"
@@ -31,8 +32,11 @@ constexpr const char* command_names[] = {"/reset", "/stats", "/save", "/help"};
 
 class Chat {
  public:
-  Chat(Console& console, kv_model* model, Session start, const SamplingFlags& sampling)
-      : console_(console), model_(model), start_(std::move(start)), sampling_(sampling) {
+  Chat(Console& console, kv_model* model, Session start, const SamplingFlags& sampling,
+       uint32_t passages)
+      : console_(console), model_(model), start_(std::move(start)), sampling_(sampling),
+        passages_(passages) {
+    if (passages_ == 0 && !session_documents(start_.get()).empty()) passages_ = default_sources;
     reset();
   }
 
@@ -50,12 +54,15 @@ class Chat {
   Session start_;  // the document; the conversation is a fork
   Session session_;
   SamplingFlags sampling_;
+  uint32_t passages_;  // quoted under an answer
 };
 
 void Chat::reset() { session_ = fork(start_.get()); }
 
 void Chat::ask(const std::string& line) {
-  const Answer given = answer(console_, session_.get(), line, sampling_, Keep::yes);
+  const Answer given = answer(console_, session_.get(), line, sampling_, Keep::yes, passages_ > 0);
+  if (passages_ > 0 && given.facts.stop_reason != KV_STOP_CANCELLED)
+    print_passages(console_, passages_of(model_, session_.get(), passages_));
   console_.terminal.note("  " + facts_line(given));
 }
 
@@ -66,8 +73,14 @@ std::string Chat::lost_with(const std::string& path) {
     return "is not a cache file of this model";
   const Session saved(loaded);
   const std::vector<int32_t> old = tokens_of(saved.get()), now = tokens_of(session_.get());
-  const bool beginning =
-      old.size() <= now.size() && std::equal(old.begin(), old.end(), now.begin());
+  const auto same = [](const kv_session_document& a, const kv_session_document& b) {
+    return std::string(a.path) == b.path;
+  };
+  const std::vector<kv_session_document> there = session_documents(saved.get()),
+                                         here = session_documents(session_.get());
+  const bool beginning = old.size() <= now.size() &&
+                         std::equal(old.begin(), old.end(), now.begin()) &&
+                         std::equal(there.begin(), there.end(), here.begin(), here.end(), same);
   return beginning ? "" : "holds another conversation or document";
 }
 
@@ -149,11 +162,15 @@ void expect_chat_possible(const Console& console, const std::string& document) {
                   "chat reads questions from standard input: the document must be a file");
 }
 
-void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling) {
-  Chat(console, model, std::move(start), sampling).run();
+void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling,
+              uint32_t passages) {
+  Chat(console, model, std::move(start), sampling, passages).run();
 }
 
 void run_chat(Console& console, const ChatArguments& arguments) {
+  if (!arguments.library.empty()) return chat_library(console, arguments);
+  if (arguments.max_documents > 0)
+    throw Failure(exit_usage, "--documents needs a library, --library DIR");
   expect_chat_possible(console, arguments.source.document);
   expect_one_source(arguments.source);
   const Model model = open_model(console, arguments.model, arguments.session);
@@ -168,7 +185,7 @@ void run_chat(Console& console, const ChatArguments& arguments) {
     if (opened.save_failure) console.terminal.error(opened.save_failure->what());
     session = std::move(opened.session);
   }
-  converse(console, model.get(), std::move(session), arguments.sampling);
+  converse(console, model.get(), std::move(session), arguments.sampling, arguments.passages);
 }
 
 }  // namespace tool

@@ -10,7 +10,9 @@ namespace tool {
 // Throws Failure(exit_usage) with --json, or where the document is standard input.
 void expect_chat_possible(const Console& console, const std::string& document);
 
-// Answers the lines of standard input until its end. `start` has the document, if any.
-void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling);
+// Answers the lines of standard input until its end. `start` has the document or documents, if any.
+// passages: quoted under an answer; 0: none, of several documents default_sources.
+void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling,
+              uint32_t passages = 0);
 
 }  // namespace tool

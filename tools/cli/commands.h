@@ -7,6 +7,7 @@
 namespace tool {
 
 void ask_library(Console& console, const AskArguments& arguments);
+void chat_library(Console& console, const ChatArguments& arguments);
 void run_ask(Console& console, const AskArguments& arguments);
 void run_prefill(Console& console, const PrefillArguments& arguments);
 void run_library_list(Console& console, const LibraryListArguments& arguments);

@@ -9,6 +9,7 @@
 #include "failure.h"
 #include "number_text.h"
 #include "output.h"
+#include "passages.h"
 #include "prefill.h"
 #include "suggestion.h"
 #include "system.h"
@@ -235,38 +236,67 @@ void run_library_ask(Console& console, const LibraryAskArguments& arguments) {
               arguments.passages);
 }
 
-// All documents of a library at once.
-void ask_library(Console& console, const AskArguments& arguments) {
-  constexpr uint32_t sources = 3;  // quoted, unless the user says how many
-  if (!arguments.source.document.empty() || !arguments.source.cache.empty() ||
-      !arguments.source.save.empty() || arguments.source.force)
-    throw Failure(exit_usage, "--library asks its documents: leave -f, -c, --save and --force out");
-  const std::vector<std::string> questions = questions_of(arguments.questions, "");
-  const Library library = open_existing(console, {arguments.library});
-  const Model model = open_model(console, arguments.model, arguments.session);
-  const SessionOptions options(console, arguments.session);
+namespace {
+
+struct ComposeFlags {
+  std::string folder;
+  const SessionFlags& session;
+  uint32_t max_documents = 0;
+};
+
+// A session over all documents of the library.
+Session compose_library(Console& console, kv_library* library, kv_model* model,
+                        const ComposeFlags& flags) {
+  const SessionOptions options(console, flags.session);
   kv_compose_options compose = initialised<kv_compose_options>();
-  compose.max_documents = arguments.max_documents;
+  compose.max_documents = flags.max_documents;
   compose.session = options.get();
   const kv_control control = control_of(console);
   kv_session* composed = nullptr;
   kv_error error{};
-  check(kv_library_compose(library.get(), model.get(), nullptr, 0, &compose, &control, &composed,
-                           &error),
+  check(kv_library_compose(library, model, nullptr, 0, &compose, &control, &composed, &error),
         error);
-  const Session session(composed);
-  uint64_t documents = 0, tokens = 0;
-  for (kv_session_document document = initialised<kv_session_document>();
-       kv_session_get_document(session.get(), static_cast<uint32_t>(documents), &document,
-                               &error) == KV_OK;
-       ++documents)
-    tokens += document.tokens;
-  const double ms = static_cast<double>(stats_of(session.get()).load_ns) / 1e6;
-  console.result["source"] = {{"documents", documents}, {"mapped_tokens", tokens}, {"load_ms", ms}};
-  console.terminal.note(arguments.library + ": mapped " + grouped(documents) + " documents of " +
+  Session session(composed);
+  const std::vector<kv_session_document> documents = session_documents(composed);
+  uint64_t tokens = 0;
+  for (const kv_session_document& document : documents) tokens += document.tokens;
+  const double ms = static_cast<double>(stats_of(composed).load_ns) * 1e-6;
+  console.result["source"] = {
+      {"documents", documents.size()}, {"mapped_tokens", tokens}, {"load_ms", ms}};
+  console.terminal.note(flags.folder + ": mapped " + grouped(documents.size()) + " documents of " +
                         grouped(tokens) + " tokens in " + duration(ms / 1e3));
+  return session;
+}
+
+void expect_library_alone(const SourceFlags& source) {
+  if (!source.document.empty() || !source.cache.empty() || !source.save.empty() || source.force)
+    throw Failure(exit_usage, "--library asks its documents: leave -f, -c, --save and --force out");
+}
+
+}  // namespace
+
+// All documents of a library at once.
+void ask_library(Console& console, const AskArguments& arguments) {
+  expect_library_alone(arguments.source);
+  const std::vector<std::string> questions = questions_of(arguments.questions, "");
+  const Library library = open_existing(console, {arguments.library});
+  const Model model = open_model(console, arguments.model, arguments.session);
+  const Session session =
+      compose_library(console, library.get(), model.get(),
+                      {arguments.library, arguments.session, arguments.max_documents});
   answer_each(console, model.get(), session.get(), questions, arguments.sampling,
-              arguments.passages > 0 ? arguments.passages : sources);
+              arguments.passages > 0 ? arguments.passages : default_sources);
+}
+
+void chat_library(Console& console, const ChatArguments& arguments) {
+  expect_library_alone(arguments.source);
+  expect_chat_possible(console, "");
+  const Library library = open_existing(console, {arguments.library});
+  const Model model = open_model(console, arguments.model, arguments.session);
+  Session session =
+      compose_library(console, library.get(), model.get(),
+                      {arguments.library, arguments.session, arguments.max_documents});
+  converse(console, model.get(), std::move(session), arguments.sampling, arguments.passages);
 }
 
 void run_library_chat(Console& console, const LibraryChatArguments& arguments) {

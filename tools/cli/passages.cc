@@ -74,6 +74,19 @@ std::string document_of(kv_session* session, uint32_t index, std::vector<int32_t
 
 }  // namespace
 
+std::vector<kv_session_document> session_documents(kv_session* session) {
+  std::vector<kv_session_document> documents;
+  for (;;) {
+    kv_session_document document = initialised<kv_session_document>();
+    kv_error error{};
+    const kv_status status = kv_session_get_document(
+        session, static_cast<uint32_t>(documents.size()), &document, &error);
+    if (status == KV_NOT_FOUND || status == KV_BAD_STATE) return documents;
+    check(status, error);
+    documents.push_back(document);
+  }
+}
+
 std::string quoted(std::string_view text, size_t begin, size_t end) {
   while (begin < end && is_blank_char(text[begin])) ++begin;
   size_t from = begin, to = end;

@@ -16,6 +16,12 @@ struct AttendedPassage {
   std::string document;  // of several, its name
 };
 
+// Quoted under an answer over several documents, unless the user says how many.
+constexpr uint32_t default_sources = 3;
+
+// The documents of a session over several; none: it is over one sequence alone.
+std::vector<kv_session_document> session_documents(kv_session* session);
+
 // Up to `max_count` passages of the session's last answer, which was traced, the largest share
 // first. Throws Failure.
 std::vector<AttendedPassage> passages_of(const kv_model* model, kv_session* session,
