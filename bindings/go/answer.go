@@ -144,11 +144,12 @@ func (s *Session) Ask(ctx context.Context, question string, options *GenerateOpt
 // spell.
 type Passage struct {
 	Text       string  // of the tokens; a character that is cut at an end is U+FFFD
-	FirstToken int     // index in Session.Tokens
+	FirstToken int     // index in Session.Tokens, or in Session.DocumentTokens
 	Tokens     int     // 1 or more
 	FirstByte  int     // in the document: all texts of Prefill, in order; -1: unknown
 	Bytes      int     // widened to whole UTF-8 characters; 0 where FirstByte is unknown
 	Share      float32 // of all recorded attention, 0 to 1
+	Document   int     // of Compose: index in Session.Documents; otherwise 0
 }
 
 // Passages lists the passages that the last answer attended, the largest share first. They show
@@ -165,10 +166,17 @@ func (s *Session) Passages() (passages []Passage, err error) {
 		if status != C.KV_OK || len(raw) == 0 {
 			return status
 		}
+		_, status = s.document(0, e)
+		composed := status == C.KV_OK
 		tokens, status := s.tokens(e)
 		for i := 0; i < len(raw) && status == C.KV_OK; i++ {
+			if composed {
+				tokens, status = s.documentTokens(int(raw[i].document), e)
+			}
 			var p Passage
-			p, status = s.passage(&raw[i], tokens, e)
+			if status == C.KV_OK {
+				p, status = s.passage(&raw[i], tokens, e)
+			}
 			passages = append(passages, p)
 		}
 		return status
@@ -189,6 +197,7 @@ func (s *Session) passage(raw *C.kv_passage, tokens []int32, e *C.kv_error) (Pas
 		FirstByte:  -1,
 		Bytes:      int(raw.bytes),
 		Share:      float32(raw.share),
+		Document:   int(raw.document),
 	}
 	if raw.first_byte <= math.MaxInt64 {
 		p.FirstByte = int(raw.first_byte)

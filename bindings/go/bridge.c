@@ -37,6 +37,18 @@ kv_status kvasir_go_library_session(kv_library* library, kv_model* model, const 
   return kv_library_session(library, model, text, size, &complete, control, out, result, error);
 }
 
+kv_status kvasir_go_compose(kv_library* library, kv_model* model, char** names, size_t count,
+                            uint32_t max_documents, const kv_session_options* session,
+                            const kv_control* control, kv_session** out, kv_error* error) {
+  const char* const* list = (const char* const*)names;
+  kv_compose_options options;
+  kv_init(&options, sizeof options);
+  options.max_documents = max_documents;
+  options.session = session;
+  return library ? kv_library_compose(library, model, list, count, &options, control, out, error)
+                 : kv_session_compose(model, list, count, &options, control, out, error);
+}
+
 kv_status kvasir_go_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const uint8_t* k,
                                  const uint8_t* v, const uint8_t* q, uint32_t tokens,
                                  kv_error* error) {

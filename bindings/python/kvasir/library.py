@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 import datetime
-from ctypes import byref, pointer
+from ctypes import byref, c_char_p, pointer
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Iterator, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Iterable, Iterator, Optional, Tuple, Union
 
 from . import _abi
 from ._core import Cancel, Handle, Watch, call, lib
-from ._values import as_bytes, as_string, control, fill, log_of, result_of, sized
+from ._values import as_bytes, as_string, as_uint, control, fill, log_of, result_of, sized
 from .enums import Status, known
 from .errors import NotFoundError
 from .model import Model
@@ -136,6 +136,42 @@ class Library(Handle):
         return session, result_of(
             LibraryResult, result, save_status=save_status, saved=bool(result.saved)
         )
+
+    @takes(SessionOptions)
+    def compose(
+        self,
+        model: Model,
+        names: Iterable[str] = (),
+        *,
+        max_documents: int = 0,
+        cancel: Optional[Cancel] = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Creates a session over documents of the library, as Model.compose does.
+
+        Documents that come or go later do not change the session.
+
+        names: of the documents, in this order; none: all of this model, by name. Then documents
+            that cannot be used are left out, and the log has the reason
+        max_documents: that an answer attends; 0: all if they fit, otherwise up to 8
+        cancel: a Cancel; fire() stops the call
+
+        Raises NotFoundError (no document of this model, or of a name), and the errors of
+        Model.compose.
+        """
+        owner, session, watch = self._live(), model._session(), Watch()
+        lent = model._live()
+        filled = fill(_abi.kv_session_options, SessionOptions, options)
+        how = control({"cancel": cancel} if cancel is not None else {}, watch)
+        encoded = [as_string("name", name) for name in names]
+        composed = sized(_abi.kv_compose_options)
+        composed.max_documents = as_uint("max_documents", max_documents, 32)
+        composed.session = pointer(filled)
+        watch.run(
+            lib.kv_library_compose, owner, lent, (c_char_p * len(encoded))(*encoded), len(encoded),
+            byref(composed), byref(how), session._new(lent.keep, owner.keep, log_of(filled)),
+        )
+        return session
 
     def rename(self, old: str, new: str) -> None:
         """Renames a document, durably.

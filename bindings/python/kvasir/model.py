@@ -225,7 +225,8 @@ class Model(Handle):
         """Creates a session over several cache files by mapping them; nothing is prefilled again.
 
         Answers attend all documents, or those that a choice by the question finds.
-        Session.documents has them, and Passage.document refers to them.
+        Session.documents has them, and Passage.document refers to them. Session.save writes a small
+        file that refers to them, which load takes; file_documents lists them.
 
         max_documents: that an answer attends; 0: all if they fit, otherwise up to 8
         cancel: a Cancel; fire() stops the call

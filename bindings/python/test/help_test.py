@@ -29,6 +29,7 @@ METHODS = {
     kvasir.Session.save: options.ControlOptions,
     kvasir.Library.__init__: options.LibraryOptions,
     kvasir.Library.session: options.SessionOptions,
+    kvasir.Library.compose: options.SessionOptions,
     kvasir.Cache.__init__: options.CacheOptions,
     kvasir.Cache.load.__func__: options.CacheOptions,
     kvasir.Cache.attention: options.AttentionOptions,

@@ -1,5 +1,6 @@
 """Sessions of a real model: prefill, answers, cache files, and what is refused."""
 import os
+import pathlib
 import pickle
 import subprocess
 import unittest
@@ -35,9 +36,40 @@ class Sessions(Case):
             session.ask(QUESTION, max_tokens=4)
             self.assertEqual([d.is_attended for d in session.documents()], [False, True])
             self.assertRaises(kvasir.BadArgumentError, session.limit_documents, [2])
-            self.assertRaises(kvasir.UnsupportedError, session.save, self.folder / "no.kv")
-        with self.model.load(paths[0]) as session:
+            over = self.folder / "over.kv"
+            session.ask(cellar, keep_turn=True, max_tokens=4)
+            session.save(over)
+            tokens = session.tokens
+        self.assertEqual(kvasir.inspect(over).documents, 2)
+        with self.model.load(over) as session:
+            np.testing.assert_array_equal(session.tokens, tokens)
+            self.assertEqual([d.is_candidate for d in session.documents()], [False, True])
+        paths[0].unlink()
+        found = kvasir.file_documents(over)
+        self.assertEqual([d.path for d in found], [str(p) for p in paths])
+        self.assertEqual([d.status for d in found], [kvasir.Status.NOT_FOUND, kvasir.Status.OK])
+        self.assertEqual([d.is_attended for d in found], [False, True])
+        with self.assertRaisesRegex(kvasir.NotFoundError, "one.kv"):
+            self.model.load(over)
+        with self.model.load(paths[1]) as session:
             self.assertEqual(session.documents(), [])
+
+    def test_composes_documents_of_a_library(self):
+        with kvasir.Library(self.folder / "library") as library:
+            self.assertRaises(kvasir.NotFoundError, library.compose, self.model)
+            for name, text in (("two", "The password is 5520914."), ("one", document())):
+                library.session(self.model, text, name=name)[0].close()
+
+            def names(*given, **options):
+                with library.compose(self.model, given, threads=2, **options) as session:
+                    return [pathlib.Path(d.path).stem for d in session.documents()]
+
+            self.assertEqual(names(), ["one", "two"])
+            self.assertEqual(names("two", "one", max_documents=1), ["two", "one"])
+            self.assertRaises(kvasir.NotFoundError, names, "three")
+            fired = kvasir.Cancel()
+            fired.fire()
+            self.assertRaises(kvasir.Cancelled, names, cancel=fired)
 
     def test_the_fact_is_found_and_a_loaded_document_has_the_same_answer(self):
         session = self.prefilled()

@@ -105,7 +105,8 @@ pub struct Token {
 pub struct Passage {
     /// Text of the tokens, without characters that a token at an end cuts.
     pub text: String,
-    /// Range in [`Session::tokens`](crate::Session::tokens).
+    /// Range in [`Session::tokens`](crate::Session::tokens), or in
+    /// [`Session::document_tokens`](crate::Session::document_tokens).
     pub tokens: Range<usize>,
     /// Range in the document: all texts of [`Session::prefill`](crate::Session::prefill), in
     /// order. Widened to whole characters. `None` where it is unknown, because the caller's own
@@ -113,6 +114,9 @@ pub struct Passage {
     pub bytes: Option<Range<usize>>,
     /// Share of all recorded attention, 0 to 1.
     pub share: f32,
+    /// Of a composed session: index in [`Session::documents`](crate::Session::documents); otherwise
+    /// 0.
+    pub document: usize,
 }
 
 impl Passage {
@@ -123,6 +127,7 @@ impl Passage {
             tokens: Passage::tokens_of(raw),
             bytes: (raw.first_byte != u64::MAX).then(|| range(raw.first_byte, raw.bytes)),
             share: raw.share,
+            document: raw.document as usize,
         }
     }
 

@@ -171,7 +171,8 @@ sized! {
     kv_control kv_model_options kv_session_options kv_generate_options kv_library_options
     kv_library_session_options kv_cache_options kv_cache_attention_options kv_cache_shape
     kv_model_info kv_strategy_info kv_answer kv_session_stats kv_cache_stats kv_file_info
-    kv_file_document     kv_packed_info kv_library_document kv_library_result kv_checkpoint
+    kv_file_document kv_compose_options kv_session_document
+        kv_packed_info kv_library_document kv_library_result kv_checkpoint
 }
 
 /// A struct with its size and otherwise zeros, which are the defaults, as `kv_init` makes it.
@@ -193,6 +194,13 @@ pub(crate) fn zeros<T: Copy + Default>(count: usize) -> Result<Vec<T>> {
     })?;
     out.resize(count, T::default());
     Ok(out)
+}
+
+/// Converts an index.
+pub(crate) fn index(index: usize) -> Result<u32> {
+    u32::try_from(index).map_err(|error| {
+        Error::found(sys::KV_BAD_ARGUMENT, format!("{index} is too large"), Some(error.into()))
+    })
 }
 
 /// Makes a call that fills an array up to its capacity and reports the full size. `first` is the

@@ -90,7 +90,7 @@ pub use library::{Document, Found, Library, Problem};
 pub use log::LogLevel;
 pub use model::{Model, ModelInfo, Tokenize};
 pub use options::*;
-pub use session::Session;
+pub use session::{ComposedDocument, Session};
 pub use stats::{CacheStats, SessionStats};
 pub use strategy::{strategies, Param, Strategy, StrategyInfo};
 pub use stream::{Continuation, Stream};

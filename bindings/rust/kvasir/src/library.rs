@@ -150,6 +150,51 @@ impl Library {
         Ok((session, Found::of(&found)))
     }
 
+    /// Creates a session over documents of the library, as [`Model::compose`]: those named, in this
+    /// order, or without names all of this model, by name. Then documents that cannot be used are
+    /// left out, and the log has the reason.
+    ///
+    /// # Errors
+    /// `NotFound` (no document of this model, or of a name), and those of [`Model::compose_with`].
+    pub fn compose(&self, model: &Model, names: &[&str]) -> Result<Session> {
+        self.compose_with(model, names, 0, &SessionOptions::new(), Control::new())
+    }
+
+    /// Does what [`Library::compose`] does, with the options of [`Model::compose_with`].
+    ///
+    /// # Errors
+    /// Those of [`Library::compose`].
+    pub fn compose_with(
+        &self,
+        model: &Model,
+        names: &[&str],
+        max_documents: u32,
+        options: &SessionOptions,
+        mut control: Control,
+    ) -> Result<Session> {
+        let names =
+            names.iter().map(|name| ffi::string(name, "name")).collect::<Result<Vec<_>>>()?;
+        let list: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
+        let (raw, control) = (options.raw()?, control.raw());
+        let mut compose = sized::<sys::kv_compose_options>();
+        compose.max_documents = max_documents;
+        compose.session = &raw.value;
+        // SAFETY: library and model are open; names, options and control live during the call.
+        Session::open(model, options, |out, error| unsafe {
+            let (library, model, first) = (self.raw.raw(), model.raw(), list.as_ptr());
+            sys::kv_library_compose(
+                library,
+                model,
+                first,
+                list.len(),
+                &compose,
+                &control,
+                out,
+                error,
+            )
+        })
+    }
+
     /// Renames a document, durably.
     ///
     /// # Errors

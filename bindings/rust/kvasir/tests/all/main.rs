@@ -2,6 +2,7 @@
 mod answers;
 mod cache;
 mod callbacks;
+mod composed;
 mod documents;
 mod failures;
 mod sequences;
