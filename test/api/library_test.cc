@@ -146,6 +146,65 @@ TEST_CASE("a session over all documents of a library, or over those of a list") 
   CHECK(names_of(loaded.get()) == "abc");
 }
 
+TEST_CASE("the documents of a library keep within one memory limit, and come and go") {
+  TempFolder folder;
+  const Library library = open_library(folder.file("lib"));
+  for (char name = 'a'; name < 'i'; ++name) {
+    Ask named;
+    const std::string text(1, name);
+    named.name = text.c_str();
+    must_get(library.get(), tiny_model(), text_of(2000, name), named);
+  }
+  kv_session_options options = small_options();
+  options.decode = strategy("bounded");
+  kv_compose_options compose;
+  kv_init(&compose, sizeof compose);
+  compose.session = &options;
+  kv_session* out = nullptr;
+  kv_error error{};
+  const auto composed = [&] {
+    return kv_library_compose(library.get(), tiny_model(), nullptr, 0, &compose, nullptr, &out,
+                              &error);
+  };
+  const auto answer = [](kv_session* session) { return ask(session, "What is it?", 6).text; };
+  REQUIRE(composed() == KV_OK);
+  const Session free(out);
+  const std::string wanted = answer(free.get());
+  options.memory_limit = 1000;
+  REQUIRE(composed() == KV_LIMIT);
+  CHECK(std::string(error.message).find("8 documents") != std::string::npos);
+  // what it says that they take at least, and more
+  const std::string message = error.message;
+  options.memory_limit = std::stoull(message.substr(message.find("at least ") + 9));
+  for (const uint64_t more : {0u, 100'000u, 4'000'000u}) {
+    options.memory_limit += more;
+    REQUIRE_MESSAGE(composed() == KV_OK, error.message);
+    const Session limited(out);
+    CHECK(answer(limited.get()) == wanted);
+    CHECK(stats_of(limited.get()).private_bytes <= options.memory_limit);
+    CHECK(stats_of(limited.get()).memory_limit == options.memory_limit);
+  }
+  // a new document is in the next session; a session holds what it maps
+  options.memory_limit = 0;
+  Ask named;
+  named.name = "i";
+  must_get(library.get(), tiny_model(), text_of(2000, 'i'), named);
+  CHECK(answer(free.get()) == wanted);
+  REQUIRE(composed() == KV_OK);
+  {
+    const Session nine(out);
+    kv_session_document last;
+    kv_init(&last, sizeof last);
+    CHECK(kv_session_get_document(nine.get(), 8, &last, &error) == KV_OK);
+    CHECK(kv_library_remove(library.get(), "i", &error) == KV_BUSY);
+  }
+  CHECK(kv_library_remove(library.get(), "i", &error) == KV_OK);
+  CHECK(kv_library_remove(library.get(), "a", &error) == KV_BUSY);
+  REQUIRE(composed() == KV_OK);
+  const Session eight(out);
+  CHECK(answer(eight.get()) == wanted);
+}
+
 TEST_CASE("a document with windows or states serves texts from its checkpoints on") {
   for (const char* name : {"gemma3-linear", "qwen35", "falcon-h1"}) {
     CAPTURE(name);

@@ -77,6 +77,21 @@ class Talking(tool.InFolder):
         self.converse(self.cache, f"/save {saved}", code=3)
         asked_once = run("ask", "-q", "-m", MODEL, "-c", saved, asked.format("north"))
         self.assertRegex(self.expect(asked_once, 0).stdout, CODE + r"(.|\n)*% north\.txt at ")
+        # some of the documents, by name or by its beginning
+        for only, known in (("south.txt", False), ("no*", True), ("south.txt,n*", True)):
+            told = run(
+                *("ask", "--json", "-m", MODEL, "--library", library, "--only", only),
+                asked.format("north"),
+            )
+            answers = self.expect_json(told)
+            self.assertEqual(answers["source"]["documents"], only.count(",") + 1)
+            self.assertEqual(CODE in answers["answers"][0]["answer"], known)
+        self.expect_error(
+            run("ask", "-m", MODEL, "--library", library, "--only", "west", "x"), 3, "'west'"
+        )
+        self.expect_error(
+            run("ask", "-m", MODEL, "--library", library, "--only", "w*", "x"), 3, "'w'"
+        )
         (library / "south.txt.kv").unlink()
         self.expect_error(run("chat", "-m", MODEL, "-c", saved, stdin=""), 3, "south.txt.kv")
         shown = self.expect(run("inspect", saved), 0).stdout

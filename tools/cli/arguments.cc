@@ -29,6 +29,9 @@ void add_all_of_library(CLI::App* command, Arguments* arguments) {
   text(
       command, "--library", &arguments->library, "DIR",
       "Ask all documents of a library at once, in place of -f and -c; answers quote their sources");
+  value(command, "--only", "NAME,...",
+        "With --library, only these of its documents; NAME* stands for all that begin so",
+        [=](const std::string& given) { arguments->only = parts_of(given); });
   count<uint32_t>(command, "--documents", &arguments->max_documents, 1, 1024,
                   "With --library, documents that an answer attends at most [all that fit, or 8]");
 }

@@ -92,9 +92,10 @@ struct AskArguments {
   SourceFlags source;
   SessionFlags session;
   SamplingFlags sampling;
-  uint32_t passages = 0;       // quoted under an answer
-  std::string library;         // folder, all of whose documents are asked; "": none
-  uint32_t max_documents = 0;  // that an answer attends; 0: as kv_compose_options
+  uint32_t passages = 0;          // quoted under an answer
+  std::string library;            // folder, all of whose documents are asked; "": none
+  std::vector<std::string> only;  // of its documents, names or beginnings with *; none: all
+  uint32_t max_documents = 0;     // that an answer attends; 0: as kv_compose_options
   std::vector<std::string> questions;
 };
 
@@ -153,6 +154,7 @@ struct ChatArguments {
   SamplingFlags sampling;
   uint32_t passages = 0;  // as AskArguments, and so on
   std::string library;
+  std::vector<std::string> only;
   uint32_t max_documents = 0;
 };
 

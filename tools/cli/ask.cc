@@ -10,8 +10,8 @@ namespace tool {
 
 void run_ask(Console& console, const AskArguments& arguments) {
   if (!arguments.library.empty()) return ask_library(console, arguments);
-  if (arguments.max_documents > 0)
-    throw Failure(exit_usage, "--documents needs a library, --library DIR");
+  if (arguments.max_documents > 0 || !arguments.only.empty())
+    throw Failure(exit_usage, "--documents and --only need a library, --library DIR");
   expect_one_source(arguments.source);
   if (arguments.source.document.empty() && arguments.source.cache.empty())
     throw Failure(exit_usage, "no document; name one with -f FILE, or a cache file with -c FILE");

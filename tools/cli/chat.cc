@@ -169,8 +169,8 @@ void converse(Console& console, kv_model* model, Session start, const SamplingFl
 
 void run_chat(Console& console, const ChatArguments& arguments) {
   if (!arguments.library.empty()) return chat_library(console, arguments);
-  if (arguments.max_documents > 0)
-    throw Failure(exit_usage, "--documents needs a library, --library DIR");
+  if (arguments.max_documents > 0 || !arguments.only.empty())
+    throw Failure(exit_usage, "--documents and --only need a library, --library DIR");
   expect_chat_possible(console, arguments.source.document);
   expect_one_source(arguments.source);
   const Model model = open_model(console, arguments.model, arguments.session);

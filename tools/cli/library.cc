@@ -1,6 +1,8 @@
 // kvasir library: a folder of documents that are prefilled once.
+#include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <string_view>
 
 #include "answer.h"
 #include "calibration.h"
@@ -240,11 +242,41 @@ namespace {
 
 struct ComposeFlags {
   std::string folder;
+  const std::vector<std::string>& only;
   const SessionFlags& session;
   uint32_t max_documents = 0;
 };
 
-// A session over all documents of the library.
+// The documents of this model that the patterns name, each once; none: all.
+std::vector<std::string> names_among(kv_library* library, const kv_model* model,
+                                     const ComposeFlags& flags) {
+  std::vector<std::string> names;
+  const std::string fingerprint = info_of(model).fingerprint;
+  std::vector<kv_library_document> all = documents_of(library);
+  std::erase_if(all, [&](const kv_library_document& d) { return fingerprint != d.fingerprint; });
+  std::sort(all.begin(), all.end(), [](const kv_library_document& a, const kv_library_document& b) {
+    return std::string_view(a.name) < b.name;
+  });
+  for (const std::string& pattern : flags.only) {
+    if (!pattern.ends_with('*')) expect_document(library, flags.folder, pattern);
+    const std::string beginning = pattern.substr(0, pattern.size() - pattern.ends_with('*'));
+    const size_t before = names.size();
+    for (const kv_library_document& document : all) {
+      const std::string_view name = document.name;
+      const bool named = pattern.ends_with('*') ? name.starts_with(beginning) : name == pattern;
+      if (named && std::find(names.begin(), names.end(), name) == names.end())
+        names.emplace_back(name);
+    }
+    if (names.size() == before && pattern.ends_with('*'))
+      throw Failure(exit_file, flags.folder +
+                                   " has no other document of this model whose name "
+                                   "begins with '" +
+                                   beginning + "'");
+  }
+  return names;
+}
+
+// A session over documents of the library.
 Session compose_library(Console& console, kv_library* library, kv_model* model,
                         const ComposeFlags& flags) {
   const SessionOptions options(console, flags.session);
@@ -254,7 +286,11 @@ Session compose_library(Console& console, kv_library* library, kv_model* model,
   const kv_control control = control_of(console);
   kv_session* composed = nullptr;
   kv_error error{};
-  check(kv_library_compose(library, model, nullptr, 0, &compose, &control, &composed, &error),
+  const std::vector<std::string> names = names_among(library, model, flags);
+  std::vector<const char*> given;
+  for (const std::string& name : names) given.push_back(name.c_str());
+  check(kv_library_compose(library, model, given.data(), given.size(), &compose, &control,
+                           &composed, &error),
         error);
   Session session(composed);
   const std::vector<kv_session_document> documents = session_documents(composed);
@@ -281,9 +317,9 @@ void ask_library(Console& console, const AskArguments& arguments) {
   const std::vector<std::string> questions = questions_of(arguments.questions, "");
   const Library library = open_existing(console, {arguments.library});
   const Model model = open_model(console, arguments.model, arguments.session);
-  const Session session =
-      compose_library(console, library.get(), model.get(),
-                      {arguments.library, arguments.session, arguments.max_documents});
+  const Session session = compose_library(
+      console, library.get(), model.get(),
+      {arguments.library, arguments.only, arguments.session, arguments.max_documents});
   answer_each(console, model.get(), session.get(), questions, arguments.sampling,
               arguments.passages > 0 ? arguments.passages : default_sources);
 }
@@ -293,9 +329,9 @@ void chat_library(Console& console, const ChatArguments& arguments) {
   expect_chat_possible(console, "");
   const Library library = open_existing(console, {arguments.library});
   const Model model = open_model(console, arguments.model, arguments.session);
-  Session session =
-      compose_library(console, library.get(), model.get(),
-                      {arguments.library, arguments.session, arguments.max_documents});
+  Session session = compose_library(
+      console, library.get(), model.get(),
+      {arguments.library, arguments.only, arguments.session, arguments.max_documents});
   converse(console, model.get(), std::move(session), arguments.sampling, arguments.passages);
 }
 
