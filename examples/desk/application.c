@@ -95,7 +95,7 @@ static const struct {
 } shortcuts[] = {
     {"app.open", {"<Control>o", NULL}}, {"app.quit", {"<Control>q", NULL}},
     {"win.stop", {"Escape", NULL}},     {"win.show-text", {"<Control>d", NULL}},
-    {"win.show-library", {"F9", NULL}},
+    {"win.show-library", {"F9", NULL}}, {"win.ask-all", {"<Control>l", NULL}},
 };
 
 static void desk_application_startup(GApplication* application) {

@@ -27,7 +27,7 @@ static DeskAnswer* load_answer(GKeyFile* file, const char* group) {
     const double* p = place + 4 * i;
     if (!(p[2] >= 0 && p[2] <= p[3] && p[3] < (double)G_MAXINT)) continue;
     DeskPassage* passage = g_new0(DeskPassage, 1);
-    *passage = (DeskPassage){p[0], (gsize)p[2], (gsize)p[3], p[1], g_strdup(quote[i])};
+    *passage = (DeskPassage){p[0], (gsize)p[2], (gsize)p[3], p[1], g_strdup(quote[i]), NULL};
     g_ptr_array_add(outcome->passages, passage);
   }
   return answer;

@@ -79,6 +79,33 @@ class Cases:
             desk.quit()
         self.leaves_nothing(place)
 
+    def all_documents(self, place):
+        """All documents are asked at once; a source is named and shown in its document."""
+        other = "The access code of the south gate is 5530914."
+        paths = [self.document(place, "north.txt", 4000),
+                 self.document(place, "south.txt", 4000, other, 9000)]
+        with self.start(place, *paths) as desk:
+            for name in ("north", "south"):
+                desk.choose(f"^{name},")
+                desk.says("^Ready: about .* page", 300)
+            desk.press("Ask All Documents")
+            wait("the page", lambda: drive.name_of(desk.frame) == "All Documents", 20)
+            desk.ask("What is the access code of the south gate?")
+            desk.says(f"^{re.escape(other)}$", 120)
+            desk.says("of 2 documents read · first word after")
+            rows = wait("sources", desk.passages)
+            expect(other in drive.name_of(rows[0]), f"the first source is {drive.name_of(rows[0])}")
+            desk.says("^south · .* of the attention")
+            desk.press_passage(rows[0])
+            wait("the document", lambda: drive.name_of(desk.frame) == "south", 20)
+            text = desk.find("text", "The document's text", desk.page())
+            def shown():
+                at = text.get_caret_offset()
+                return other in text.get_text(at, at + 400)
+            wait("the passage in the document", shown, 20)
+            desk.quit()
+        self.leaves_nothing(place)
+
     def stopped(self, place):
         """A stopped prefill is saved and answers; it continues, also in the next run."""
         path = self.document(place, "long.txt", 60000)
@@ -353,7 +380,8 @@ def main():
     cases = Cases(*sys.argv[1:3])
     names = sys.argv[3:] or [
         "no_model", "kinds", "too_long", "conversation", "narrow", "kept", "answer_stopped",
-        "damaged", "another_model", "stopped", "meanwhile", "closed", "demonstration"]
+        "damaged", "another_model", "stopped", "meanwhile", "closed", "all_documents",
+        "demonstration"]
     failed = 0
     for name in names:
         began = time.monotonic()

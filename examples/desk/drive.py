@@ -143,9 +143,11 @@ class Desk:
     # ---- state
 
     def page(self):
-        """The page of the chosen document, whose name is the window's."""
+        """The page of the chosen document, whose name is the window's, or of all documents."""
         for node in nodes(self.frame):
             title = name_of(self.frame)
+            if node.get_name() == "DeskAll" and title == "All Documents":
+                return node
             if node.get_name() == "DeskPage" and any(name_of(n) == title for n in nodes(node)):
                 return node
         return None

@@ -25,7 +25,9 @@ static GtkWidget* label_new(const char* text, const char* class) {
 static GtkWidget* passage_new(const DeskPassage* passage) {
   g_autofree char *share = desk_percent(passage->share), *at = desk_percent(passage->at);
   g_autofree char* caption =
-      g_strdup_printf("%s of the attention · %s into the document", share, at);
+      passage->document
+          ? g_strdup_printf("%s · %s of the attention · %s into it", passage->document, share, at)
+          : g_strdup_printf("%s of the attention · %s into the document", share, at);
   GtkWidget *row = gtk_list_box_row_new(), *box = gtk_box_new(GTK_ORIENTATION_VERTICAL, 6),
             *below = gtk_box_new(GTK_ORIENTATION_HORIZONTAL, 10);
   GtkWidget *quote = label_new(passage->quote, "quote"), *words = label_new(caption, "caption"),
@@ -69,13 +71,17 @@ static void show_outcome(DeskExchange* self, const DeskAnswer* answer) {
   gtk_widget_set_visible(self->looked, count > 0);
   if (outcome->facts.answer_tokens == 0) return;
   g_autofree char* read = desk_percent(outcome->tokens_read);
+  g_autofree char* of = outcome->documents == 0
+                            ? g_strdup("the document")
+                            : g_strdup_printf("%u document%s", outcome->documents,
+                                              outcome->documents == 1 ? "" : "s");
   g_autofree char* caption = g_strdup_printf(
-      "%s of the document read · first word after %.1f s, all after %.1f s%s", read,
+      "%s of %s read · first word after %.1f s, all after %.1f s%s", read, of,
       (double)outcome->facts.first_token_ns * 1e-9, (double)outcome->facts.total_ns * 1e-9,
       outcome->facts.stop_reason == KV_STOP_MAX_TOKENS ? " · cut at its longest" : "");
-  g_autofree char* tooltip = g_strdup_printf(
-      "Strategy “%s”: each word of the answer read %s of the document's keys and values",
-      outcome->strategy ? outcome->strategy : "", read);
+  g_autofree char* tooltip =
+      g_strdup_printf("Strategy “%s”: each word of the answer read %s of the keys and values of %s",
+                      outcome->strategy ? outcome->strategy : "", read, of);
   gtk_label_set_label(self->facts, caption);
   gtk_widget_set_tooltip_text(GTK_WIDGET(self->facts), tooltip);
   gtk_widget_set_visible(GTK_WIDGET(self->facts), TRUE);

@@ -60,6 +60,7 @@ static void desk_library_init(DeskLibrary* self) {
 
 DeskLibrary* desk_library_new(void) { return g_object_new(DESK_TYPE_LIBRARY, NULL); }
 kv_model* desk_library_model(DeskLibrary* self) { return self->model; }
+const DeskShelf* desk_library_shelf(DeskLibrary* self) { return &self->shelf; }
 GListModel* desk_library_documents(DeskLibrary* self) { return G_LIST_MODEL(self->documents); }
 
 DeskDocument* desk_library_find(DeskLibrary* self, const char* name) {

@@ -19,6 +19,8 @@ void desk_library_start(DeskLibrary* library, const char* model_path);
 
 /* NULL before it has started. */
 kv_model* desk_library_model(DeskLibrary* library);
+/* For work on another thread, while there is a model and a reference to the library. */
+const DeskShelf* desk_library_shelf(DeskLibrary* library);
 /* Of DeskDocument: new ones, then the most recently used first. */
 GListModel* desk_library_documents(DeskLibrary* library);
 DeskDocument* desk_library_find(DeskLibrary* library, const char* name);

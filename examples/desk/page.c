@@ -21,11 +21,14 @@ struct _DeskPage {
   GtkTextView* text;
   GtkTextTag* shown_passage;
   GBytes* text_shown;
+  gsize begin, end; /* of a passage to show when there is a text; equal: none */
 };
 
 G_DEFINE_TYPE(DeskPage, desk_page, ADW_TYPE_BIN)
 
 /* ---- the document's text --------------------------------------------------------------------- */
+
+static void mark_passage(DeskPage* self, gsize from_byte, gsize to_byte);
 
 static void fill_text(DeskPage* self) {
   GBytes* text = desk_document_text(self->document);
@@ -40,29 +43,37 @@ static void fill_text(DeskPage* self) {
   gtk_text_view_set_buffer(self->text, buffer);
   g_clear_pointer(&self->text_shown, g_bytes_unref);
   self->text_shown = g_bytes_ref(text);
+  if (self->begin < self->end) mark_passage(self, self->begin, self->end);
+  self->begin = self->end = 0;
 }
 
-static void show_passage(DeskExchange* exchange, guint number, gpointer pointer) {
-  DeskPage* self = pointer;
-  const DeskPassage* passage =
-      g_ptr_array_index(desk_exchange_answer(exchange)->outcome.passages, number);
+static void mark_passage(DeskPage* self, gsize from_byte, gsize to_byte) {
   GtkTextBuffer* buffer = gtk_text_view_get_buffer(self->text);
-  if (!self->text_shown) return;
   gsize size = 0;
   const char* data = g_bytes_get_data(self->text_shown, &size);
-  if (passage->end > size) return; /* of another text */
+  if (to_byte > size) return; /* of another text */
   GtkTextIter from, to, begin, end;
   if (!adw_flap_get_reveal_flap(self->flap))
     gtk_widget_activate_action(GTK_WIDGET(self), "win.show-text", NULL);
   gtk_text_buffer_get_bounds(buffer, &from, &to);
   gtk_text_buffer_remove_tag(buffer, self->shown_passage, &from, &to);
   gtk_text_buffer_get_iter_at_offset(buffer, &begin,
-                                     (int)g_utf8_pointer_to_offset(data, data + passage->begin));
+                                     (int)g_utf8_pointer_to_offset(data, data + from_byte));
   gtk_text_buffer_get_iter_at_offset(buffer, &end,
-                                     (int)g_utf8_pointer_to_offset(data, data + passage->end));
+                                     (int)g_utf8_pointer_to_offset(data, data + to_byte));
   gtk_text_buffer_apply_tag(buffer, self->shown_passage, &begin, &end);
   gtk_text_buffer_place_cursor(buffer, &begin);
   gtk_text_view_scroll_to_mark(self->text, gtk_text_buffer_get_insert(buffer), 0, TRUE, 0, 0.3);
+}
+
+void desk_page_show_passage(DeskPage* self, const DeskPassage* passage) {
+  if (self->text_shown) mark_passage(self, passage->begin, passage->end);
+  else self->begin = passage->begin, self->end = passage->end;
+}
+
+static void show_passage(DeskExchange* exchange, guint number, gpointer self) {
+  desk_page_show_passage(
+      self, g_ptr_array_index(desk_exchange_answer(exchange)->outcome.passages, number));
 }
 
 /* ---- state ----------------------------------------------------------------------------------- */

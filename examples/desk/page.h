@@ -16,5 +16,7 @@ DeskDocument* desk_page_document(DeskPage* page);
 AdwFlap* desk_page_flap(DeskPage* page);
 void desk_page_show_text(DeskPage* page, gboolean shown);
 void desk_page_focus_entry(DeskPage* page);
+/* Shows a passage in the text, as soon as the text is known. */
+void desk_page_show_passage(DeskPage* page, const DeskPassage* passage);
 
 #endif

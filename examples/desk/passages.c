@@ -66,14 +66,13 @@ static char* quote_of(const char* text, gsize begin, gsize end) {
 static void free_passage(gpointer pointer) {
   DeskPassage* passage = pointer;
   g_free(passage->quote);
+  g_free(passage->document);
   g_free(passage);
 }
 
 GPtrArray* desk_passages_new(void) { return g_ptr_array_new_with_free_func(free_passage); }
 
-static DeskPassage* passage_of(const DeskSequence* sequence, const kv_passage* raw) {
-  gsize size = 0;
-  const char* text = g_bytes_get_data(sequence->text, &size);
+DeskPassage* desk_passage_of(const char* text, gsize size, const kv_passage* raw) {
   if (raw->first_byte >= size || raw->bytes == 0) return NULL; /* unknown */
   gsize begin = raw->first_byte, end = MIN(begin + raw->bytes, size);
   DeskPassage* passage = g_new0(DeskPassage, 1);
@@ -92,9 +91,11 @@ kv_status desk_passages_of(const DeskSequence* sequence, GPtrArray** out, kv_err
   const kv_status status =
       kv_session_passages(sequence->session, raw, G_N_ELEMENTS(raw), &count, error);
   if (status != KV_OK) return status;
+  gsize size = 0;
+  const char* text = g_bytes_get_data(sequence->text, &size);
   GPtrArray* passages = desk_passages_new();
   for (gsize i = 0; i < count && passages->len < max_passages; ++i) {
-    DeskPassage* passage = passage_of(sequence, &raw[i]);
+    DeskPassage* passage = desk_passage_of(text, size, &raw[i]);
     if (passage) g_ptr_array_add(passages, passage);
   }
   *out = passages;

@@ -192,10 +192,10 @@ kv_status desk_sequence_save(DeskSequence* sequence, kv_error* error) {
   return status;
 }
 
-static void take_statistics(const DeskSequence* sequence, DeskOutcome* outcome) {
+void desk_outcome_take_statistics(DeskOutcome* outcome, kv_session* session) {
   kv_session_stats stats;
   kv_init(&stats, sizeof stats);
-  if (kv_session_get_stats(sequence->session, &stats, NULL) != KV_OK) return;
+  if (kv_session_get_stats(session, &stats, NULL) != KV_OK) return;
   const double present = (double)outcome->facts.tokens_present;
   outcome->strategy = g_strdup(stats.decode_strategy);
   /* Without sealed tokens everything is in the window, which is always read. */
@@ -214,7 +214,7 @@ kv_status desk_sequence_ask(DeskSequence* sequence, const char* question, kv_can
   kv_status status = kv_generate(sequence->session, question, strlen(question), &options, &control,
                                  on_text, user, &outcome->facts, error);
   if (status != KV_OK && status != KV_CANCELLED) return status;
-  take_statistics(sequence, outcome);
+  desk_outcome_take_statistics(outcome, sequence->session);
   if (outcome->facts.answer_tokens == 0) return status;
   const kv_status traced = desk_passages_of(sequence, &outcome->passages, error);
   return traced == KV_OK ? status : traced;

@@ -22,6 +22,7 @@ typedef struct DeskPassage {
   gsize begin, end; /* bytes of the text: the quote */
   double at;        /* place in the document, 0 to 1 */
   char* quote;      /* one line */
+  char* document;   /* of several, its name; NULL: the only one */
 } DeskPassage;
 
 typedef struct DeskOutcome {
@@ -29,9 +30,12 @@ typedef struct DeskOutcome {
   GPtrArray* passages; /* of DeskPassage, the largest share first; NULL: none */
   double tokens_read;  /* part of what full attention reads, 0 to 1 */
   char* strategy;      /* of the answer */
+  guint documents;     /* that it attended, of several; 0: there is one */
 } DeskOutcome;
 
 void desk_outcome_clear(DeskOutcome* outcome);
+/* Of the session's last answer, whose facts *outcome has. */
+void desk_outcome_take_statistics(DeskOutcome* outcome, kv_session* session);
 
 /* An empty array of DeskPassage, which owns its elements. (passages.c) */
 GPtrArray* desk_passages_new(void);
@@ -72,6 +76,8 @@ kv_status desk_sequence_ask(DeskSequence* sequence, const char* question, kv_can
 /* Widens text[begin, end) to whole sentences where they are near, otherwise to whole words.
  * (passages.c) */
 void desk_passage_widen(const char* text, gsize size, gsize* begin, gsize* end);
+/* A passage of a document's text; NULL: its place is not known. (passages.c) */
+DeskPassage* desk_passage_of(const char* text, gsize size, const kv_passage* raw);
 /* Passages of the last answer. KV_OK also where there is none. (passages.c) */
 kv_status desk_passages_of(const DeskSequence* sequence, GPtrArray** out, kv_error* error);
 

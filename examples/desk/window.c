@@ -1,5 +1,6 @@
 #include "window.h"
 
+#include "all.h"
 #include "banner.h"
 #include "library.h"
 #include "page.h"
@@ -15,6 +16,7 @@ struct _DeskWindow {
   AdwWindowTitle* heading;
   GtkListBox* list;
   GtkStack* pages;
+  DeskAll* all; /* in `pages` once it was shown */
   AdwStatusPage* failed;
   GtkFileChooserNative* chooser; /* while it is there */
   gboolean closing, closed;
@@ -42,20 +44,25 @@ static gboolean text_is_shown(DeskWindow* self) {
   return g_variant_get_boolean(state);
 }
 
+static gboolean shows_all(DeskWindow* self) {
+  return self->all && gtk_stack_get_visible_child(self->pages) == GTK_WIDGET(self->all);
+}
+
 static void update(DeskWindow* self) {
+  const char* const none = shows_all(self) ? "All Documents" : "Kvasir Desk";
   DeskPage* page = current_page(self);
   DeskDocument* document = page ? desk_page_document(page) : NULL;
   const DeskState state = document ? desk_document_state(document) : DESK_CLOSED;
   g_autofree char* summary = document ? desk_document_summary(document) : NULL;
   GAction* stop = g_action_map_lookup_action(G_ACTION_MAP(self), "stop");
   GAction* text = g_action_map_lookup_action(G_ACTION_MAP(self), "show-text");
-  adw_window_title_set_title(self->heading,
-                             document ? desk_document_name(document) : "Kvasir Desk");
+  adw_window_title_set_title(self->heading, document ? desk_document_name(document) : none);
   adw_window_title_set_subtitle(
       self->heading, document && state != DESK_CLOSED && state != DESK_FAILED ? summary : "");
-  gtk_window_set_title(GTK_WINDOW(self), document ? desk_document_name(document) : "Kvasir Desk");
+  gtk_window_set_title(GTK_WINDOW(self), document ? desk_document_name(document) : none);
   g_simple_action_set_enabled(G_SIMPLE_ACTION(stop),
-                              state == DESK_PREFILLING || state == DESK_ANSWERING);
+                              state == DESK_PREFILLING || state == DESK_ANSWERING ||
+                                  (shows_all(self) && desk_all_is_busy(self->all)));
   g_simple_action_set_enabled(G_SIMPLE_ACTION(text), document != NULL);
 }
 
@@ -109,6 +116,32 @@ static void select_document(DeskWindow* self, DeskDocument* document) {
     row_activated(self->list, row, self);
     return;
   }
+}
+
+static void show_source(DeskWindow* self, const DeskPassage* passage) {
+  DeskDocument* document = desk_library_find(self->library, passage->document);
+  if (!document) return; /* it was removed */
+  select_document(self, document);
+  desk_page_show_passage(page_of(self, document), passage);
+}
+
+static void ask_all(GSimpleAction* action, GVariant* parameter, gpointer pointer) {
+  DeskWindow* self = pointer;
+  (void)action;
+  (void)parameter;
+  if (self->closing || !desk_library_model(self->library)) return;
+  if (!self->all) {
+    self->all = DESK_ALL(desk_all_new(self->library));
+    gtk_stack_add_child(self->pages, GTK_WIDGET(self->all));
+    g_signal_connect_object(self->all, "changed", G_CALLBACK(update), self, G_CONNECT_SWAPPED);
+    g_signal_connect_object(self->all, "show-source", G_CALLBACK(show_source), self,
+                            G_CONNECT_SWAPPED);
+  }
+  gtk_list_box_unselect_all(self->list);
+  gtk_stack_set_visible_child(self->pages, GTK_WIDGET(self->all));
+  desk_all_focus_entry(self->all);
+  if (adw_flap_get_folded(self->flap)) adw_flap_set_reveal_flap(self->flap, FALSE);
+  update(self);
 }
 
 static GtkWidget* make_row(gpointer document, gpointer unused) {
@@ -184,6 +217,7 @@ static gboolean close_request(GtkWindow* window) {
   if (self->closed) return GDK_EVENT_PROPAGATE;
   if (!self->closing) {
     self->closing = TRUE;
+    if (self->all) desk_all_close(self->all);
     gtk_stack_set_visible_child_name(self->pages, "closing");
     gtk_widget_set_sensitive(GTK_WIDGET(self->flap), FALSE);
     desk_library_close(self->library);
@@ -281,6 +315,7 @@ static void stop(GSimpleAction* action, GVariant* parameter, gpointer self) {
   (void)action;
   (void)parameter;
   if (page) desk_document_stop(desk_page_document(page));
+  else if (shows_all(self)) desk_all_stop(DESK_WINDOW(self)->all);
 }
 
 static void show_text(GSimpleAction* action, GVariant* state, gpointer pointer) {
@@ -383,6 +418,7 @@ static void rename_document(GSimpleAction* action, GVariant* name, gpointer wind
 
 static const GActionEntry actions[] = {
     {.name = "choose-model", .activate = choose_model},
+    {.name = "ask-all", .activate = ask_all},
     {.name = "open-document", .activate = open_document, .parameter_type = "s"},
     {.name = "rename", .activate = rename_document, .parameter_type = "s"},
     {.name = "remove", .activate = remove_document, .parameter_type = "s"},
