@@ -12,7 +12,7 @@ extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[],
     kvasir_cuda_attention[], kvasir_cuda_select[], kvasir_cuda_prefill_attention[],
     kvasir_cuda_knn[], kvasir_cuda_matmul_few[], kvasir_cuda_experts[],
     kvasir_cuda_matmul_experts[], kvasir_cuda_window_attention[], kvasir_cuda_recurrent[],
-    kvasir_cuda_matmul_many[];
+    kvasir_cuda_matmul_many[], kvasir_cuda_matmul_wide[];
 
 namespace kvasir {
 namespace cuda {
@@ -92,9 +92,11 @@ int load_kernels(DeviceContext* c) {
                                 kvasir_cuda_prefill_attention, kvasir_cuda_knn,
                                 kvasir_cuda_matmul_few,        kvasir_cuda_experts,
                                 kvasir_cuda_matmul_experts,    kvasir_cuda_window_attention,
-                                kvasir_cuda_recurrent,         kvasir_cuda_matmul_many};
+                                kvasir_cuda_recurrent,         kvasir_cuda_matmul_many,
+                                kvasir_cuda_matmul_wide};
   static_assert(std::size(images) == std::size(decltype(c->modules){}));
-  for (std::size_t i = 0; i < std::size(images); ++i)
+  const std::size_t count = std::size(images) - !(c->major == 9 && c->minor == 0);
+  for (std::size_t i = 0; i < count; ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
   try {
     return find_kernels(c);
@@ -114,6 +116,7 @@ int open(int index, DeviceContext** out) {
   if (!c) return CUDA_ERROR_OUT_OF_MEMORY;
   int error = driver().cuDeviceGet(&c->device, index);
   c->major = attribute(c->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, &error);
+  c->minor = attribute(c->device, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, &error);
   c->multiprocessors =
       static_cast<uint32_t>(attribute(c->device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, &error));
   c->shared_bytes = static_cast<uint32_t>(

@@ -48,11 +48,11 @@ namespace kvasir {
 struct DeviceContext {
   CUdevice device = 0;
   CUcontext context = nullptr;
-  int major = 0;  // compute capability
+  int major = 0, minor = 0;  // compute capability
   uint32_t multiprocessors = 0;
   // Bytes of shared memory of a multiprocessor, and the most that a block may use.
   uint32_t shared_bytes = 0, block_shared_bytes = 0;
-  CUmodule modules[12] = {};
+  CUmodule modules[13] = {};  // the last one: null but where the device is of capability 9.0
   std::map<std::string, CUfunction, std::less<>> kernels;  // all kernels, by name
 };
 

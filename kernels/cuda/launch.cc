@@ -10,6 +10,8 @@
 #include "launch.h"
 #include "launch_experts.h"
 #include "launch_recurrent.h"
+#include "launch_wide.h"
+#include "matmul_wide.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -78,6 +80,7 @@ int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const Device
   if (x.alone && x.n > max_alone) return CUDA_ERROR_INVALID_VALUE;
   if (x.alone && x.n > 1 && is_quantised(type) && !is_common(type))
     return multiply_each(s, given, x, add);
+  if (is_quantised(type) && is_wide(*s->context, given, x)) return multiply_wide(s, given, x, add);
   const bool quantised = is_quantised(type), few = x.n > 1 && x.n <= max_few_inputs && !x.alone;
   const auto blocks_of_rows = [&](unsigned rows) {
     unsigned sum = 0;
@@ -419,6 +422,11 @@ int find_kernels(DeviceContext* context) {
   for (TensorType type : types)
     if (has_many(type))
       if (const int error = find(Name("many_", type).text, context->modules[11])) return error;
+  if (CUmodule wide = context->modules[12]) {
+    if (const int error = find_types({"halves_"}, true, wide)) return error;
+    for (const char* name : {"halves_of_inputs", "multiply_wide"})
+      if (const int error = find(name, wide)) return error;
+  }
   for (const char* name :
        {"experts_route", "experts_tiles", "experts_place", "experts_gather", "experts_sum"})
     if (const int error = find(name, context->modules[7])) return error;
@@ -460,6 +468,8 @@ int find_kernels(DeviceContext* context) {
                                        CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
                                        static_cast<int>(bytes));
   };
+  if (context->modules[12])
+    if (const int error = allow("multiply_wide", wide_shared_bytes)) return error;
   for (const uint32_t dim : attended_dims)
     for (const bool windowed : {false, true})
       if (const int error = allow(PrefillName(windowed, dim).text, prefill_shared_bytes(dim)))

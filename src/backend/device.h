@@ -116,9 +116,13 @@ struct DeviceKernels {
                  uint32_t n);
 
   // ---- products and their inputs; all pointers device
-  // Kernels::matmul for matrices with one input. add: adds to y.
+  // Kernels::matmul for matrices with one input. add: adds to y. With x.halves, weights and inputs
+  // may be rounded to half precision.
   int (*matmul)(DeviceStream* stream, std::span<const DeviceProduct> products,
                 const DeviceActivations& x, bool add);
+  // Bytes of DeviceActivations::halves for n inputs of at most `cols` columns; 0: the device's
+  // products have no use for it.
+  std::size_t (*halves_bytes)(DeviceContext* context, uint32_t n, uint32_t cols);
   // From f32, which it checks; without q it only checks.
   int (*quantize)(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
   // Checks x; out.f32 may be x.

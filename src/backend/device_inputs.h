@@ -18,6 +18,9 @@ struct DeviceActivations {
   // Products of matrices with each input have the bits of those with that input alone. Of at most
   // max_alone inputs.
   bool alone = false;
+  // DeviceKernels::halves_bytes() for products with many inputs, which change it; null: they do
+  // without.
+  std::byte* halves = nullptr;
 };
 constexpr uint32_t max_alone = 4;
 

@@ -35,9 +35,9 @@ struct OneProduct {
     product = {matrix, with_bias ? device_bias.data() : nullptr, y.data()};
   }
   bool quantised() const { return type.block != 1; }
-  void check(DeviceInputs& x, bool add) {
+  void check(DeviceInputs& x, bool add, double error = 1e-6) {
     CHECK(product_error(w.view, x, quantised(), with_bias ? bias.data() : nullptr,
-                        add ? before.data() : nullptr, y.get().data()) < 1e-6);
+                        add ? before.data() : nullptr, y.get().data()) < error);
     laid_out.get();
   }
   const test::Type& type;
@@ -135,6 +135,31 @@ TEST_CASE("a device's products of every format agree with the reference on odd s
     check_products({{&t, 17}}, 17, 2048 + step, false, random);
   }
   check_products({{&type_of("Q8_0"), 300}}, 200, 320, true, random);
+}
+
+TEST_CASE("a device's products in half precision agree with the reference") {
+  if (!stream()) return;
+  Random random(8);
+  constexpr uint32_t n = 520, max_cols = 1056;  // not a multiple of a tile
+  const std::size_t bytes = ops().halves_bytes(gpu()->context, n, max_cols);
+  if (bytes == 0) return;
+  Memory<std::byte> halves(bytes);
+  const auto check = [&](const test::Type& t, uint32_t cols) {
+    CAPTURE(std::string(t.name));
+    const bool add = random.below(2) != 0;
+    OneProduct one(t, 3000, cols, n, random), other(t, 1500, cols, n, random);
+    if (add) one.y.put(one.before.data()), other.y.put(other.before.data());
+    DeviceInputs x(n, cols, random);
+    x.view.halves = halves.data();
+    Found found;
+    OK(ops().quantize(stream(), x.view, found.check(1)));
+    const std::vector<DeviceProduct> products = {one.product, other.product};
+    OK(ops().matmul(stream(), products, x.view, add));
+    one.check(x, add, 1e-3), other.check(x, add, 1e-3);
+  };
+  for (const test::Type& t : test::types)
+    if (t.block != 1) check(t, t.block == 32 ? 96 : t.block);
+  check(type_of("Q8_0"), max_cols);
 }
 
 TEST_CASE("a device's products by one call are of several matrices, of one type or not") {

@@ -1,0 +1,87 @@
+#include "launch_wide.h"
+
+#include <algorithm>
+
+#include "launch.h"
+#include "matmul_wide.h"
+
+namespace kvasir::cuda {
+namespace {
+
+constexpr uint32_t least_inputs = 512;
+// Halves of weights at a time: at least so many bytes, and rows.
+constexpr std::size_t slice_bytes = std::size_t{128} << 20;
+constexpr std::size_t slice_rows = 4096;
+
+bool has_wide(const DeviceContext& c) { return c.kernels.contains("multiply_wide"); }
+
+uint32_t steps_of(uint32_t cols) { return blocks_for(cols, wide_columns); }
+std::size_t tile_bytes(uint32_t rows) { return std::size_t{rows} * wide_columns * 2; }
+
+// Tiles of rows of a slice of weights.
+uint32_t slice_tiles(uint32_t cols) {
+  const std::size_t tile = steps_of(cols) * tile_bytes(wide_rows);
+  return static_cast<uint32_t>(std::max(slice_bytes / tile, slice_rows / wide_rows));
+}
+
+std::size_t weights_bytes(uint32_t cols) {
+  return slice_tiles(cols) * steps_of(cols) * tile_bytes(wide_rows);
+}
+std::size_t inputs_bytes(uint32_t n, uint32_t cols) {
+  return blocks_for(n, wide_inputs) * steps_of(cols) * tile_bytes(wide_inputs);
+}
+
+uint32_t row_tiles_of(std::span<const DeviceProduct> products) {
+  uint32_t sum = 0;
+  for (const DeviceProduct& p : products) sum += blocks_for(p.w.rows, wide_rows);
+  return sum;
+}
+
+}  // namespace
+
+std::size_t halves_bytes(DeviceContext* c, uint32_t n, uint32_t cols) {
+  if (n < least_inputs || !has_wide(*c)) return 0;
+  // fewer columns may take more for weights: their slices have whole tiles
+  return weights_bytes(cols) + slice_bytes / 8 + inputs_bytes(n, cols) + n * sizeof(float);
+}
+
+bool is_wide(const DeviceContext& c, std::span<const DeviceProduct> products,
+             const DeviceActivations& x) {
+  return x.halves && x.n >= least_inputs &&
+         4 * row_tiles_of(products) * blocks_for(x.n, wide_inputs) >= 3 * c.multiprocessors;
+}
+
+int multiply_wide(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
+                  bool add) {
+  const TensorType type = given[0].w.type;
+  const uint32_t units = x.cols / 32, steps = steps_of(x.cols), all = row_tiles_of(given);
+  Products products{};
+  products.add = add;
+  for (Product& p : products.list) p.begin = UINT32_MAX;
+  uint32_t tiles = 0;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto& [w, bias, y] = given[i];
+    products.list[i] = {planes_of(w), w.rows, tiles, bias, y, w.scale};
+    tiles += blocks_for(w.rows, wide_rows);
+  }
+  auto* const weights = reinterpret_cast<uint8_t*>(x.halves);
+  uint8_t* const inputs = weights + weights_bytes(x.cols);
+  auto* const scales = reinterpret_cast<float*>(inputs + inputs_bytes(x.n, x.cols));
+  int error = launch(s, "halves_of_inputs", Grid{x.n}, wide_halves_threads, units, x.q, x.scale,
+                     inputs, scales);
+  for (uint32_t first = 0; first < all && !error; first += slice_tiles(x.cols)) {
+    const uint32_t count = std::min(slice_tiles(x.cols), all - first);
+    error = launch(s, Name("halves_", type).text,
+                   Grid{count, blocks_for(std::size_t{wide_rows} * 2 * steps, wide_halves_threads)},
+                   wide_halves_threads, products, units, first, weights);
+    if (error) break;
+    const WideSlice slice{first, count, steps, x.n, weights, inputs, scales};
+    const uint32_t blocks =
+        std::min(count * blocks_for(x.n, wide_inputs), s->context->multiprocessors);
+    error = launch(s, "multiply_wide", Grid{blocks, 1, 1, wide_shared_bytes}, wide_threads,
+                   products, slice);
+  }
+  return error;
+}
+
+}  // namespace kvasir::cuda

@@ -1,0 +1,19 @@
+// Products with many inputs in halves: which devices have them, and how they run.
+#pragma once
+
+#include <span>
+
+#include "backend/device.h"
+
+namespace kvasir::cuda {
+
+// DeviceKernels::halves_bytes
+std::size_t halves_bytes(DeviceContext* context, uint32_t n, uint32_t cols);
+// Whether these products, of one quantised type, run so: x.halves is there, and the tiles occupy
+// the device.
+bool is_wide(const DeviceContext& context, std::span<const DeviceProduct> products,
+             const DeviceActivations& x);
+int multiply_wide(DeviceStream* stream, std::span<const DeviceProduct> products,
+                  const DeviceActivations& x, bool add);
+
+}  // namespace kvasir::cuda

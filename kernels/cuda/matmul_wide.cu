@@ -1,0 +1,301 @@
+// Products of quantised weights with many inputs, on the warp-group products of compute capability
+// 9.0. Weights and inputs become halves first: a slice of the weights at a time, so that few bytes
+// are written, and all inputs once, each divided by the largest that its scales allow. They lie in
+// device memory as shared memory has them: tiles of 64 columns, whose rows of 128 bytes are
+// swizzled as the products read them. So a tile is one copy without a map.
+//
+// A block computes 128 rows of weights by 256 inputs. One warp copies tiles to a ring; two warp
+// groups multiply, 64 rows each. A block stays on its multiprocessor for all its tiles, and copies
+// the first tiles of the next product while the last one is written.
+#include <cuda_fp16.h>
+
+#include "dependent.h"
+#include "formats.h"
+#include "matmul_row.h"
+#include "matmul_wide.h"
+#include "products.h"
+#include "tiles.h"
+
+namespace kvasir::cuda {
+namespace {
+
+constexpr uint32_t line = wide_columns * 2;  // bytes of a row of a tile
+constexpr uint32_t weight_tile = wide_rows * line, input_tile = wide_inputs * line;
+constexpr uint32_t step_bytes = weight_tile + input_tile;
+static_assert(wide_shared_bytes >= wide_steps * (step_bytes + 16) + 1024);
+
+// Halves are so many times the weights: those below 1e-6 lose digits, and those from 1,023 on are
+// infinite, which the check of the next operation reports.
+constexpr float weight_factor = 64;
+
+// 16 bytes of a row of a tile, swizzled: eight rows occupy all banks.
+__device__ inline std::size_t place_of(std::size_t tile, uint32_t rows, uint32_t row,
+                                       uint32_t piece) {
+  return (tile * rows + row) * line + ((piece ^ (row & 7)) << 4);
+}
+
+// The number j of a word of four signed bytes, as a float.
+__device__ inline float number_of(uint32_t word, int j) {
+  return static_cast<float>(static_cast<int8_t>(word >> 8 * j));
+}
+
+__device__ inline uint32_t two_halves(float a, float b) {
+  const __half2 both = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&both);
+}
+
+// Eight neighbouring numbers of a unit to halves. words: two of them.
+__device__ inline uint4 eight_halves(const uint32_t* words, float scale, float offset) {
+  uint32_t to[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t word = words[i / 2];
+    const int j = i % 2 * 2;
+    to[i] = two_halves(__fmaf_rn(scale, number_of(word, j), offset),
+                       __fmaf_rn(scale, number_of(word, j + 1), offset));
+  }
+  return make_uint4(to[0], to[1], to[2], to[3]);
+}
+
+// Block (tile of rows, part): weights of the slice that begins with tile `first` of the products'
+// rows. A thread has a unit.
+template <TensorType type>
+__device__ inline void write_halves(const Products& products, uint32_t units, uint32_t first,
+                                    uint8_t* to) {
+  const uint32_t tile = first + blockIdx.x, tiles = (units + 1) / 2,
+                 at = blockIdx.y * blockDim.x + threadIdx.x, row = at / (2 * tiles),
+                 unit = at % (2 * tiles);
+  if (row >= wide_rows) return;
+  const Product& product = product_of_tile(products, tile);
+  const uint32_t its_row = (tile - product.begin) * wide_rows + row;
+  const std::size_t place = std::size_t{blockIdx.x} * tiles + unit / 2;
+  uint4 halves[4] = {};
+  if (its_row < product.rows && unit < units) {
+    const Unit<type> w(product.w, std::size_t{its_row} * units + unit);
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      halves[i] = eight_halves(w.u + 2 * i, weight_factor * w.scales[i / 2].x,
+                               weight_factor * w.scales[i / 2].y);
+  }
+  after_previous();
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i)
+    *reinterpret_cast<uint4*>(to + place_of(place, wide_rows, row, unit % 2 * 4 + i)) = halves[i];
+}
+
+// ---- copies and products of a block -----------------------------------------------------------
+
+__device__ inline void begin_barrier(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+__device__ inline void arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+__device__ inline void expect(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
+               : "memory");
+}
+__device__ inline void wait_for(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  while (!done)
+    asm volatile(
+        "{\n.reg .pred p;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+}
+__device__ inline void copy_tile(uint32_t to, const uint8_t* from, uint32_t bytes,
+                                 uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// Rows of 128 bytes, swizzled, eight of them 1,024 bytes from the next eight.
+__device__ inline uint64_t descriptor_of(uint32_t address) {
+  return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
+         uint64_t{1} << 62;
+}
+
+#define KVASIR_FOUR(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define KVASIR_SIXTEEN(d, i) \
+  KVASIR_FOUR(d, i), KVASIR_FOUR(d, (i) + 4), KVASIR_FOUR(d, (i) + 8), KVASIR_FOUR(d, (i) + 12)
+
+// d += a . b^T, of 64 rows, 128 inputs and 16 columns.
+__device__ inline void multiply_halves(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile(
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, 1, 1, 1, 0, 0;"
+      : KVASIR_SIXTEEN(d, 0), KVASIR_SIXTEEN(d, 16), KVASIR_SIXTEEN(d, 32), KVASIR_SIXTEEN(d, 48)
+      : "l"(a), "l"(b));
+}
+__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void products_given() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+// Until at most `left` groups are under way.
+template <int left>
+__device__ inline void products_done() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
+}
+
+struct Ring {
+  uint32_t tiles, barriers;  // addresses in shared memory
+  uint32_t step = 0, parity = 0;
+  __device__ uint32_t tile() const { return tiles + step * step_bytes; }
+  __device__ uint32_t full() const { return barriers + step * 16; }
+  __device__ uint32_t empty() const { return barriers + step * 16 + 8; }
+  __device__ void next() {
+    if (++step == wide_steps) step = 0, parity ^= 1;
+  }
+};
+
+// The tiles of a slice that the block computes. Neighbouring blocks have the same weights.
+struct TilesOfBlock {
+  uint32_t input_tiles, end;
+  __device__ TilesOfBlock(const WideSlice& slice)
+      : input_tiles((slice.n + wide_inputs - 1) / wide_inputs), end(slice.row_tiles * input_tiles) {
+  }
+};
+
+__device__ inline void copy_tiles(const WideSlice& slice, Ring ring) {
+  const TilesOfBlock of(slice);
+  for (uint32_t tile = blockIdx.x; tile < of.end; tile += gridDim.x) {
+    const uint8_t *weights = slice.weights +
+                             std::size_t{tile / of.input_tiles} * slice.steps * weight_tile,
+                  *inputs =
+                      slice.inputs + std::size_t{tile % of.input_tiles} * slice.steps * input_tile;
+    for (uint32_t k = 0; k < slice.steps; ++k, ring.next()) {
+      wait_for(ring.empty(), ring.parity ^ 1);
+      expect(ring.full(), step_bytes);
+      copy_tile(ring.tile(), weights + std::size_t{k} * weight_tile, weight_tile, ring.full());
+      copy_tile(ring.tile() + weight_tile, inputs + std::size_t{k} * input_tile, input_tile,
+                ring.full());
+    }
+  }
+}
+
+// Of a warp group: rows 64 group to 64 group + 63 of the tile. d: of inputs 0 to 127, 128 to 255.
+__device__ inline void write_products(const Products& products, const WideSlice& slice,
+                                      uint32_t tile, uint32_t first_input, uint32_t group,
+                                      const float (&d)[2][64]) {
+  const Product& product = product_of_tile(products, slice.first + tile);
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4,
+                 row = (slice.first + tile - product.begin) * wide_rows + group * 64 + warp * 16 +
+                       lane / 4;
+#pragma unroll
+  for (uint32_t half = 0; half < 2; ++half)
+#pragma unroll
+    for (uint32_t j = 0; j < 16; ++j)
+#pragma unroll
+      for (uint32_t c = 0; c < 2; ++c) {
+        const uint32_t input = first_input + half * 128 + j * 8 + lane % 4 * 2 + c;
+        if (input >= slice.n) continue;
+        const float scale = __ldg(slice.input_scales + input);
+        if (row < product.rows) put(products.add, product, input, row, d[half][j * 4 + c] * scale);
+        if (row + 8 < product.rows)
+          put(products.add, product, input, row + 8, d[half][j * 4 + 2 + c] * scale);
+      }
+}
+
+__device__ inline void multiply_tiles(const Products& products, const WideSlice& slice, Ring ring,
+                                      uint32_t group) {
+  const TilesOfBlock of(slice);
+  const bool speaks = threadIdx.x % 128 == 0;
+  for (uint32_t tile = blockIdx.x; tile < of.end; tile += gridDim.x) {
+    float d[2][64];
+#pragma unroll
+    for (uint32_t i = 0; i < 64; ++i) d[0][i] = d[1][i] = 0;
+    uint32_t read = 0;  // the barrier of the step before, which is read until its products are done
+    for (uint32_t k = 0; k < slice.steps; ++k, ring.next()) {
+      wait_for(ring.full(), ring.parity);
+      const uint64_t a = descriptor_of(ring.tile() + group * 64 * line),
+                     b = descriptor_of(ring.tile() + weight_tile),
+                     b2 = descriptor_of(ring.tile() + weight_tile + 128 * line);
+      products_begin();
+#pragma unroll
+      for (uint32_t i = 0; i < wide_columns / 16; ++i) {
+        multiply_halves(d[0], a + 2 * i, b + 2 * i);
+        multiply_halves(d[1], a + 2 * i, b2 + 2 * i);
+      }
+      products_given();
+      products_done<1>();
+      if (read && speaks) arrive(read);
+      read = ring.empty();
+    }
+    products_done<0>();
+    if (speaks) arrive(read);
+    write_products(products, slice, tile / of.input_tiles, tile % of.input_tiles * wide_inputs,
+                   group, d);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+#define HALVES_KERNEL(name)                                                        \
+  __global__ void __launch_bounds__(wide_halves_threads)                           \
+      halves_##name(Given products, uint32_t units, uint32_t first, uint8_t* to) { \
+    write_halves<TensorType::name>(products, units, first, to);                    \
+  }
+KVASIR_QUANTISED_TYPES(HALVES_KERNEL)
+
+// A block has an input.
+__global__ void __launch_bounds__(wide_halves_threads)
+    halves_of_inputs(uint32_t units, const int8_t* q, const float* scale, uint8_t* to,
+                     float* input_scales) {
+  after_previous();
+  const uint32_t input = blockIdx.x, tiles = (units + 1) / 2;
+  const float* scales = scale + std::size_t{input} * units;
+  float largest = 0;
+  for (uint32_t i = threadIdx.x; i < units; i += blockDim.x) largest = fmaxf(largest, scales[i]);
+  __shared__ float of_warps[wide_halves_threads / 32];
+  for (int step = 16; step > 0; step /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, step));
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
+  __syncthreads();
+  for (uint32_t i = 0; i < wide_halves_threads / 32; ++i) largest = fmaxf(largest, of_warps[i]);
+  largest *= 128;
+  const float factor = largest > 0 ? 1 / largest : 0;
+  if (threadIdx.x == 0) input_scales[input] = largest / weight_factor;
+  for (uint32_t at = threadIdx.x; at < tiles * 8; at += blockDim.x) {  // eight numbers each
+    const uint32_t unit = at / 4;
+    uint4 halves{};
+    if (unit < units) {
+      const uint2 words = *reinterpret_cast<const uint2*>(
+          q + (std::size_t{input} * units + unit) * 32 + at % 4 * 8);
+      const uint32_t both[2] = {words.x, words.y};
+      halves = eight_halves(both, scales[unit] * factor, 0);
+    }
+    *reinterpret_cast<uint4*>(to + place_of(std::size_t{input / wide_inputs} * tiles + at / 8,
+                                            wide_inputs, input % wide_inputs, at % 8)) = halves;
+  }
+}
+
+__global__ void __launch_bounds__(wide_threads, 1)
+    multiply_wide(Given products, const __grid_constant__ WideSlice slice) {
+  extern __shared__ uint8_t wide_memory[];
+  const uint32_t begin = (shared_address(wide_memory) + 1023) / 1024 * 1024;
+  const Ring ring{begin, begin + wide_steps * step_bytes};
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < wide_steps; ++i)
+      begin_barrier(ring.barriers + i * 16, 1), begin_barrier(ring.barriers + i * 16 + 8, 2);
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+  after_previous();
+  const uint32_t group = threadIdx.x / 128;
+  if (group < 2) multiply_tiles(products, slice, ring, group);
+  else if (threadIdx.x % 32 == 0) copy_tiles(slice, ring);
+}
+
+}  // extern "C"
+}  // namespace kvasir::cuda

@@ -1,0 +1,31 @@
+// Products with many inputs in halves: sizes, for host code and kernels. matmul_wide.cu explains.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace kvasir::cuda {
+
+constexpr uint32_t wide_rows = 128, wide_inputs = 256, wide_columns = 64;  // of a tile
+constexpr uint32_t wide_steps = 4;                                         // of the ring
+constexpr uint32_t wide_threads = 2 * 128 + 32, wide_halves_threads = 256;
+constexpr uint32_t wide_shared_bytes =
+    wide_steps * ((wide_rows + wide_inputs) * wide_columns * 2 + 16) + 1024;
+
+// Tiles of rows of some products, one product after the other; Product::begin counts tiles.
+constexpr const Product& product_of_tile(const Products& products, uint32_t tile) {
+  uint32_t which = 0;
+  for (uint32_t i = 1; i < max_products; ++i) which += tile >= products.list[i].begin;
+  return products.list[which];
+}
+
+// Tiles [first, first + row_tiles) of the products' rows, and all inputs.
+struct WideSlice {
+  uint32_t first, row_tiles, steps, n;  // steps: tiles of columns
+  const uint8_t *weights, *inputs;      // [row_tiles or tiles of inputs][steps] tiles of halves
+  const float* input_scales;            // [n]
+};
+
+}  // namespace kvasir::cuda
