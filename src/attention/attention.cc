@@ -247,14 +247,19 @@ Status Attention::probe(const AttentionRequest& req, uint32_t count, const float
   for (Worker& w : workers_) w.counts = {};
   RETURN_IF_ERROR(selective(req, count, stride, probed_.data(), nullptr));
   if (req.cancel.fired()) return {};
-  for (std::size_t t = 0; t < count; ++t) {
+  std::vector<double> sums(2 * std::size_t{count});  // of each token: the difference's, the norm's
+  pool_->run(count, [&](uint32_t t, uint32_t) {
+    const float *from = exact + std::size_t{t} * stride * width,
+                *other = probed_.data() + std::size_t{t} * width;
+    double d2 = 0, e2 = 0;
     for (std::size_t i = 0; i < width; ++i) {
-      const double e = static_cast<double>(exact[t * stride * width + i]),
-                   d = static_cast<double>(probed_[t * width + i]) - e;
-      *difference += d * d;
-      *norm += e * e;
+      const double e = static_cast<double>(from[i]), d = static_cast<double>(other[i]) - e;
+      d2 += d * d;
+      e2 += e * e;
     }
-  }
+    sums[2 * t] = d2, sums[2 * t + 1] = e2;
+  });
+  for (std::size_t t = 0; t < count; ++t) *difference += sums[2 * t], *norm += sums[2 * t + 1];
   return {};
 }
 

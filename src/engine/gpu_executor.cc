@@ -81,8 +81,11 @@ GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attentio
 GpuExecutor::~GpuExecutor() {
   if (stream_) (void)ops_.wait(stream_);
   forget_graphs();
-  for (DeviceStream* stream : {stream_, copies_})
+  const auto close = [&](DeviceStream* stream) {
     if (stream) (void)ops_.wait(stream), (void)ops_.close_stream(stream);
+  };
+  close(stream_), close(copies_);
+  std::for_each(deliveries_.begin(), deliveries_.end(), close);
 }
 
 Status GpuExecutor::open() {
@@ -168,7 +171,7 @@ void GpuExecutor::trim() {
 Status GpuExecutor::begin(const StepContext& c) {
   step_ = &c, n_ = c.tokens(), open_ = c.step.open, rows_ = rows_of(c);
   error_ = 0;
-  replays_ = records_ = false, logits_ = 0;
+  replays_ = records_ = false, logits_ = 0, undelivered_ = first_layer();
   RETURN_IF_ERROR(resize(n_));
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
@@ -261,9 +264,7 @@ Status GpuExecutor::project(uint32_t layer) {
       if (!replays_) enqueue_attended(layer);
       return {};
     case AttentionMode::gpu_prefill:
-      if (layer > first_layer()) check_and_feed_forward(layer - 1, prefill_output(layer - 1));
-      enqueue_projection(layer, prefill_slot(layer));
-      return {};
+      return project_prefill(layer);
   }
   return {};
 }

@@ -16,6 +16,7 @@
 // experts' outputs go up, without graphs.
 #pragma once
 
+#include <array>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -185,15 +186,18 @@ class GpuExecutor final : public LayerExecutor {
   void enqueue_copy(uint32_t layer);
   void enqueue_last_feed_forward(uint32_t layer, float* a);
   Status begin_delivery();
-  Status deliver_before(uint32_t layer);
-  uint32_t attention_before(uint32_t layer) const;
+  Status project_prefill(uint32_t layer);
+  Status copy_down(uint32_t layer);
+  Status deliver_all_but(std::size_t left, uint32_t end);
   Status deliver(uint32_t layer);
   Status finish_decode();
   DeviceActivations output_of(uint32_t layer, float* a) const;
   DeviceActivations attended_output(uint32_t layer) const;
   DeviceActivations inputs(float* f32, std::size_t cols,
                            std::initializer_list<const DeviceWeights::Matrix*> matrices) const {
-    return work_.inputs(n_, f32, cols, matrices);
+    DeviceActivations to = work_.inputs(n_, f32, cols, matrices);
+    if (n_ <= halves_room_) to.halves = halves_.get();
+    return to;
   }
   void multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                 bool add = false);
@@ -214,6 +218,8 @@ class GpuExecutor final : public LayerExecutor {
   Status resize_experts(uint32_t n);
   Status resize_attended(uint32_t n);
   Status resize_prefill(uint32_t n);
+  void resize_halves(uint32_t n);
+  void release_halves() { halves_ = {}, halves_room_ = 0; }
   Status prepare_output();
   Status write_hidden();
   void forget_moved_graphs();
@@ -245,9 +251,9 @@ class GpuExecutor final : public LayerExecutor {
   float* attended(uint32_t layer) const { return attended_.get() + attended_at(layer); }
   std::size_t lse_floats(uint32_t n) const;
   std::size_t prefill_floats(uint32_t n) const;
-  // Layers with attention use two slots in turn.
-  std::size_t slot_of(uint32_t layer) const { return attention_number_[local(layer)] % 2; }
-  std::size_t slots() const { return streamed_ ? 1 : 2; }  // a span's layer is delivered at once
+  // Layers with attention use the slots in turn.
+  std::size_t slot_of(uint32_t layer) const { return attention_number_[local(layer)] % slots(); }
+  std::size_t slots() const { return streamed_ ? 1 : max_slots; }  // a span: one layer
   float* prefill_slot(uint32_t layer) const {
     return prefill_.get() + slot_of(layer) * prefill_floats(n_);
   }
@@ -269,7 +275,9 @@ class GpuExecutor final : public LayerExecutor {
   const DeviceKernels& ops_;
   HostAttention* const host_;
   DeviceStream* stream_ = nullptr;
-  DeviceStream* copies_ = nullptr;  // of what goes to the store, and of sketches
+  DeviceStream* copies_ = nullptr;  // of attention by both, and of experts' inputs
+  static constexpr std::size_t max_slots = GpuPrefillAttention::turns;
+  std::array<DeviceStream*, max_slots> deliveries_{};  // copies of a slot to the store
   // [tokens] of a step, 1 to max_alone:
   // [layers + 3] the projection of each layer, the end, a step, a step with logits;
   // [2 layers] co-execution: a layer's projection; a layer whose pages were read before
@@ -290,6 +298,8 @@ class GpuExecutor final : public LayerExecutor {
   uint32_t capacity_ = 0;  // tokens that work_ has room for
   bool gave_way_ = false;  // to attention, which fitted then
   DeviceBuffer<std::byte> memory_;
+  DeviceBuffer<std::byte> halves_;  // DeviceActivations::halves, for prefill
+  uint32_t halves_room_ = 0;        // tokens
   Workspace work_{};
   PinnedBuffer<uint32_t> bad_layer_;  // the host's copy
   uint32_t host_capacity_ = 0;        // tokens that the next two have room for
@@ -323,10 +333,11 @@ class GpuExecutor final : public LayerExecutor {
   DeviceBuffer<float> attended_;    // [layers with attention][n][q and k and v]
   PinnedBuffer<float> attended_host_, host_logits_;
   uint32_t host_logits_room_ = 0;                       // tokens
-  DeviceBuffer<float> prefill_;                         // [2][q, k, v, lse, output] of two layers
+  DeviceBuffer<float> prefill_;                         // [slots()][q, k, v, lse, output] of layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
   std::size_t prefill_host_room_ = 0;                   // floats
   uint32_t outputs_ = 0, outputs_room_ = 0;             // tokens whose outputs are wanted; and fit
+  uint32_t undelivered_ = 0;  // the first layer that did not go to the store
 };
 
 }  // namespace kvasir

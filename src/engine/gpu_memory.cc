@@ -43,6 +43,8 @@ void GpuExecutor::release_workspace() {
 void GpuExecutor::wait_for_streams() noexcept {
   if (stream_) (void)ops_.wait(stream_);
   if (copies_) (void)ops_.wait(copies_);
+  for (DeviceStream* stream : deliveries_)
+    if (stream) (void)ops_.wait(stream);
 }
 
 // Blocks of the sketch that another session has too stay, even of an idle session: a later try may
@@ -72,6 +74,7 @@ void GpuExecutor::release_prefill() {
   wait_for_streams();  // after a failure something may be on its way
   prefill_attention_.release();
   prefill_ = {}, prefill_host_ = {}, prefill_outputs_ = {};
+  release_halves();
   outputs_room_ = 0, prefill_host_room_ = 0;
 }
 

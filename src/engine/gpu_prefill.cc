@@ -1,5 +1,6 @@
 // Prefill: a GPU attends all tokens over its copy of the pages. A layer goes to the store while
-// the next one is computed: there are two of what is delivered, and a stream of their copies.
+// the next ones are computed: there are several of what is delivered, each with a stream of its
+// copies, so that the GPU has work while the CPU writes.
 #include <algorithm>
 #include <utility>
 
@@ -20,11 +21,13 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
     return prefill_attention_.prepare(c.store, n, c.pool, stream_);
   };
   Status s = prepare();
+  if (s.code() == Code::no_memory && halves_.get()) release_halves(), s = prepare();
   if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = prepare();
   if (s.code() == Code::no_memory && selective_.holds_memory()) release_selective(), s = prepare();
   if (s.code() == Code::no_memory && hybrid_.holds_memory()) release_hybrid(), s = prepare();
   if (s.ok()) {
     refused_prefill_ = {};
+    resize_halves(n);
     mode_ = AttentionMode::gpu_prefill;
     return {};
   }
@@ -39,7 +42,7 @@ std::size_t GpuExecutor::lse_floats(uint32_t n) const {
   return round_up(std::size_t{n} * config_.heads, 4);  // outputs are read 16 bytes at a time
 }
 
-// Of one of two layers: q, k, v, lse, output.
+// Of a slot: q, k, v, lse, output.
 std::size_t GpuExecutor::prefill_floats(uint32_t n) const {
   return n * (2 * size_.q + 2 * size_.kv) + lse_floats(n);
 }
@@ -52,11 +55,19 @@ Status GpuExecutor::resize_prefill(uint32_t n) {
   if (slots() * prefill_floats(n) * sizeof(float) <= prefill_.bytes()) return {};
   prefill_ = {}, prefill_host_ = {}, prefill_host_room_ = 0;
   const std::size_t room = slots() * (prefill_floats(n) - n * size_.q);
-  Status s = prefill_.allocate(device_, slots() * prefill_floats(n),
-                               "two layers' queries, keys and values");
+  Status s =
+      prefill_.allocate(device_, slots() * prefill_floats(n), "layers' queries, keys and values");
   if (s.ok()) s = prefill_host_.allocate(device_, room);
   s.ok() ? void(prefill_host_room_ = room) : void(prefill_ = {});
   return s;
+}
+
+// Without room for them products of many tokens take longer.
+void GpuExecutor::resize_halves(uint32_t n) {
+  const std::size_t bytes = ops_.halves_bytes(device_->context(), n, size_.widest);
+  if (bytes == 0 || n <= halves_room_) return;
+  release_halves();
+  if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
 
 Status GpuExecutor::attend_prefill(uint32_t layer) {
@@ -66,28 +77,41 @@ Status GpuExecutor::attend_prefill(uint32_t layer) {
       prefill_attention_.bring(step_->store, local_kv(layer), step_->pool, step_->cancel));
   enqueue(
       prefill_attention_.enqueue(stream_, local_kv(layer), q, k, v, prefill_output(layer), lse));
-  return deliver_before(layer);
+  return copy_down(layer);
 }
 
-// The last layer with attention before this one, or no_layer.
-uint32_t GpuExecutor::attention_before(uint32_t layer) const {
-  while (layer > first_layer())
-    if (has_attention(--layer)) return layer;
-  return no_layer;
+// Of a layer that takes a slot: layers before it go to the store until the slot is free.
+Status GpuExecutor::project_prefill(uint32_t layer) {
+  if (layer > first_layer()) check_and_feed_forward(layer - 1, prefill_output(layer - 1));
+  RETURN_IF_ERROR(deliver_all_but(slots() - 1, layer));
+  enqueue_projection(layer, prefill_slot(layer));
+  return {};
 }
 
-// While a layer with attention and those behind it are computed, the one before it goes to the
-// store.
-Status GpuExecutor::deliver_before(uint32_t layer) {
-  const uint32_t before = attention_before(layer);
-  if (before == no_layer) RETURN_IF_ERROR(begin_delivery());
-  else RETURN_IF_ERROR(deliver(before));
+// Delivers layers before `end` until no more than `left` of them are under way.
+Status GpuExecutor::deliver_all_but(std::size_t left, uint32_t end) {
+  for (; undelivered_ < end && !step_->cancel.fired(); ++undelivered_) {
+    if (!has_attention(undelivered_)) continue;
+    if (attention_number_[local(end)] - attention_number_[local(undelivered_)] <= left) break;
+    RETURN_IF_ERROR(deliver(undelivered_));
+  }
+  return {};
+}
+
+// After the attention of a layer is enqueued.
+Status GpuExecutor::copy_down(uint32_t layer) {
+  const bool begins = attention_number_[local(layer)] == 0;
+  if (begins) RETURN_IF_ERROR(begin_delivery());
   if (step_->cancel.fired()) return {};
   enqueue_copy(layer);
-  return before == no_layer ? host_->reserve_pages(*step_) : Status();
+  return begins ? host_->reserve_pages(*step_) : Status();
 }
 
 Status GpuExecutor::begin_delivery() {
+  for (std::size_t i = 0; i < slots(); ++i)
+    if (!deliveries_[i])
+      RETURN_IF_ERROR(
+          device_->status(ops_.open_stream(device_->context(), &deliveries_[i]), "a stream"));
   outputs_ = host_->outputs_wanted(step_->step);
   if (outputs_room_ >= outputs_) return {};
   outputs_room_ = 0;
@@ -97,22 +121,24 @@ Status GpuExecutor::begin_delivery() {
 }
 
 void GpuExecutor::enqueue_copy(uint32_t layer) {
-  enqueue(ops_.after(copies_, stream_));
+  DeviceStream* const copies = deliveries_[slot_of(layer)];
+  enqueue(ops_.after(copies, stream_));
   const std::size_t first = n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
   const std::size_t outputs = outputs_ * size_.q;
   const float* from = prefill_slot(layer);
   float* to = prefill_host_.get() + slot_of(layer) * first;
-  enqueue(ops_.download(copies_, to, from, first * sizeof(float)));
+  enqueue(ops_.download(copies, to, from, first * sizeof(float)));
   if (outputs_ > 0) {
     float* to_outputs = prefill_outputs_.get() + slot_of(layer) * outputs;
-    enqueue(ops_.download(copies_, to_outputs, from + first, outputs * sizeof(float)));
+    enqueue(ops_.download(copies, to_outputs, from + first, outputs * sizeof(float)));
   }
-  enqueue(ops_.download(copies_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+  enqueue(ops_.download(copies, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
 }
 
 // Waits for a layer's copy, which then goes to the store.
 Status GpuExecutor::deliver(uint32_t layer) {
-  RETURN_IF_ERROR(wait("a layer", copies_));
+  DeviceStream* const copies = deliveries_[slot_of(layer)];
+  RETURN_IF_ERROR(wait("a layer", copies));
   if (step_->cancel.fired()) return {};
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
   float* const rows = prefill_host_.get() + slot_of(layer) * (floats + lse_floats(n_));
@@ -124,8 +150,10 @@ Status GpuExecutor::deliver(uint32_t layer) {
                                .v = v,
                                .lse = rows + floats,
                                .attended = outputs_ > 0 ? outputs : nullptr}));
+  if (attention_number_[local(layer)] % 4 == 3) host_->reserve_ahead(*step_);
   if (config_.layer(layer).is_windowed()) return {};
-  enqueue(prefill_attention_.put_ahead(step_->store, local_kv(layer), step_->pool, copies_));
+  enqueue(prefill_attention_.put_ahead(step_->store, local_kv(layer), slot_of(layer), step_->pool,
+                                       copies));
   return {};
 }
 
@@ -133,9 +161,10 @@ Status GpuExecutor::end_prefill() {
   const uint32_t last = end_layer() - 1;
   enqueue_last_feed_forward(last, prefill_output(last));
   RETURN_IF_ERROR(advance_weights());
-  RETURN_IF_ERROR(deliver(attention_before(end_layer())));
+  RETURN_IF_ERROR(deliver_all_but(0, end_layer()));
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
-  enqueue(ops_.wait(copies_));
+  for (DeviceStream* copies : deliveries_)
+    if (copies) enqueue(ops_.wait(copies));
   RETURN_IF_ERROR(wait("a step"));
   if (!step_->cancel.fired()) host_->count_prefill(*step_, kv_.count);
   return {};

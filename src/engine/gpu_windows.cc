@@ -54,10 +54,9 @@ Status GpuExecutor::mix_window(uint32_t layer) {
       });
       return {};
     case AttentionMode::gpu_prefill:
-      if (layer > first_layer()) check_and_feed_forward(layer - 1, prefill_output(layer - 1));
-      enqueue_projection(layer, prefill_slot(layer));
+      RETURN_IF_ERROR(project_prefill(layer));
       enqueue_window(layer, prefill_slot(layer), prefill_output(layer));
-      return deliver_before(layer);
+      return copy_down(layer);
   }
   return {};
 }

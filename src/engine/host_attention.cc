@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "base/checked.h"
+
 namespace kvasir {
 
 HostAttention::HostAttention(const Model& model, ThreadPool* pool)
@@ -61,6 +63,15 @@ Status HostAttention::reserve_pages(const StepContext& c) {
   return c.windows ? c.windows->prepare_pages(c.tokens(), pool_, c.step.cancel) : Status();
 }
 
+void HostAttention::reserve_ahead(const StepContext& c) {
+  const auto next = static_cast<uint32_t>(std::min<uint64_t>(c.step.follows, c.tokens()));
+  if (next == 0) return;
+  try {
+    c.store.prepare_ahead(c.tokens() + next, pool_);
+  } catch (const std::bad_alloc&) {  // the next step fails, or finds room
+  }
+}
+
 void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows& rows) {
   const LayerConfig& config = config_.layer(layer);
   const uint32_t n = c.tokens(), kv = config.kv, heads = config.heads;
@@ -71,12 +82,16 @@ void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows&
     store.write(kv, n, rows.k, rows.v);
     return store.observe(kv, n, rows.q, heads);
   }
-  pool_->run(2 * config.kv_heads, [&](uint32_t task, uint32_t) {
-    const uint32_t head = task / 2;
-    if (task % 2) return store.write_values(kv, head, n, rows.v);
-    store.write_keys(kv, head, n, rows.k);
-    store.observe(kv, head, n, rows.q, heads);
+  constexpr uint32_t piece = 256;  // rows of a task
+  pool_->run(2 * config.kv_heads * ceil_div(n, piece), [&](uint32_t task, uint32_t) {
+    const uint32_t head = task / 2 % config.kv_heads, first = task / 2 / config.kv_heads * piece,
+                   end = std::min(n, first + piece);
+    task % 2 ? store.write_values(kv, head, {first, end}, rows.v)
+             : store.write_keys(kv, head, {first, end}, rows.k);
   });
+  if (!store.representatives().known()) return;
+  pool_->run(config.kv_heads,
+             [&](uint32_t head, uint32_t) { store.observe(kv, head, n, rows.q, heads); });
 }
 
 // In the last layer only logits and the newest queries' lse follow from the attention. Which

@@ -23,6 +23,8 @@ class HostAttention {
   enum class GpuWork { none, decode, prefill };  // what a GPU may attend in the step
   Status begin(const StepContext& step, GpuWork gpu);
   Status reserve_pages(const StepContext& step);
+  // Makes a part of the room for the next step's pages, while a GPU computes this one.
+  void reserve_ahead(const StepContext& step);
   // In place of begin() and reserve_pages(), of a layer's chunk in a span.
   Status begin_chunk(const StepContext& step, uint32_t layer);
 

@@ -32,6 +32,7 @@ struct ForwardStep {
   std::span<const AttendedDocument> documents;
   // Where set, documents are scored in its layers, and not attended.
   DocumentScores* scores = nullptr;
+  uint64_t follows = 0;  // tokens of the text after the step
   enum class Logits { none, last, all } want = Logits::none;
   float* logits = nullptr;        // [vocabulary] or [tokens][vocabulary]
   float* hidden = nullptr;        // where set, [tokens][width]: what the output matrix multiplies

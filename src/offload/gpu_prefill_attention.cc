@@ -149,7 +149,7 @@ Status GpuPrefillAttention::make_staging_room() {
                     extents = ceil_div(n_ + shape_.page.page_tokens, shape_.page.extent_tokens()),
                     room = std::max({floats * window_room_, floats * (shape_.page.page_tokens + 1),
                                      std::size_t{layers_} * address_room_ * 2 * sizeof(uint64_t),
-                                     (extents + 1) * (pages_size() + scales_size())});
+                                     turns * (extents + 1) * (pages_size() + scales_size())});
   if (room <= staging_room_) return {};
   staging_room_ = 0, staging_ = {};
   RETURN_IF_ERROR(staging_.allocate(device_, room));
@@ -249,8 +249,8 @@ Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPo
                         : Status();
 }
 
-int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool,
-                                   DeviceStream* stream) {
+int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, std::size_t turn,
+                                   ThreadPool* pool, DeviceStream* stream) {
   const PageStore& pages = store.pages();
   const uint32_t first = pages.pages() / extent_pages;
   const auto end = static_cast<uint32_t>(
@@ -258,9 +258,9 @@ int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, ThreadP
   const std::size_t size = pages_size() + scales_size();
   if (layer == 0) ahead_ = 0;
   if (!store.sealed_ahead(first_ + layer) || end > extents_room() ||
-      (end - first) * size > staging_room_)
+      turns * (end - first) * size > staging_room_)
     return 0;
-  std::byte* staged = staging_.get();
+  std::byte* staged = staging_.get() + turn * (end - first) * size;
   pool->run((end - first) * shape_.kv_heads, [&](uint32_t task, uint32_t) {
     const uint32_t e = task / shape_.kv_heads, h = task % shape_.kv_heads;
     const ExtentView view = pages.extent(first_ + layer, h, first + e);

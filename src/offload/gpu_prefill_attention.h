@@ -49,9 +49,11 @@ class GpuPrefillAttention {
               float* out, float* lse) const;
   // Copies pages of a layer that the store sealed ahead of its commit(), after the stream has
   // computed that layer. The next prepare() then copies less. Does not wait. The caller waits for
-  // the stream before the call for the next layer. Returns an error code of DeviceKernels.
-  // Call committed() after the store has committed the whole step.
-  int put_ahead(const KvStore& store, uint32_t layer, ThreadPool* pool, DeviceStream* stream);
+  // the stream before the next call of the same turn, one of `turns`. Returns an error code of
+  // DeviceKernels. Call committed() after the store has committed the whole step.
+  static constexpr std::size_t turns = 3;
+  int put_ahead(const KvStore& store, uint32_t layer, std::size_t turn, ThreadPool* pool,
+                DeviceStream* stream);
   void committed(const KvStore& store);
   // Frees all GPU memory. No work may be enqueued.
   void release();

@@ -121,6 +121,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   const bool last = done + n == all;
   step->tokens = request.tokens.subspan(done, n);
   step->cancel = request.cancel;
+  step->follows = all - done - n;
   step->queries = recorded_queries();
   if (tracing_ && last) step->trace = trace_.get();
   if (by_plan) {

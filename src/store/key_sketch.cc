@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "backend/parallel_chunks.h"
 #include "base/checked.h"
 #include "base/stamp.h"
 #include "cachefile/format_fields.h"
@@ -22,8 +23,8 @@ namespace {
 
 // Heads whose moments are in memory at once.
 constexpr uint32_t group_heads = 64;
-// Tasks a thread that the moments are divided into, where there are few heads.
-constexpr uint32_t moment_tasks = 4, max_moment_parts = 4;
+// Parts of a moment, where there are few heads. Each part reads all keys of the sample.
+constexpr uint32_t max_moment_parts = 4;
 
 // A workspace per thread, which the thread makes at its first task.
 template <class W>
@@ -48,9 +49,8 @@ class BasesBuild {
              const CancelLatch& latch)
       : pages_(pages), count_(count), queries_(queries), kernels_(kernels), pool_(pool),
         latch_(latch), dim_(pages.shape().page.dim), group_(std::min(group_heads, heads)),
-        bounds_(moment_parts(
-            dim_,
-            std::min<uint32_t>(max_moment_parts, 1 + moment_tasks * pool->threads() / group_))),
+        bounds_(
+            moment_parts(dim_, std::min<uint32_t>(max_moment_parts, 1 + pool->threads() / group_))),
         keys_(make_buffer<float>(group_ * square())),
         factors_(make_buffer<float>(group_ * square())), samples_(*pool), moments_(*pool),
         finders_(*pool) {}
@@ -129,10 +129,12 @@ void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
 
 }  // namespace
 
-KeySketch::Extent KeySketch::new_extent() const {
-  auto* memory = static_cast<int8_t*>(allocate_zeroed(extent_bytes()));
+KeySketch::Extent KeySketch::new_extent(ThreadPool* pool) const {
+  auto* memory = static_cast<int8_t*>(allocate(extent_bytes()));
   if (!memory) throw std::bad_alloc();
   std::shared_ptr<int8_t> owner(memory, [](int8_t* p) { deallocate(p); });
+  parallel_chunks(extent_bytes(), pool,
+                  [&](std::size_t at, std::size_t bytes) { std::memset(memory + at, 0, bytes); });
   return {memory, std::move(owner), new_stamp()};
 }
 
@@ -143,14 +145,15 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
                       page % extent_pages, extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
-void KeySketch::begin(const PageStore& pages, uint32_t count, Build* build) const {
+void KeySketch::begin(const PageStore& pages, uint32_t count, ThreadPool* pool,
+                      Build* build) const {
   build->abandon();
   Build made;
   made.bases_ = std::make_shared<Bases>(2 * shape_.heads_total() * basis_floats());
   made.pages_ = count;
   const std::size_t extents = ceil_div(count, extent_pages);
   made.extents_.reserve(std::max<std::size_t>(extents, pages.extents()));
-  while (made.extents_.size() < extents) made.extents_.push_back(new_extent());
+  while (made.extents_.size() < extents) made.extents_.push_back(new_extent(pool));
   *build = std::move(made);
 }
 
@@ -181,7 +184,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   if (pages.pages() == 0) return {};
   const CancelLatch latch(cancel);
   Build made;
-  begin(pages, pages.pages(), &made);
+  begin(pages, pages.pages(), pool, &made);
   if (!add_heads(pages, 0, shape_.heads_total(), queries, kernels, pool, latch, &made))
     return pages.damaged();
   if (latch.fired())
@@ -194,9 +197,11 @@ void KeySketch::add_layer(const PageStore& pages, uint32_t layer, const QueryMom
                           const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                           Build* build) const {
   const CancelLatch latch(cancel);
-  const bool intact = add_heads(pages, layer * shape_.kv_heads, shape_.kv_heads, queries, kernels,
-                                pool, latch, build);
-  build->layers_ += intact && !latch.fired();
+  const uint32_t first = build->layers_, layers = layer + 1 - first, heads = shape_.kv_heads;
+  if (layers * heads < pool->threads() && layer + 1 < shape_.layers) return;
+  if (add_heads(pages, first * heads, layers * heads, queries, kernels, pool, latch, build) &&
+      !latch.fired())
+    build->layers_ = layer + 1;
 }
 
 void KeySketch::take(Build&& build) {
@@ -212,7 +217,7 @@ Status KeySketch::reserve(uint32_t pages) {
   const uint32_t last = pages_ / extent_pages;  // the extent of the next page
   extents_.resize(std::min<std::size_t>(extents_.size(), last + 1));
   if (last < extents_.size() && !(extents_[last].memory && is_sole(extents_[last].memory))) {
-    Extent copy = new_extent();
+    Extent copy = new_extent(nullptr);
     if (!extents_[last].memory)
       for (uint32_t at = 0; at < shape_.heads_total(); ++at)
         if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, last)) return damaged();
@@ -221,7 +226,7 @@ Status KeySketch::reserve(uint32_t pages) {
   }
   const std::size_t wanted = ceil_div(pages, extent_pages);
   extents_.reserve(wanted);
-  while (extents_.size() < wanted) extents_.push_back(new_extent());
+  while (extents_.size() < wanted) extents_.push_back(new_extent(nullptr));
   return {};
 }
 

@@ -70,9 +70,10 @@ class KeySketch {
   // build() in parts, of pages that a step seals too.
   class Build;
   // Throws std::bad_alloc. The build will cover the first `count` pages.
-  void begin(const PageStore& pages, uint32_t count, Build* build) const;
-  // Adds a layer, whose pages are sealed. Where it does not succeed the build stays incomplete:
-  // the caller tests the cancel token; a damaged page.
+  void begin(const PageStore& pages, uint32_t count, ThreadPool* pool, Build* build) const;
+  // Adds a layer, whose pages are sealed, after those before it. A layer waits for the next ones
+  // where its heads would leave threads idle. Where it does not succeed the build stays
+  // incomplete: the caller tests the cancel token; a damaged page.
   void add_layer(const PageStore& pages, uint32_t layer, const QueryMoment& queries,
                  const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                  Build* build) const;
@@ -138,7 +139,7 @@ class KeySketch {
     return std::size_t{shape_.page.dim} * shape_.page.sketch_dim();
   }
   uint64_t head_bytes() const;  // of the section, before the extents
-  Extent new_extent() const;
+  Extent new_extent(ThreadPool* pool) const;
   void seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page,
             const Kernels& kernels) const;
   bool add_heads(const PageStore& pages, uint32_t first, uint32_t heads, const QueryMoment& queries,

@@ -269,7 +269,7 @@ void KvStore::add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMo
   if (!sealed_ahead_[layer]) return;
   try {
     if (!build->begun())
-      sketch_.begin(pages_, pages_.pages() + pages_after(window_count_ + n), build);
+      sketch_.begin(pages_, pages_.pages() + pages_after(window_count_ + n), pool, build);
     sketch_.add_layer(pages_, layer, queries, kernels, pool, cancel, build);
   } catch (const std::bad_alloc&) {
     build->abandon();
@@ -284,27 +284,27 @@ bool KvStore::take_sketch(KeySketch::Build&& build) {
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool) {
   run_tasks(pool, 2 * shape().kv_heads, [&](uint32_t task, uint32_t) {
-    task % 2 ? write_values(layer, task / 2, n, v) : write_keys(layer, task / 2, n, k);
+    task % 2 ? write_values(layer, task / 2, {0, n}, v) : write_keys(layer, task / 2, {0, n}, k);
   });
 }
 
-void KvStore::write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k) {
+void KvStore::write_keys(uint32_t layer, uint32_t head, RowRange rows, const float* k) {
   const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
-  float* to = window_row(layer, head, 0, window_count_);
+  float* to = window_row(layer, head, 0, window_count_ + rows.first);
   const float* centre =
       centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + head) * dim;
-  for (uint32_t i = 0; i < n; ++i, to += dim) {
+  for (uint32_t i = rows.first; i < rows.end; ++i, to += dim) {
     const float* from = k + (std::size_t{i} * heads + head) * head_dim;
     for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] - (centre ? centre[d] : 0.0f);
     std::fill(to + head_dim, to + dim, 0.0f);
   }
 }
 
-void KvStore::write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v) {
+void KvStore::write_values(uint32_t layer, uint32_t head, RowRange rows, const float* v) {
   if (shape().page.latent) return;
   const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
-  float* to = window_row(layer, head, 1, window_count_);
-  for (uint32_t i = 0; i < n; ++i, to += dim) {
+  float* to = window_row(layer, head, 1, window_count_ + rows.first);
+  for (uint32_t i = rows.first; i < rows.end; ++i, to += dim) {
     std::copy_n(v + (std::size_t{i} * heads + head) * head_dim, head_dim, to);
     std::fill(to + head_dim, to + dim, 0.0f);
   }

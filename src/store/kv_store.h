@@ -168,13 +168,21 @@ class KvStore {
   Status prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool,
                       const Cancel* cancel = nullptr);
   Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
+  // A part of a later prepare_pages(n), while a GPU is at work: PageStore::make_spare.
+  void prepare_ahead(uint32_t n, ThreadPool* pool) {
+    pages_.make_spare(pages_.pages() + pages_after(window_count_ + n), pool);
+  }
   // Writes the step's n tokens of one layer, or of one of its heads. k, v:
   // [n][kv_heads][head_dim], K after RoPE. Calls for different layers and heads may overlap. pool:
   // the threads that write; null: the calling thread.
   void write(uint32_t layer, uint32_t n, const float* k, const float* v,
              ThreadPool* pool = nullptr);
-  void write_keys(uint32_t layer, uint32_t head, uint32_t n, const float* k);
-  void write_values(uint32_t layer, uint32_t head, uint32_t n, const float* v);
+  // Some of the step's rows, which k and v have from the first one on.
+  struct RowRange {
+    uint32_t first, end;
+  };
+  void write_keys(uint32_t layer, uint32_t head, RowRange rows, const float* k);
+  void write_values(uint32_t layer, uint32_t head, RowRange rows, const float* v);
   // After write() of the same layer: finds representatives from the step's queries q,
   // [n][heads * head_dim] after RoPE. Calls may overlap as prepare() was configured.
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);

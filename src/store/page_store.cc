@@ -19,6 +19,11 @@ std::size_t StoreShape::extent_bytes() const {
   return page.pages_size() + page.scales_bytes() + (is_selected() ? page.bounds_bytes() : 0);
 }
 
+PageStore::Spare::Spare() = default;
+PageStore::Spare::Spare(const Spare&) {}
+PageStore::Spare::Spare(Spare&&) noexcept = default;
+PageStore::Spare& PageStore::Spare::operator=(Spare&&) noexcept = default;
+PageStore::Spare::~Spare() = default;
 PageStore::PageStore(const StoreShape& shape, uint32_t pages) : shape_(shape), pages_(pages) {}
 PageStore::PageStore(const StoreShape& shape) : PageStore(shape, 0) {}
 PageStore::PageStore(const PageStore& other) = default;
@@ -226,13 +231,24 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel
   while (slabs_.size() < wanted) {  // slabs made before a failure stay, cleared
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
-    SlabRef slab = new_slab(SlabKind::whole);
-    auto* memory = static_cast<std::byte*>(slab->memory);
-    parallel_chunks(shape_.slab_bytes(), pool,
-                    [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
-    slabs_.push_back(std::move(slab));
+    if (spare_.slabs.empty()) spare_.slabs.push_back(cleared_slab(pool));
+    slabs_.push_back(std::move(spare_.slabs.back()));
+    spare_.slabs.pop_back();
   }
   return {};
+}
+
+void PageStore::make_spare(uint32_t pages, ThreadPool* pool) {
+  if (slabs_.size() + spare_.slabs.size() < ceil_div(pages, extent_pages))
+    spare_.slabs.push_back(cleared_slab(pool));
+}
+
+PageStore::SlabRef PageStore::cleared_slab(ThreadPool* pool) const {
+  SlabRef slab = new_slab(SlabKind::whole);
+  auto* memory = static_cast<std::byte*>(slab->memory);
+  parallel_chunks(shape_.slab_bytes(), pool,
+                  [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
+  return slab;
 }
 
 void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p,

@@ -172,6 +172,9 @@ class PageStore {
   // file is damaged: the copy would look intact. pool: clears and copies slabs; null: the caller
   // does. Code::cancelled, between two slabs: room made so far is kept.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
+  // Makes one slab ahead, where a later reserve() of so many pages would make one. Throws
+  // std::bad_alloc.
+  void make_spare(uint32_t pages, ThreadPool* pool);
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim].
   // Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k,
@@ -194,6 +197,7 @@ class PageStore {
   class Kept;
   enum class SlabKind { whole, summaries };  // which part is in memory; whole: as in private slabs
   SlabRef new_slab(SlabKind kind) const;
+  SlabRef cleared_slab(ThreadPool* pool) const;
   std::size_t pages_bytes() const { return shape_.page.pages_size() * shape_.heads_total(); }
   const CacheFile::Section& section_in(const Slab& slab, format::SectionKind array) const;
   const CacheFile* file() const;  // of the mapped slabs, or null
@@ -205,6 +209,14 @@ class PageStore {
   StoreShape shape_;
   uint32_t pages_ = 0;
   std::vector<SlabRef> slabs_;  // by extent; null: dropped
+  struct Spare {
+    Spare();
+    Spare(const Spare&);  // without slabs: they belong to one store
+    Spare(Spare&&) noexcept;
+    Spare& operator=(Spare&&) noexcept;
+    ~Spare();
+    std::vector<SlabRef> slabs;
+  } spare_;  // made ahead, cleared
   // Of the file of the mapped slabs.
   const CacheFile::Section *mapped_pages_ = nullptr, *mapped_scales_ = nullptr;
   // Selected pages of the mapped slabs, which come first; null without any.

@@ -200,7 +200,7 @@ TEST_CASE("a sketch that is found layer by layer is the one that is found at onc
   KeySketch at_once(shape), by_layer(shape);
   REQUIRE(at_once.build(pages, nullptr, cpu_kernels(), &pool(2), nullptr).ok());
   KeySketch::Build build;
-  by_layer.begin(pages, pages.pages(), &build);
+  by_layer.begin(pages, pages.pages(), &pool(2), &build);
   for (uint32_t l = 0; l < layers; ++l) {
     CHECK_FALSE(build.complete(shape));
     by_layer.add_layer(pages, l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
@@ -211,7 +211,7 @@ TEST_CASE("a sketch that is found layer by layer is the one that is found at onc
   CHECK(by_layer.built_pages() == 70);
   Cancel cancel;
   cancel.fire();
-  by_layer.begin(pages, pages.pages(), &build);
+  by_layer.begin(pages, pages.pages(), &pool(2), &build);
   for (uint32_t l = 0; l < layers; ++l)
     by_layer.add_layer(pages, l, nullptr, cpu_kernels(), &pool(2), &cancel, &build);
   CHECK_FALSE(build.complete(shape));
