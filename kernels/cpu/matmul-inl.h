@@ -13,7 +13,11 @@
 //                           fma, mul, add, sum, to_float
 //   prepare, prepare_panel  quants as row_group and accumulate take them
 //   row_tokens              inputs per pass of the row kernel: 4, or 1 for less code
-//   RowSum, row_group       dot product of one group (256 weights, in registers) with one input
+//   row_pair<Format>        rows of weights per pass of the row kernel: 1 or 2
+//   RowSum, row_group       dot product of one group (256 weights, in registers) of these rows with
+//                           one input. Each block (or each 16 weights that have a scale) is a float
+//                           lane: the integer sum of its products is added, times the scale.
+//   row_totals              the lanes' sums, of each row
 //   tile_bias<Kind>         what a tile's weights lie above their values
 //   pair_sums(p, a, b)      a * p[2 i] + b * p[2 i + 1] for lane i
 //   accumulate              adds the integer products of one run of `width` columns to a tile
@@ -45,6 +49,9 @@ inline bool reads_in_place(const Activations& x) {
 // less than 4 KiB loses, and 8 KiB gains a twentieth. Rows are contiguous, so it reaches into later
 // ones.
 constexpr uint32_t read_ahead = 8192;
+// Larger groups are prefetched to the second-level cache: on Zen 4 Q8_0 gains a fifth by that, Q4_K
+// loses.
+constexpr uint32_t far_bytes = 200;
 
 // One group of an input row.
 struct GroupInput {
@@ -52,6 +59,10 @@ struct GroupInput {
   const float* scale;   // [8]
   const int16_t* sums;  // [16]
 };
+
+// Where word k (four columns) of eight blocks is in a group of lanes (matmul_lanes-inl.h): words of
+// the first halves next to those of the second halves.
+constexpr uint32_t lane_word(uint32_t k) { return 32 * (k % 4 * 2 + k / 4); }
 
 // The columns after the last whole group, padded with zeros to a group.
 struct PaddedGroup {
@@ -111,22 +122,42 @@ constexpr uint32_t max_group_bytes = 272;
 
 // ---- few inputs
 
+template <class Isa, class Format>
+constexpr uint32_t row_pair = Isa::template row_pair<Format>;
+
+// A group of each row of a pass.
+template <class Isa, class Format>
+struct RowGroups {
+  typename Isa::W u[row_pair<Isa, Format>][4];
+  Floats<Isa, scale_count<Format>> scale[row_pair<Isa, Format>], offset[row_pair<Isa, Format>];
+};
+
 template <class Isa, class Format, std::size_t tokens>
-[[gnu::always_inline]] inline void row_group(const uint8_t* p, typename Isa::RowSum (&sum)[tokens],
+[[gnu::always_inline]] inline void row_group(const uint8_t* const* p,
+                                             typename Isa::RowSum (&sum)[tokens],
                                              const GroupInput (&in)[tokens]) {
-  typename Isa::W u[4];
-  Floats<Isa, scale_count<Format>> scale, offset;
-  Format::template quants<Isa>(p, u);
-  Format::template scales<Isa>(p, scale, offset);
-  Isa::template prepare<Format>(u);
-  for (std::size_t t = 0; t < tokens; ++t)
-    Isa::template row_group<Format>(sum[t], u, scale, offset, in[t]);
+  RowGroups<Isa, Format> w;
+  for (uint32_t i = 0; i < row_pair<Isa, Format>; ++i) {
+    Format::template quants<Isa>(p[i], w.u[i]);
+    Format::template scales<Isa>(p[i], w.scale[i], w.offset[i]);
+    Isa::template prepare<Format>(w.u[i]);
+  }
+  for (std::size_t t = 0; t < tokens; ++t) Isa::template row_group<Format>(sum[t], w, in[t]);
 }
 
-// One row of weights with inputs [first, first + tokens).
+// Rows of weights that begin at the same column.
+template <uint32_t rows>
+struct RowPointers {
+  const uint8_t* at[rows];
+  const uint8_t* tail[rows];  // the columns after the last whole group; null: none
+  uint32_t count;             // of rows with a result: the others repeat the last one
+};
+
+// The rows of a pass with inputs [first, first + tokens).
 template <class Isa, class Format, std::size_t tokens>
-void row_product(const uint8_t* row, const uint8_t* tail, const Activations& x, uint32_t first,
-                 const PaddedGroup* padded, Output out) {
+void row_product(const RowPointers<row_pair<Isa, Format>>& rows, const Activations& x,
+                 uint32_t first, const PaddedGroup* padded, Output out) {
+  constexpr uint32_t pair = row_pair<Isa, Format>;
   const uint32_t groups = x.cols / group_weights;
   typename Isa::RowSum sum[tokens];
   GroupInput in[tokens];
@@ -134,21 +165,34 @@ void row_product(const uint8_t* row, const uint8_t* tail, const Activations& x, 
     const std::size_t i = first + t;
     in[t] = {x.q + i * x.cols, x.scale + i * (x.cols / 32), x.sums + i * (x.cols / 16)};
   }
+  const uint8_t* ahead = rows.at[0] + read_ahead + (rows.at[pair - 1] - rows.at[0]);
   // The tail is a round of the same loop: a second copy of its code would be half of the kernels.
-  for (uint32_t g = 0; g < groups + (tail ? 1 : 0); ++g) {
-    const uint8_t* p = row + std::size_t{g} * Format::group_bytes;
+  for (uint32_t g = 0; g < groups + (rows.tail[0] ? 1 : 0); ++g) {
+    const uint8_t* p[pair];
+    for (uint32_t i = 0; i < pair; ++i) p[i] = rows.at[i] + std::size_t{g} * Format::group_bytes;
     if (g == groups) {
-      p = tail;
+      for (uint32_t i = 0; i < pair; ++i) p[i] = rows.tail[i];
       for (std::size_t t = 0; t < tokens; ++t)
         in[t] = {padded[t].q, padded[t].scale, padded[t].sums};
     }
-    for (uint32_t b = 0; b < Format::group_bytes; b += 64) __builtin_prefetch(p + read_ahead + b);
+    for (uint32_t b = 0; b < pair * Format::group_bytes; b += 64)
+      __builtin_prefetch(ahead + b, 0, Format::group_bytes > far_bytes ? 2 : 3);
+    ahead += pair * Format::group_bytes;
     row_group<Isa, Format, tokens>(p, sum, in);
     for (GroupInput& each : in) each = {each.q + 256, each.scale + 8, each.sums + 16};
   }
-  for (std::size_t t = 0; t < tokens; ++t)
-    out.y[(first + t) * out.stride] = Isa::total(sum[t]) * out.scale;
+  for (std::size_t t = 0; t < tokens; ++t) {
+    float totals[pair];
+    Isa::template row_totals<Format>(sum[t], totals);
+    for (uint32_t i = 0; i < rows.count; ++i)
+      out.y[(first + t) * out.stride + i] = totals[i] * out.scale;
+  }
 }
+
+// Rows [begin, end) of the output.
+struct RowRange {
+  uint32_t begin, end;
+};
 
 // Calls f for each `few` inputs.
 template <class F>
@@ -161,32 +205,35 @@ void for_passes(const Activations& x, Output out, F&& f) {
 template <class Isa, class Format>
 void few_products(const WeightView& w, const Activations& x, Output out, uint32_t row_begin,
                   uint32_t row_end) {
+  constexpr uint32_t pair = row_pair<Isa, Format>;
   PaddedGroup padded[few];
-  alignas(64) uint8_t last[Format::group_bytes] = {};
+  alignas(64) uint8_t last[pair][Format::group_bytes] = {};
   const uint32_t whole = w.cols / group_weights * group_weights, rest = w.cols - whole;
   for (std::size_t i = 0; rest && i < x.n; ++i) {
     std::memcpy(padded[i].q, x.q + i * x.cols + whole, rest);
     std::memcpy(padded[i].scale, x.scale + (i * x.cols + whole) / 32, rest / 32 * sizeof(float));
     std::memcpy(padded[i].sums, x.sums + (i * x.cols + whole) / 16, rest / 16 * sizeof(int16_t));
   }
-  for (uint32_t r = row_begin; r < row_end; ++r) {
-    const auto* row = reinterpret_cast<const uint8_t*>(w.data) + r * w.row_bytes;
-    const uint8_t* tail = nullptr;
-    if (rest) {
-      std::memcpy(last, row + whole / Format::block * Format::block_bytes,
+  for (uint32_t r = row_begin; r < row_end; r += pair) {
+    RowPointers<pair> rows{{}, {}, row_end - r < pair ? row_end - r : pair};
+    for (uint32_t i = 0; i < pair; ++i) {
+      rows.at[i] = reinterpret_cast<const uint8_t*>(w.data) +
+                   (r + (i < rows.count ? i : rows.count - 1)) * w.row_bytes;
+      if (!rest) continue;
+      std::memcpy(last[i], rows.at[i] + whole / Format::block * Format::block_bytes,
                   rest / Format::block * Format::block_bytes);
-      tail = last;
+      rows.tail[i] = last[i];
     }
     const Output y = {out.y + r, out.stride, out.scale};
     constexpr bool by_four = Isa::row_tokens >= 4, by_two = by_four && !Format::is_gathered;
     for (uint32_t i = 0; i < x.n;) {
       const uint32_t left = x.n - i;
       if (by_four && left >= 4) {
-        row_product<Isa, Format, by_four ? 4 : 1>(row, tail, x, i, padded + i, y), i += 4;
+        row_product<Isa, Format, by_four ? 4 : 1>(rows, x, i, padded + i, y), i += 4;
       } else if (by_two && left >= 2) {
-        row_product<Isa, Format, by_two ? 2 : 1>(row, tail, x, i, padded + i, y), i += 2;
+        row_product<Isa, Format, by_two ? 2 : 1>(rows, x, i, padded + i, y), i += 2;
       } else {
-        row_product<Isa, Format, 1>(row, tail, x, i, padded + i, y), i += 1;
+        row_product<Isa, Format, 1>(rows, x, i, padded + i, y), i += 1;
       }
     }
   }

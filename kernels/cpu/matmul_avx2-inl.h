@@ -211,65 +211,162 @@ struct Avx2 {
   }
   static __m256i widen_pairs(__m256i v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 
+  // A lane of a register is a block, or in formats with two scales a half of one: register 0 has
+  // the first halves, register 1 the second ones.
+  template <class Format>
+  static constexpr uint32_t row_pair = 1;
+
   struct RowSum {
     F f[2] = {zero(), zero()};
-    F offset = zero();
   };
-  static float total(const RowSum& s) { return sum(add(add(s.f[0], s.f[1]), s.offset)); }
 
   template <class Format>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4],
-                                                      const Floats<scale_count<Format>>& scale,
-                                                      const Floats<scale_count<Format>>& offset,
+  static void row_totals(const RowSum& s, float* out) {
+    *out = sum(Format::width == 32 ? s.f[0] : add(s.f[0], s.f[1]));
+  }
+
+  // first * the sum of a block's first half + second * the other one's.
+  static I sums_times(const int16_t* sums, int first, int second) {
+    return _mm256_madd_epi16(load32(sums), _mm256_set1_epi32((first & 0xffff) | second * 65536));
+  }
+  // a * the input's sum in each lane of register h.
+  template <class Format>
+  static I lane_sums(const int16_t* sums, uint32_t h, int a) {
+    if constexpr (Format::width == 32) return sums_times(sums, a, a);
+    else return h == 0 ? sums_times(sums, a, 0) : sums_times(sums, 0, a);
+  }
+
+  // sum + scale * products (+ the input's sum * offset)
+  template <class Format>
+  static F add_products(F sum, I products, F scale, F offset, F in_scale, const int16_t* in_sums,
+                        uint32_t h) {
+    sum = fma(to_float(products), mul(scale, in_scale), sum);
+    if constexpr (Format::has_offset)
+      sum = fma(mul(to_float(lane_sums<Format>(in_sums, h, 1)), in_scale), offset, sum);
+    return sum;
+  }
+
+  // Scales of the halves h of blocks, of those of all halves.
+  static F by_half(const Floats<16>& v, uint32_t h) {
+    const F mixed =
+        h == 0 ? _mm256_shuffle_ps(v.v[0], v.v[1], 0x88) : _mm256_shuffle_ps(v.v[0], v.v[1], 0xdd);
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(mixed), 0xd8));
+  }
+  static F by_half(const Floats<8>& v, uint32_t) { return v.v[0]; }
+
+  template <class Format, class Groups>
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const Groups& w,
                                                       const GroupInput& in) {
-    row_group<Format>(sum, u, scale, offset, in,
-                      [](__m256i w, __m256i a) { return widen_pairs(pairs<Format>(w, a)); });
+    row_group<Format>(sum, w, in,
+                      [](__m256i u, __m256i a) { return widen_pairs(pairs<Format>(u, a)); });
   }
 
   // dot(w, a): in each lane the sum of four products.
-  template <class Format, class Dot>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4],
-                                                      const Floats<scale_count<Format>>& scale,
-                                                      const Floats<scale_count<Format>>& offset,
+  template <class Format, class Groups, class Dot>
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const Groups& w,
                                                       const GroupInput& in, Dot&& dot) {
+    I d[8];
+    for (uint32_t b = 0; b < 8; ++b) d[b] = dot(w.u[0][b / 2].v[b % 2], load32(in.q + 32 * b));
+    const I low = _mm256_hadd_epi32(_mm256_hadd_epi32(d[0], d[1]), _mm256_hadd_epi32(d[2], d[3])),
+            high = _mm256_hadd_epi32(_mm256_hadd_epi32(d[4], d[5]), _mm256_hadd_epi32(d[6], d[7]));
+    I products[2] = {_mm256_permute2x128_si256(low, high, 0x20),
+                     _mm256_permute2x128_si256(low, high, 0x31)};
     constexpr bool wide = Format::width == 32;
-    alignas(32) float scales[scale_count<Format>];
-    const __m256 in_scale = _mm256_loadu_ps(in.scale);
-    const __m256i sums = load32(in.sums);
-    if constexpr (wide) {
-      store(scales, Floats<8>{{mul(scale.v[0], in_scale)}});
-      if constexpr (Format::has_offset) {
-        sum.offset = fma(mul(to_float(widen_pairs(sums)), in_scale), offset.v[0], sum.offset);
-      }
-    } else {
-      const __m256 low = _mm256_unpacklo_ps(in_scale, in_scale),
-                   high = _mm256_unpackhi_ps(in_scale, in_scale);
-      const __m256 twice[2] = {_mm256_permute2f128_ps(low, high, 0x20),
-                               _mm256_permute2f128_ps(low, high, 0x31)};
-      store(scales, Floats<16>{{mul(scale.v[0], twice[0]), mul(scale.v[1], twice[1])}});
-      if constexpr (Format::has_offset) {
-        const __m256i sums_low = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(sums));
-        const __m256i sums_high = _mm256_cvtepi16_epi32(_mm256_extracti128_si256(sums, 1));
-        sum.offset = fma(mul(to_float(sums_low), twice[0]), offset.v[0], sum.offset);
-        sum.offset = fma(mul(to_float(sums_high), twice[1]), offset.v[1], sum.offset);
+    if constexpr (wide) products[0] = iadd(products[0], products[1]);
+    const F in_scale = load(in.scale);
+    for (uint32_t h = 0; h < (wide ? 1 : 2); ++h) {
+      if constexpr (Format::zero != 0)
+        products[h] =
+            iadd(products[h], lane_sums<Format>(in.sums, h, -static_cast<int>(Format::zero)));
+      F offset = zero();
+      if constexpr (Format::has_offset) offset = by_half(w.offset[0], h);
+      sum.f[h] = add_products<Format>(sum.f[h], products[h], by_half(w.scale[0], h), offset,
+                                      in_scale, in.sums, h);
+    }
+  }
+
+  // ---- products of several inputs: see matmul_lanes-inl.h. Four registers of sums: of four rows,
+  // or of two rows with two halves.
+  static constexpr bool has_lanes = true;
+  static constexpr uint8_t lane_block[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  template <class Kind>
+  static constexpr uint32_t lane_rows = Kind::width == 32 ? 4 : 2;
+
+  struct LaneSum {
+    F f[4];
+  };
+  template <class Kind>
+  struct LaneWeights {
+    I w[lane_rows<Kind>][8];  // word k of every block
+    F scale[4], offset[4];
+  };
+
+  template <class Kind>
+  [[gnu::always_inline]] static inline void lane_weights(const Group* groups,
+                                                         LaneWeights<Kind>& out) {
+    constexpr uint32_t halves = 32 / Kind::width;
+    const auto scales = [](const float* p, uint32_t h) {
+      return halves == 1 ? load(p) : by_half(Floats<16>{{load(p), load(p + 8)}}, h);
+    };
+    for (uint32_t r = 0; r < lane_rows<Kind>; ++r) {
+      transpose(groups[r].u, 32, reinterpret_cast<uint8_t*>(out.w[r]), 32);
+      for (uint32_t h = 0; h < halves; ++h) {
+        out.scale[r * halves + h] = scales(groups[r].scale, h);
+        if constexpr (Kind::has_offset) out.offset[r * halves + h] = scales(groups[r].offset, h);
       }
     }
-    for (uint32_t b = 0; b < 8; ++b) {
-      I products = dot(u[b / 2].v[b % 2], load32(in.q + 32 * b));
-      if constexpr (Format::zero != 0) {
-        // Both sums of the block are in every lane; one lane of each run takes its own.
-        constexpr int z = -static_cast<int>(Format::zero);
-        constexpr int first = z & 0xffff, second = z * 65536;
-        const I pair = _mm256_set1_epi32(kvasir::load<int>(in.sums + 2 * b));
-        const I weight = wide ? _mm256_setr_epi32(first + second, 0, 0, 0, 0, 0, 0, 0)
-                              : _mm256_setr_epi32(first, 0, 0, 0, second, 0, 0, 0);
-        products = _mm256_add_epi32(products, _mm256_madd_epi16(pair, weight));
+  }
+
+  // start + the products of words [first, first + Kind::width / 4) of all blocks.
+  template <class Kind>
+  [[gnu::always_inline]] static inline I lane_products(I start, const I* w, const int8_t* q,
+                                                       uint32_t first) {
+    constexpr uint32_t fits = 32767 / (2 * 127 * Kind::max), words = Kind::width / 4;
+    constexpr uint32_t steps = fits >= 8 ? 8 : fits >= 4 ? 4 : fits >= 2 ? 2 : 1;
+    constexpr uint32_t step = steps < words ? steps : words;
+#pragma GCC unroll 8
+    for (uint32_t k = first; k < first + words; k += step) {
+      I part;
+#pragma GCC unroll 8
+      for (uint32_t i = 0; i < step; ++i) {
+        const I p = pairs<Kind>(w[k + i], load32(q + lane_word(k + i)));
+        part = i == 0 ? p : _mm256_add_epi16(part, p);
       }
-      const F s = wide ? _mm256_broadcast_ss(scales + b)
-                       : _mm256_set_m128(_mm_broadcast_ss(scales + 2 * b + 1),
-                                         _mm_broadcast_ss(scales + 2 * b));
-      sum.f[b % 2] = fma(to_float(products), s, sum.f[b % 2]);
+      start = iadd(start, widen_pairs(part));
     }
+    return start;
+  }
+
+  template <class Kind, class Input>
+  [[gnu::always_inline]] static inline void lane_group(LaneSum& sum, const LaneWeights<Kind>& w,
+                                                       const Input& in) {
+    lane_group<Kind, static_cast<int>(Kind::zero)>(
+        sum, w, in, [](I start, const I* u, const int8_t* q, uint32_t first) {
+          return lane_products<Kind>(start, u, q, first);
+        });
+  }
+
+  template <class Kind, int bias, class Input, class Products>
+  [[gnu::always_inline]] static inline void lane_group(LaneSum& sum, const LaneWeights<Kind>& w,
+                                                       const Input& in, Products&& products) {
+    constexpr uint32_t halves = 32 / Kind::width;
+    const F in_scale = load(in.scale);
+#pragma GCC unroll 2
+    for (uint32_t h = 0; h < halves; ++h) {
+      const I start = bias == 0 ? _mm256_setzero_si256() : lane_sums<Kind>(in.sums, h, -bias);
+#pragma GCC unroll 4
+      for (uint32_t r = 0; r < lane_rows<Kind>; ++r) {
+        F& to = sum.f[r * halves + h];
+        to = add_products<Kind>(to, products(start, w.w[r], in.q, 4 * h), w.scale[r * halves + h],
+                                w.offset[r * halves + h], in_scale, in.sums, h);
+      }
+    }
+  }
+
+  template <class Kind>
+  static void lane_totals(const LaneSum& s, float* out) {
+    for (uint32_t r = 0; r < lane_rows<Kind>; ++r)
+      out[r] = sum(Kind::width == 32 ? s.f[r] : add(s.f[2 * r], s.f[2 * r + 1]));
   }
 
   template <class Kind>

@@ -174,70 +174,193 @@ struct Avx512 {
     prepare<Format>(u);
   }
 
+  // The lanes are those of Avx2: blocks, or the first and the second halves of blocks. A register
+  // has the blocks of two rows, or the halves of one.
+  template <class Format>
+  static constexpr uint32_t row_pair = Format::width == 32 ? 2 : 1;
+
   struct RowSum {
-    F f[4] = {zero(), zero(), zero(), zero()};
-    F offset = zero();
+    F f = zero();
   };
 
-  // The words of a 64-weight step that subtract the bias: one (or one per 16 weights) of the lanes
-  // in which the block is summed.
-  template <class Format>
-  static I row_bias() {
-    constexpr int both = static_cast<int>(static_cast<uint32_t>(-bias<Format>) << 16 |
-                                          (static_cast<uint32_t>(-bias<Format>) & 0xffff));
-    constexpr int first = both & 0xffff,
-                  second = static_cast<int>(static_cast<uint32_t>(both) & 0xffff0000u);
-    // Even lanes hold the input sums of weights 0-15 and 16-31, odd ones those of 32-47 and 48-63.
-    if constexpr (Format::width == 32)
-      return _mm512_setr_epi32(both, 0, 0, 0, 0, 0, 0, 0, 0, both, 0, 0, 0, 0, 0, 0);
-    else return _mm512_setr_epi32(first, 0, 0, 0, second, 0, 0, 0, 0, first, 0, 0, 0, second, 0, 0);
+  static __m256 low_half(__m512 v) { return _mm512_castps512_ps256(v); }
+  static __m256 high_half(__m512 v) { return _mm512_extractf32x8_ps(v, 1); }
+  static __m512 both(__m256 low, __m256 high) {
+    return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+  }
+  static __m512 twice(__m256 v) { return _mm512_broadcast_f32x8(v); }
+  static float sum(__m256 v) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
   }
 
-  // Lane i of step j takes scale i * 4 / width + 64 / width * j.
   template <class Format>
-  static I scale_index(int j) {
-    constexpr int shift = Format::width == 32 ? 3 : 2;
-    const I lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_add_epi32(_mm512_srli_epi32(lane, shift),
-                            _mm512_set1_epi32(j * static_cast<int>(64 / Format::width)));
+  static void totals(F v, float* out) {
+    if constexpr (Format::width == 32) out[0] = sum(low_half(v)), out[1] = sum(high_half(v));
+    else out[0] = sum(_mm256_add_ps(low_half(v), high_half(v)));
+  }
+  template <class Format>
+  static void row_totals(const RowSum& s, float* out) {
+    totals<Format>(s.f, out);
   }
 
-  template <class Format, class Scales>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4], Scales scale,
-                                                      Scales offset, const GroupInput& in) {
-    const __m256 in_scale = _mm256_loadu_ps(in.scale);
-    const __m256i in_sums = load32(reinterpret_cast<const uint8_t*>(in.sums));
-    F scales;
+  // a * the sums of the halves of blocks, first + first or second + second in the lanes of a block.
+  static __m256i sums_times(const int16_t* sums, int first, int second) {
+    return _mm256_madd_epi16(load32(reinterpret_cast<const uint8_t*>(sums)),
+                             _mm256_set1_epi32((first & 0xffff) | second * 65536));
+  }
+  // a * the input's sum in each lane.
+  template <class Format>
+  static I lane_sums(const int16_t* sums, int a) {
+    if constexpr (Format::width == 32) return _mm512_broadcast_i64x4(sums_times(sums, a, a));
+    else
+      return _mm512_inserti64x4(_mm512_castsi256_si512(sums_times(sums, a, 0)),
+                                sums_times(sums, 0, a), 1);
+  }
+
+  // sum + scale * products (+ the input's sum * offset)
+  template <class Format>
+  static F add_products(F sum, I products, F scale, F offset, const float* in_scale,
+                        const int16_t* in_sums) {
+    const F in = twice(_mm256_loadu_ps(in_scale));
+    sum = fma(to_float(products), mul(scale, in), sum);
+    if constexpr (Format::has_offset)
+      sum = fma(mul(to_float(lane_sums<Format>(in_sums, 1)), in), offset, sum);
+    return sum;
+  }
+
+  // Of a group of one row: [first halves of blocks 0 2 4 6][second halves][1 3 5 7][likewise].
+  static I half_sums(const W (&u)[4], const int8_t* q) {
+    I d[4];
+    for (int j = 0; j < 4; ++j)
+      d[j] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), u[j], _mm512_loadu_si512(q + 64 * j));
+    const I a = iadd(_mm512_unpacklo_epi32(d[0], d[1]), _mm512_unpackhi_epi32(d[0], d[1]));
+    const I b = iadd(_mm512_unpacklo_epi32(d[2], d[3]), _mm512_unpackhi_epi32(d[2], d[3]));
+    return iadd(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+  }
+
+  // Scales of halves of blocks, the first ones before the second ones.
+  static F by_half(F v) {
+    return _mm512_permutexvar_ps(
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15), v);
+  }
+
+  template <class Format, class Groups>
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const Groups& w,
+                                                      const GroupInput& in) {
+    I products;
+    F scale, offset = zero();
     if constexpr (Format::width == 32) {
-      scales = _mm512_castps256_ps512(_mm256_mul_ps(scale, in_scale));
-      if constexpr (Format::has_offset) {
-        const __m256 totals = _mm256_cvtepi32_ps(_mm256_madd_epi16(in_sums, _mm256_set1_epi16(1)));
-        const __m256 part = _mm256_mul_ps(_mm256_mul_ps(totals, in_scale), offset);
-        sum.offset = _mm512_add_ps(sum.offset, _mm512_zextps256_ps512(part));
-      }
+      const I a = half_sums(w.u[0], in.q), b = half_sums(w.u[1], in.q);
+      products = iadd(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+      products = _mm512_permutexvar_epi32(
+          _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15), products);
+      scale = both(w.scale[0], w.scale[1]);
+      if constexpr (Format::has_offset) offset = both(w.offset[0], w.offset[1]);
     } else {
-      const I twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-      const F in_scales = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(in_scale));
-      scales = _mm512_mul_ps(scale, in_scales);
-      if constexpr (Format::has_offset) {
-        const F totals = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(in_sums));
-        sum.offset = _mm512_fmadd_ps(_mm512_mul_ps(totals, in_scales), offset, sum.offset);
-      }
+      products = _mm512_permutexvar_epi32(
+          _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15),
+          half_sums(w.u[0], in.q));
+      scale = by_half(w.scale[0]);
+      if constexpr (Format::has_offset) offset = by_half(w.offset[0]);
     }
-    for (int j = 0; j < 4; ++j) {
-      I products = _mm512_setzero_si512();
-      if constexpr (bias<Format> != 0) {
-        products = _mm512_madd_epi16(_mm512_set1_epi64(kvasir::load<long long>(in.sums + 4 * j)),
-                                     row_bias<Format>());
-      }
-      products = _mm512_dpbusd_epi32(products, u[j], _mm512_loadu_si512(in.q + 64 * j));
-      sum.f[j] = _mm512_fmadd_ps(to_float(products),
-                                 _mm512_permutexvar_ps(scale_index<Format>(j), scales), sum.f[j]);
+    if constexpr (bias<Format> != 0)
+      products = iadd(products, lane_sums<Format>(in.sums, -bias<Format>));
+    sum.f = add_products<Format>(sum.f, products, scale, offset, in.scale, in.sums);
+  }
+
+  // ---- products of several inputs: see matmul_lanes-inl.h. Two registers of sums.
+  static constexpr bool has_lanes = true;
+  static constexpr uint8_t lane_block[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+  template <class Kind>
+  static constexpr uint32_t lane_rows = Kind::width == 32 ? 4 : 2;
+
+  struct LaneSum {
+    F f[2];
+  };
+  template <class Kind>
+  struct LaneWeights {
+    static constexpr std::size_t words = Kind::width / 4;
+    I w[2][words];
+    F scale[2], offset[2];
+  };
+
+  // Word k of [first halves of blocks 0 2 4 6][second halves][1 3 5 7][likewise].
+  template <class Kind>
+  static void half_words(const Group& group, I (&out)[4]) {
+    W u[4];
+    for (int j = 0; j < 4; ++j) u[j] = load64(group.u + 64 * j);
+    prepare<Kind>(u);
+    const I a = _mm512_unpacklo_epi32(u[0], u[1]), b = _mm512_unpackhi_epi32(u[0], u[1]);
+    const I c = _mm512_unpacklo_epi32(u[2], u[3]), d = _mm512_unpackhi_epi32(u[2], u[3]);
+    out[0] = _mm512_unpacklo_epi64(a, c), out[1] = _mm512_unpackhi_epi64(a, c);
+    out[2] = _mm512_unpacklo_epi64(b, d), out[3] = _mm512_unpackhi_epi64(b, d);
+  }
+
+  template <class Kind>
+  static F lane_scales(const float* p, const float* q) {
+    if constexpr (Kind::width == 32) {
+      const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
+      return both(_mm256_permutevar8x32_ps(_mm256_load_ps(p), order),
+                  _mm256_permutevar8x32_ps(_mm256_load_ps(q), order));
+    } else {
+      return _mm512_permutexvar_ps(
+          _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15),
+          _mm512_load_ps(p));
     }
   }
 
-  static float total(const RowSum& s) {
-    return sum(add(add(add(s.f[0], s.f[1]), add(s.f[2], s.f[3])), s.offset));
+  template <class Kind>
+  [[gnu::always_inline]] static inline void lane_weights(const Group* groups,
+                                                         LaneWeights<Kind>& out) {
+    for (int v = 0; v < 2; ++v) {
+      constexpr bool wide = Kind::width == 32;
+      const Group& first = groups[wide ? 2 * v : v];
+      const Group& second = groups[wide ? 2 * v + 1 : v];
+      I a[4];
+      half_words<Kind>(first, a);
+      if constexpr (wide) {
+        I b[4];
+        half_words<Kind>(second, b);
+        for (int k = 0; k < 4; ++k) {
+          out.w[v][2 * k] = _mm512_shuffle_i32x4(a[k], b[k], 0x88);
+          out.w[v][2 * k + 1] = _mm512_shuffle_i32x4(a[k], b[k], 0xdd);
+        }
+      } else {
+        for (int k = 0; k < 4; ++k) out.w[v][k] = _mm512_shuffle_i32x4(a[k], a[k], 0xd8);
+      }
+      out.scale[v] = lane_scales<Kind>(first.scale, second.scale);
+      if constexpr (Kind::has_offset)
+        out.offset[v] = lane_scales<Kind>(first.offset, second.offset);
+    }
+  }
+
+  template <class Kind, class Input>
+  [[gnu::always_inline]] static inline void lane_group(LaneSum& sum, const LaneWeights<Kind>& w,
+                                                       const Input& in) {
+    I products[2];
+    products[0] = bias<Kind> != 0 ? lane_sums<Kind>(in.sums, -bias<Kind>) : _mm512_setzero_si512();
+    products[1] = products[0];
+#pragma GCC unroll 8
+    for (std::size_t k = 0; k < LaneWeights<Kind>::words; ++k) {
+      I a;
+      if constexpr (Kind::width == 32)
+        a = _mm512_broadcast_i64x4(load32(reinterpret_cast<const uint8_t*>(in.q) + 32 * k));
+      else a = _mm512_load_si512(in.q + 64 * k);
+      products[0] = _mm512_dpbusd_epi32(products[0], w.w[0][k], a);
+      products[1] = _mm512_dpbusd_epi32(products[1], w.w[1][k], a);
+    }
+    for (std::size_t v = 0; v < 2; ++v)
+      sum.f[v] =
+          add_products<Kind>(sum.f[v], products[v], w.scale[v], w.offset[v], in.scale, in.sums);
+  }
+
+  template <class Kind>
+  static void lane_totals(const LaneSum& s, float* out) {
+    const I order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    constexpr int rows = Kind::width == 32 ? 2 : 1;
+    for (int v = 0; v < 2; ++v) totals<Kind>(_mm512_permutexvar_ps(order, s.f[v]), out + rows * v);
   }
 
   template <class Kind>

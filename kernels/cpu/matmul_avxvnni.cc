@@ -24,15 +24,13 @@ struct AvxVnni : Avx2 {
 
   // Rows have the lanes and the order of AVX2's sums, so that answers have the same bits: signed
   // weights move their sign to the input.
-  template <class Format>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4],
-                                                      const Floats<scale_count<Format>>& scale,
-                                                      const Floats<scale_count<Format>>& offset,
+  template <class Format, class Groups>
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const Groups& w,
                                                       const GroupInput& in) {
-    Avx2::row_group<Format>(sum, u, scale, offset, in, [](I w, I a) {
+    Avx2::row_group<Format>(sum, w, in, [](I u, I a) {
       if constexpr (Format::is_signed)
-        return dot(_mm256_setzero_si256(), _mm256_abs_epi8(w), _mm256_sign_epi8(a, w));
-      else return dot(_mm256_setzero_si256(), w, a);
+        return dot(_mm256_setzero_si256(), _mm256_abs_epi8(u), _mm256_sign_epi8(a, u));
+      else return dot(_mm256_setzero_si256(), u, a);
     });
   }
 
@@ -48,6 +46,28 @@ struct AvxVnni : Avx2 {
         for (I& each : w.v) each = _mm256_xor_si256(each, _mm256_set1_epi8(-128));
       }
     }
+  }
+
+  template <class Kind>
+  [[gnu::always_inline]] static inline void lane_weights(const Group* groups,
+                                                         LaneWeights<Kind>& out) {
+    Avx2::lane_weights<Kind>(groups, out);
+    if constexpr (Kind::is_signed) {
+      for (auto& row : out.w)
+        for (I& each : row) each = _mm256_xor_si256(each, _mm256_set1_epi8(-128));
+    }
+  }
+
+  template <class Kind, class Input>
+  [[gnu::always_inline]] static inline void lane_group(LaneSum& sum, const LaneWeights<Kind>& w,
+                                                       const Input& in) {
+    Avx2::lane_group<Kind, tile_bias<Kind>>(
+        sum, w, in, [](I start, const I* u, const int8_t* q, uint32_t first) {
+#pragma GCC unroll 8
+          for (uint32_t k = first; k < first + Kind::width / 4; ++k)
+            start = dot(start, u[k], load32(q + lane_word(k)));
+          return start;
+        });
   }
 
   template <class Kind, std::size_t tokens>

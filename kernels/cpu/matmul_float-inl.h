@@ -255,6 +255,8 @@ void byte_matmul(const WeightView& w, const Activations& x, Output out, RowRange
         if (!reads_in_place(x)) {
           many_products<Isa, KindOf<Isa, Format>>(w, decoder_of<Isa, Format>, x, out, range,
                                                   *reinterpret_cast<Panel<Isa>*>(scratch));
+        } else if (x.lanes) {
+          lane_products<Isa, KindOf<Isa, Format>>(w, decoder_of<Isa, Format>, x, out, range);
         } else if constexpr (Format::is_gathered) {
           by_others();
         } else {
@@ -303,6 +305,9 @@ template <class Isa>
 void fill_matmul(Kernels& k) {
   k.matmul = matmul<Isa>;
   k.matmul_scratch = matmul_scratch<Isa>;
+  k.lane_bytes = [](uint32_t, uint32_t) { return std::size_t{0}; };
+  k.to_lanes = [](const Activations&, uint32_t, uint32_t, std::byte*) {};
+  if constexpr (Isa::has_lanes) k.lane_bytes = lane_bytes<Isa>, k.to_lanes = to_lanes<Isa>;
   k.matmul_rows = panel_rows<Isa>;
   k.dequantize_row = dequantize_row<Isa>;
 }

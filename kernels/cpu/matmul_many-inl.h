@@ -2,7 +2,7 @@
 // Decoder.
 #pragma once
 
-#include "matmul-inl.h"
+#include "matmul_lanes-inl.h"
 
 namespace kvasir {
 namespace {
@@ -260,11 +260,6 @@ void for_tiles(uint32_t n, F&& f) {
   rest_of_tiles<half>(i, n, f);
 }
 
-// Rows [begin, end) of the output.
-struct RowRange {
-  uint32_t begin, end;
-};
-
 template <class Isa, class Kind>
 void many_products(const WeightView& w, const Decoder& format, const Activations& x, Output out,
                    RowRange range, Panel<Isa>& panel) {
@@ -287,6 +282,9 @@ template <class Isa, class Format>
 void products(const WeightView& w, const Activations& x, Output out, RowRange range,
               std::byte* scratch) {
   if (reads_in_place(x)) {
+    if constexpr (Isa::has_lanes)
+      if (x.lanes)
+        return lane_products<Isa, KindOf<Isa, Format>>(w, decoder_of<Isa, Format>, x, out, range);
     for_passes(x, out, [&](const Activations& some, Output y) {
       few_products<Isa, Format>(w, some, y, range.begin, range.end);
     });

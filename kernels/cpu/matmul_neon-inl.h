@@ -208,20 +208,35 @@ struct Neon {
     prepare<Format>(u);
   }
 
+  static constexpr bool has_lanes = false;
+  template <class Format>
+  static constexpr uint32_t row_pair = 1;
+
+  // A lane is a run of `width` weights.
   struct RowSum {
     F f[4] = {zero(), zero(), zero(), zero()};
   };
-  static float total(const RowSum& s) { return sum(add(add(s.f[0], s.f[1]), add(s.f[2], s.f[3]))); }
-
   template <class Format>
-  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const W (&u)[4],
-                                                      const Floats<scale_count<Format>>& scale,
-                                                      const Floats<scale_count<Format>>& offset,
+  static void row_totals(const RowSum& s, float* out) {
+    *out = sum(add(add(s.f[0], s.f[1]), add(s.f[2], s.f[3])));
+  }
+
+  // The sums of the products of 16 columns, or 32.
+  template <std::size_t quarters>
+  static I run_products(const uint8x16_t* w, const int8_t* q) {
+    I products = vdupq_n_s32(0);
+    for (std::size_t i = 0; i < quarters; ++i)
+      products = vdotq_s32(products, vreinterpretq_s8_u8(w[i]), vld1q_s8(q + 16 * i));
+    return products;
+  }
+
+  template <class Format, class Groups>
+  [[gnu::always_inline]] static inline void row_group(RowSum& sum, const Groups& w,
                                                       const GroupInput& in) {
     constexpr bool wide = Format::width == 32;
-    constexpr std::size_t vectors = scale_count<Format> / 4;
+    constexpr std::size_t vectors = scale_count<Format> / 4, quarters = wide ? 2 : 1;
     const float32x4_t in_scale[2] = {vld1q_f32(in.scale), vld1q_f32(in.scale + 4)};
-    float32x4_t scales[vectors], in_scales[vectors];
+    float32x4_t in_scales[vectors];
     if constexpr (wide) {
       in_scales[0] = in_scale[0], in_scales[1] = in_scale[1];
     } else {
@@ -231,28 +246,18 @@ struct Neon {
       }
     }
     for (std::size_t i = 0; i < vectors; ++i) {
-      scales[i] = mul(scale.v[i], in_scales[i]);
+      I d[4];
+      for (std::size_t k = 0; k < 4; ++k) {
+        const std::size_t at = quarters * (4 * i + k);  // in 16 columns
+        d[k] = run_products<quarters>(&w.u[0][at / 4].v[at % 4], in.q + 16 * at);
+      }
+      const I products = vpaddq_s32(vpaddq_s32(d[0], d[1]), vpaddq_s32(d[2], d[3]));
+      sum.f[i] = fma(to_float(products), mul(w.scale[0].v[i], in_scales[i]), sum.f[i]);
       if constexpr (Format::has_offset) {
         I sums;
         if constexpr (wide) sums = vpaddlq_s16(vld1q_s16(in.sums + 8 * i));
         else sums = vmovl_s16(vld1_s16(in.sums + 4 * i));
-        sum.f[i] = fma(mul(to_float(sums), in_scales[i]), offset.v[i], sum.f[i]);
-      }
-    }
-    for (std::size_t b = 0; b < 8; ++b) {
-      const auto w = [&](std::size_t i) { return vreinterpretq_s8_u8(u[b / 2].v[b % 2 * 2 + i]); };
-      const int8_t* q = in.q + 32 * b;
-      if constexpr (wide) {
-        const I products =
-            vdotq_s32(vdotq_s32(vdupq_n_s32(0), w(0), vld1q_s8(q)), w(1), vld1q_s8(q + 16));
-        sum.f[b % 4] = vfmaq_n_f32(sum.f[b % 4], to_float(products), scales[b / 4][b % 4]);
-      } else {
-        for (std::size_t i = 0; i < 2; ++i) {
-          const I products = vdotq_s32(vdupq_n_s32(0), w(i), vld1q_s8(q + 16 * i));
-          const std::size_t run = 2 * b + i;
-          sum.f[run % 4] =
-              vfmaq_n_f32(sum.f[run % 4], to_float(products), scales[run / 4][run % 4]);
-        }
+        sum.f[i] = fma(mul(to_float(sums), in_scales[i]), w.offset[0].v[i], sum.f[i]);
       }
     }
   }

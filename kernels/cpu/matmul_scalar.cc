@@ -219,14 +219,22 @@ struct Scalar {
     prepare<Format>(u);
   }
 
+  static constexpr bool has_lanes = false;
+  template <class Format>
+  static constexpr uint32_t row_pair = 1;
+
   struct RowSum {
     float f = 0;
   };
-  static float total(const RowSum& s) { return s.f; }
+  template <class Format>
+  static void row_totals(const RowSum& s, float* out) {
+    *out = s.f;
+  }
 
-  template <class Format, class Scales>
-  static void row_group(RowSum& sum, const W (&u)[4], const Scales& scale, const Scales& offset,
-                        const GroupInput& in) {
+  template <class Format, class Groups>
+  static void row_group(RowSum& sum, const Groups& groups, const GroupInput& in) {
+    const auto& u = groups.u[0];
+    const auto &scale = groups.scale[0], &offset = groups.offset[0];
     constexpr uint32_t width = Format::width;
     for (uint32_t run = 0; run < group_weights / width; ++run) {
       const uint8_t* w = u[run * width / 64].v + run * width % 64;

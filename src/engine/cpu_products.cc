@@ -17,18 +17,26 @@ void CpuProducts::consider(const WeightView& w) {
 }
 
 void CpuProducts::resize(uint32_t n, std::size_t widest) {
-  quants_ = {}, scales_ = {}, sums_ = {};  // never old and new together
+  quants_ = {}, scales_ = {}, sums_ = {}, lanes_ = {};  // never old and new together
   quants_ = make_buffer<int8_t>(n * widest);
   scales_ = make_buffer<float>(n * ceil_div(widest, 32));
   sums_ = make_buffer<int16_t>(n * ceil_div(widest, 16));
+  lanes_ = make_buffer<std::byte>(
+      kernels_.lane_bytes(std::min(n, max_lane_inputs), static_cast<uint32_t>(widest)));
 }
 
-void CpuProducts::quantize(const float* x, uint32_t n, uint32_t cols) {
-  for_blocks(pool_, *cancel_, 0, n, [&](std::size_t first, uint32_t count, uint32_t) {
-    const std::size_t at = first * cols;
-    kernels_.quantize(x + at, count, cols, quants_.get() + at, scales_.get() + at / 32,
+// Fills the quants of x. Returns their second order, or null where products do not use it.
+const std::byte* CpuProducts::quantize(Activations x) {
+  const bool few =
+      (x.method == ProductMethod::by_count ? method_of(x.n) : x.method) == ProductMethod::few;
+  std::byte* const lanes = few && kernels_.lane_bytes(x.n, x.cols) > 0 ? lanes_.get() : nullptr;
+  for_blocks(pool_, *cancel_, 0, x.n, [&](std::size_t first, uint32_t count, uint32_t) {
+    const std::size_t at = first * x.cols;
+    kernels_.quantize(x.f32 + at, count, x.cols, quants_.get() + at, scales_.get() + at / 32,
                       sums_.get() + at / 16);
+    if (lanes) kernels_.to_lanes(x, static_cast<uint32_t>(first), count, lanes);
   });
+  return lanes;
 }
 
 void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
@@ -36,8 +44,8 @@ void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
   const auto is_float = [](const Product& p) {
     return tensor_type_info(p.linear->w.type)->block_elements == 1;
   };
-  if (!std::all_of(products.begin(), products.end(), is_float)) quantize(x, n, cols);
-  const Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get(), method_};
+  Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get(), method_};
+  if (!std::all_of(products.begin(), products.end(), is_float)) input.lanes = quantize(input);
 
   uint64_t rows = 0;
   for (const Product& p : products) rows += p.linear->w.rows;

@@ -38,7 +38,7 @@ class CpuProducts {
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
 
  private:
-  void quantize(const float* x, uint32_t n, uint32_t cols);
+  const std::byte* quantize(Activations x);
 
   const Kernels& kernels_;
   ThreadPool* const pool_;
@@ -47,6 +47,7 @@ class CpuProducts {
   Buffer<int8_t> quants_;         // [n][widest input]
   Buffer<float> scales_;          // [n][widest input / 32]
   Buffer<int16_t> sums_;          // [n][widest input / 16]
+  Buffer<std::byte> lanes_;       // Kernels::to_lanes of as many inputs as it takes
   Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
   std::size_t scratch_size_ = 0;  // of one thread
 };

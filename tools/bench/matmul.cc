@@ -73,6 +73,11 @@ double product_seconds(const Kernels& k, const WeightView& w, uint32_t n, int ru
                        ProductMethod method = ProductMethod::by_count) {
   Inputs x(k, n, w.cols);
   x.view.method = method;
+  Array<std::byte> lanes(k.lane_bytes(n, w.cols));
+  if (method == ProductMethod::few && !lanes.empty()) {
+    k.to_lanes(x.view, 0, n, lanes.data());
+    x.view.lanes = lanes.data();
+  }
   Array<float> y(std::size_t{n} * w.rows);
   Array<std::byte> scratch(k.matmul_scratch(w.type, w.cols));
   return best_seconds(runs,
