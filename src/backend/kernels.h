@@ -168,7 +168,7 @@ struct Kernels {
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
                  uint32_t row_begin, uint32_t row_end, std::byte* scratch);
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);
-  // The quants of 2 to max_lane_inputs inputs in a second order. With it, `few` products of
+  // The quants of up to max_lane_inputs inputs in a second order. With it, `few` products of
   // quantised weights take less time and have the same bits. lane_bytes: of n inputs; 0: the table
   // has no such order. to_lanes: inputs [first, first + count) of x, at their place in out.
   std::size_t (*lane_bytes)(uint32_t n, uint32_t cols);
