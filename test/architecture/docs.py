@@ -187,9 +187,29 @@ def render_problems():
             row("all", score=0.661),
         ]
     }
+    compared = {
+        "command": "kvasir bench --compare llama-bench",
+        "compared": {
+            "program": "llama.cpp",
+            "version": "d32676d (7062)",
+            "command": ["llama-bench", "-d", "4096"],
+            "steps": [
+                {
+                    "step": "decode at 4,096, bounded",
+                    "other_tokens_per_second": 20.0,
+                    "kvasir_tokens_per_second": 25.0,
+                    "ratio": 1.25,
+                }
+            ],
+        },
+    }
     module = load("measurements")
     for lines, last in (
         (module.bench_table({"bench": bench}), "| 4,096 | 1,280 | 28.9 |"),
+        (
+            module.comparison_table(module.with_program({"bench": compared})),
+            "| decode at 4,096, bounded | 20 | 25 | 1.25 |",
+        ),
         (
             module.eval_table({"eval": results}),
             "| 8,192 | bounded | 1% | 87.5 | 66.1 | 12.37 | 0.99 |",

@@ -3,11 +3,14 @@
 import array
 import json
 import math
+import os
+import pathlib
 import unittest
 
 import tool
 from tool import FIXTURES, MODEL, OnTerminal, run
 
+FAKE = pathlib.Path(__file__).parent / "fake_llama_bench.py"
 REFERENCE = json.loads((FIXTURES / "mini-reference.json").read_text())
 
 
@@ -135,6 +138,67 @@ class Measuring(tool.InFolder):
         self.expect_error(run("bench", "-m", MODEL, "--reuse"), 2, "--cache")
         self.expect_error(run(*bench, "--synthetic"), 2, "--cache")
         self.expect_error(run(*bench[:4], document), 3, "book.txt")
+
+    def compare(self, *more, how="", program=FAKE):
+        bench = ["bench", "-m", MODEL, "--depth", "0,64", "--prompt", 16, "--generate", 2]
+        once = ["--repetitions", 2, "--strategy", "full,bounded", "--threads", 1]
+        environment = dict(os.environ, FAKE_LLAMA_BENCH=how)
+        return run(*bench, *once, "--compare", program, *more, env=environment)
+
+    def test_bench_compares_with_llama_bench(self):
+        report = self.expect_json(self.compare("--json"))
+        self.assertIn("--compare", report["command"])
+        compared = report["compared"]
+        self.assertEqual(compared["version"], "d32676d (7062)")
+        self.assertEqual(
+            compared["command"][1:],
+            f"-m {MODEL} -t 1 -ngl 0 -fa 1 -p 16 -n 2 -d 0,64 -r 1 -o json".split(),
+        )
+        self.assertEqual(len(compared["runs"]), 2)
+        self.assertEqual(compared["runs"][1][0]["avg_ts"], 1000)
+        steps = {s["step"]: s for s in compared["steps"]}
+        self.assertEqual(
+            list(steps),
+            [
+                "prefill 16 at 0",
+                "prefill 16 at 64",
+                "decode at 0, full",
+                "decode at 0, bounded",
+                "decode at 64, full",
+                "decode at 64, bounded",
+            ],
+        )
+        deep = report["depths"][1]
+        self.assertEqual(len(deep["prefill_tokens_per_second"]["samples"]), 2)
+        last = steps["decode at 64, bounded"]
+        ours = deep["decode"][1]["tokens_per_second"]
+        self.assertEqual(len(ours["samples"]), 2)
+        self.assertEqual(ours["median"], last["kvasir_tokens_per_second"])
+        self.assertAlmostEqual(last["other_tokens_per_second"], 10 / 65)
+        self.assertAlmostEqual(last["ratio"], ours["median"] / (10 / 65))
+        table = self.expect(self.compare("--compare-options", "-t 3  -ctk q8_0"), 0).stdout
+        self.assertRegex(table, r"\nprefill 16 at 64 +15\.4 ")
+        self.assertRegex(table, r"llama.cpp d32676d .* -ngl 0 .* -o json -t 3 -ctk q8_0\n")
+
+    def test_bench_says_why_it_cannot_compare(self):
+        gone = self.folder / "llama-bench"
+        plain = self.file("plain.txt", "no program")
+        self.expect_error(self.compare(program=gone), 3, str(gone), "No such file")
+        self.expect_error(self.compare(program=plain), 3, str(plain), "Permission denied")
+        for how, code, *words in (
+            ("exit", 1, "code 3", "the device is lost"),
+            ("signal", 1, "signal 9"),
+            ("no-json", 1, "no JSON", "is it llama-bench?"),
+            ("empty", 1, "no JSON"),
+            ("unknown-option", 1, "does not know the option -d", "newer"),
+            ("model", 1, "cannot use", MODEL),
+            ("no-depth", 1, "no result, or several, at depth 0"),
+        ):
+            self.expect_error(self.compare(how=how), code, *words)
+        self.expect_error(self.compare("--compare-options", "--odd 1"), 1, "--odd")
+        self.expect_error(self.compare("--compare-options", "-ub 512,1024"), 1, "several")
+        self.expect_error(self.compare("--mapped"), 2, "--mapped")
+        self.expect_error(run("bench", "-m", MODEL, "--compare-options", "-fa 0"), 2, "--compare")
 
     def test_bench_makes_up_documents_that_no_model_has_read(self):
         def bench(*more):

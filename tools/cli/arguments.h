@@ -17,6 +17,7 @@ struct Console;
 struct GlobalFlags {
   bool json = false;
   bool quiet = false;
+  std::string command;  // all arguments, as given
 };
 
 struct ModelFlags {
@@ -181,9 +182,11 @@ struct BenchArguments {
   bool synthetic = false;  // synthetic KV cache before the measured tokens
   uint64_t seed = 1;
   bool mapped = false;
-  std::string folder;  // of the cache files of `mapped`
-  std::string cache;   // saved document before the measured tokens; empty: none
-  bool reuse = false;  // also the use of that file
+  std::string folder;           // of the cache files of `mapped`
+  std::string cache;            // saved document before the measured tokens; empty: none
+  bool reuse = false;           // also the use of that file
+  std::string compare;          // llama.cpp's llama-bench; empty: no comparison
+  std::string compare_options;  // more of its options
 };
 
 struct NamedBudget {

@@ -41,6 +41,10 @@ void add_bench(Grammar& grammar) {
        "Also measure load and answer from a saved file, and its memory");
   a->folder = ".";
   text(command, "--folder", &a->folder, "DIR", "Folder of the temporary file of --mapped [.]");
+  text(command, "--compare", &a->compare, "PROGRAM",
+       "Also measure with this llama-bench of llama.cpp, in turns: same model, threads, depths");
+  text(command, "--compare-options", &a->compare_options, "TEXT",
+       "More options of that program, such as \"-ub 2048 -ctk q8_0 -ctv q8_0\"");
   footer(
       command,
       "Speeds are tokens per second. Ratios are of the same run: to full attention at the same "
@@ -54,7 +58,9 @@ void add_bench(Grammar& grammar) {
       "  kvasir bench -m model.gguf --depth 100000 --budget 2048 --dense-layers 0 --mapped --json\n"
       "  kvasir bench -m model.gguf -c book.kv --reuse --threads 2 --strategy bounded\n"
       "  kvasir bench -m model.gguf --depth 8192,120000 --synthetic --prompt 0 --strategy "
-      "full,bounded --device cuda");
+      "full,bounded --device cuda\n"
+      "  kvasir bench -m model.gguf --depth 0,8K --strategy bounded --compare "
+      "llama.cpp/build/bin/llama-bench");
 }
 
 void add_eval(Grammar& grammar) {

@@ -1,7 +1,7 @@
 // kvasir bench: the tables and the JSON of the measurements.
 #include <algorithm>
 
-#include "bench_measure.h"
+#include "bench_compare.h"
 #include "calibration.h"
 #include "commands.h"
 #include "failure.h"
@@ -103,6 +103,19 @@ void print_reuse(Terminal& terminal, const ReuseCost& cost) {
                                  duration(samples->values.front() / 1e3).c_str()));
 }
 
+void print_compared(Terminal& terminal, const OtherProgram& other,
+                    const std::vector<ComparedStep>& steps) {
+  terminal.print(
+      string_printf("\n%-30s  %14s  %12s  %6s\n", "step", "llama.cpp t/s", "Kvasir t/s", "ratio"));
+  for (const ComparedStep& step : steps)
+    terminal.print(string_printf("%-30s  %14s  %12s  %6s\n", step.step.c_str(),
+                                 rate(step.other).c_str(), rate(step.kvasir).c_str(),
+                                 ratio(step.kvasir, step.other).c_str()));
+  std::string command;
+  for (const std::string& each : other.command) command += " " + each;
+  terminal.print("llama.cpp " + other.version + ":" + command + "\n");
+}
+
 Json samples_json(const Samples& samples) {
   return {{"median", samples.median()}, {"samples", samples.values}};
 }
@@ -151,9 +164,10 @@ const char* document_of(const BenchArguments& arguments) {
   return arguments.synthetic ? "synthetic" : "prefilled";
 }
 
-Json header_json(const BenchModel& model, const BenchArguments& arguments) {
+Json header_json(const Console& console, const BenchModel& model, const BenchArguments& arguments) {
   const SessionFlags& session = arguments.session;
   return {{"build", Json::parse(kv_build_info())},
+          {"command", console.command},
           {"model",
            {{"path", arguments.model.path},
             {"name", model.info.name},
@@ -192,6 +206,11 @@ void expect_possible(const BenchModel& model, const BenchArguments& arguments) {
     throw Failure(exit_usage,
                   "--prompt and --generate are 0, and no file is mapped: nothing to measure");
   if (arguments.mapped) expect_writable_folder(arguments.folder);
+  if (!arguments.compare.empty() && (arguments.mapped || arguments.reuse))
+    throw Failure(exit_usage,
+                  "--compare measures prefill and decode: --mapped and --reuse measure files");
+  if (arguments.compare.empty() && !arguments.compare_options.empty())
+    throw Failure(exit_usage, "--compare-options are those of a program: add --compare");
   if (arguments.synthetic && !arguments.text.empty())
     throw Failure(exit_usage, "--synthetic generates keys and values: --text would be prefilled");
   if (arguments.synthetic &&
@@ -229,13 +248,20 @@ void run_bench(Console& console, const BenchArguments& given) {
   model.threads =
       stats_of(open_session(console, model.model.get(), flags_for(arguments.session, "auto")).get())
           .threads;
-  console.result = header_json(model, arguments);
+  console.result = header_json(console, model, arguments);
 
   // first: what a new process meets
   std::optional<ReuseCost> reuse;
   if (arguments.reuse) reuse = measure_reuse(console, model, arguments);
   if (reuse) console.result["reuse"] = reuse_json(*reuse);
-  const std::vector<DepthResult> results = measure(console, model, arguments);
+  OtherProgram other;
+  const std::vector<DepthResult> results =
+      arguments.compare.empty() ? measure(console, model, arguments)
+                                : measure_compared(console, &model, arguments, &other);
+  const std::vector<ComparedStep> steps = arguments.compare.empty()
+                                              ? std::vector<ComparedStep>()
+                                              : compared_steps(results, other, arguments);
+  if (!steps.empty()) console.result["compared"] = compared_json(other, steps);
   for (const DepthResult& result : results)
     console.result["depths"].push_back(depth_json(result, results.front()));
   if (console.json) return;
@@ -246,6 +272,7 @@ void run_bench(Console& console, const BenchArguments& given) {
   print_speeds(console.terminal, results, arguments);
   if (arguments.mapped) print_mapped(console.terminal, results);
   if (reuse) print_reuse(console.terminal, *reuse);
+  if (!steps.empty()) print_compared(console.terminal, other, steps);
 }
 
 }  // namespace tool

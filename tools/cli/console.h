@@ -14,9 +14,10 @@ using Json = nlohmann::ordered_json;
 
 struct Console {
   explicit Console(const GlobalFlags& flags)
-      : json(flags.json), terminal(flags.quiet, flags.json) {}
+      : json(flags.json), command(flags.command), terminal(flags.quiet, flags.json) {}
 
   const bool json;
+  const std::string command;  // the program and its arguments, as given
   Terminal terminal;
   Interrupt interrupt;
   Json result = Json::object();  // printed at the end with --json, also with an error

@@ -82,6 +82,8 @@ int main(int count, char** values) {
       Terminal(false, false).print(invocation.text);
       return exit_ok;
     }
+    for (const std::string& argument : given)
+      invocation.global.command += (invocation.global.command.empty() ? "" : " ") + argument;
     return run(invocation);
   } catch (const Failure& failure) {
     const bool json = asks_for_json(given);

@@ -8,7 +8,7 @@ A result file is JSON in docs/data/measurements or docs/data/comparison:
   machine         CPU, cores, memory or GPU
   commit          the commit that was built
   command         the command; null: not recorded; optional in a comparison
-  other           in a comparison: the other program and its version
+  other           in a comparison: the other program and its version; not with `bench`
   notes           sentences below the table; optional
 
 and one of
@@ -17,7 +17,9 @@ and one of
   eval            the file that `kvasir eval` wrote (results.json)
   table           {"columns": [...], "rows": [[...], ...]}
 
-A comparison is a table with the columns step, the other program and Kvasir; the ratio is computed.
+A comparison is a table with the columns step, the other program and Kvasir, or the output of
+`kvasir bench --compare PROGRAM --json`; the ratio is computed. The command is that of the output,
+if the file has none.
 With --check the script writes nothing, and the exit code is 1 if a page differs.
 """
 import argparse
@@ -30,7 +32,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "docs" / "data"
 REQUIRED = {
     "measurements": ("title", "order", "machine", "commit", "command"),
-    "comparison": ("title", "order", "machine", "commit", "other", "table"),
+    "comparison": ("title", "order", "machine", "commit"),
 }
 KINDS = ("bench", "eval", "table")
 
@@ -148,6 +150,25 @@ def eval_table(report):
     yield from table(columns, out, digits)
 
 
+def with_program(report):
+    """A comparison with `other`, `command` and `table`, if it is the output of kvasir bench."""
+    if "bench" not in report:
+        return report
+    bench = report["bench"]
+    compared = bench["compared"]
+    rows = [
+        [s["step"], s["other_tokens_per_second"], s["kvasir_tokens_per_second"]]
+        for s in compared["steps"]
+    ]
+    command = bench["command"] + "; " + " ".join(compared["command"])
+    return {
+        "other": f"{compared['program']} {compared['version']}",
+        "command": command,
+        "table": {"columns": ["step", compared["program"], "Kvasir"], "rows": rows},
+        **report,
+    }
+
+
 def comparison_table(report):
     rows = [[step, other, ours, ours / other] for step, other, ours in report["table"]["rows"]]
     yield from table(
@@ -214,6 +235,10 @@ def load(folder):
             raise ValueError(
                 f"{path.name} lacks {', '.join(missing) or 'one of ' + ', '.join(KINDS)}"
             )
+        if folder == "comparison":
+            report = with_program(report)
+            if "other" not in report or "table" not in report:
+                raise ValueError(f"{path.name} lacks other, or is no table and no output of bench")
         reports.append(report)
     return sorted(reports, key=lambda r: (r["order"], r["title"]))
 

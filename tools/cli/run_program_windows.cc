@@ -1,0 +1,12 @@
+#include <cerrno>
+
+#include "run_program.h"
+
+namespace tool {
+
+bool run_program(const std::vector<std::string>&, ProgramResult*) {
+  errno = ENOTSUP;
+  return false;
+}
+
+}  // namespace tool
