@@ -17,9 +17,9 @@ namespace tool {
 namespace {
 
 constexpr uint64_t passage_tokens = 128;
-constexpr uint64_t question_room = 1024;  // tokens of the context for a question and its answer
-constexpr uint32_t answer_tokens = 96;    // the longest expected answer has about 60
-constexpr uint64_t usual_steps = 50;      // of a question and its answer
+constexpr uint64_t question_room = 1024;      // tokens of the context for a question and its answer
+constexpr uint32_t short_answer_tokens = 96;  // the longest expected answer has about 60
+constexpr uint64_t steps_of_question = 50;    // of a question and its answer
 constexpr const char* between_documents = "\n\n";
 
 using Clock = std::chrono::steady_clock;
@@ -161,11 +161,12 @@ void CollectionEvaluation::stopped() const {
 double CollectionEvaluation::cost_of(const Job& job, Way way) const {
   switch (way) {
     case Way::alone:
-      return 2 * static_cast<double>(documents_) * decode_cost(usual_steps, job.length);
+      return 2 * static_cast<double>(documents_) * decode_cost(steps_of_question, job.length);
     case Way::retrieved:
-      return prefill_cost(arguments_.retrieve) / 8 + decode_cost(usual_steps, arguments_.retrieve);
+      return prefill_cost(arguments_.retrieve) / 8 +
+             decode_cost(steps_of_question, arguments_.retrieve);
     default:
-      return decode_cost(usual_steps, job.tokens());
+      return decode_cost(steps_of_question, job.tokens());
   }
 }
 
@@ -229,7 +230,7 @@ Session CollectionEvaluation::compose(const Job& job, const SessionFlags& flags)
 kv_answer CollectionEvaluation::generate(kv_session* session, const std::string& question,
                                          uint32_t flags, std::string* text, Result* result) {
   kv_generate_options options = initialised<kv_generate_options>();
-  options.max_tokens = answer_tokens;
+  options.max_tokens = short_answer_tokens;
   options.flags = flags;
   const kv_control control = control_of(console_);
   kv_answer facts = initialised<kv_answer>();
