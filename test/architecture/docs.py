@@ -208,7 +208,7 @@ def render_problems():
         (module.bench_table({"bench": bench}), "| 4,096 | 1,280 | 28.9 |"),
         (
             module.comparison_table(module.with_program({"bench": compared})),
-            "| decode at 4,096, bounded | 20 | 25 | 1.25 |",
+            "| decode at 4,096, bounded | 20.0 | 25.0 | 1.25 |",
         ),
         (
             module.eval_table({"eval": results}),
