@@ -60,20 +60,25 @@ int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> produ
   unsigned blocks = 0;
   for (Product& p : given.products.list) p.begin = UINT32_MAX;
   for (std::size_t i = 0; i < products.size(); ++i) {
-    const auto& [w, biases, scales, y] = products[i];
-    const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr,
-                        nullptr, nullptr};
+    const auto& [w, biases, scales, y, shared] = products[i];
+    const auto planes = [&](const DeviceMatrix& m) {
+      return quantised ? planes_of(m)
+                       : Planes{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(m.data)), nullptr,
+                                nullptr, nullptr};
+    };
     const uint32_t its_rows = w.rows / of.experts;
-    given.products.list[i] = {
-        quantised ? planes_of(w) : floats, its_rows, blocks, biases, y, w.scale};
+    given.products.list[i] = {planes(w), its_rows, blocks, biases, y, w.scale};
     given.scales[i] = scales;
+    given.shared[i] = planes(shared), given.shared_scales[i] = shared.scale;
     blocks += blocks_for(its_rows, rows);
   }
   if (one) {
     const Name name("experts_row_", type);
     const auto choices = static_cast<uint32_t>(of.choices());
-    const Grid grid{blocks, choices};
-    const uint32_t of_input = choices / std::max(x.n, 1u);
+    const bool shares = products[0].shared.data != nullptr, has_rows = x.n > choices;
+    const Grid grid{blocks, choices + (shares ? of.n : 0)};
+    const uint32_t of_input = has_rows ? 1 : choices / std::max(x.n, 1u);
+    given.choices = choices, given.shared_input = has_rows ? choices : 0;
     if (!quantised)
       return launch(s, name.text, grid, row_warps * 32, given, of.chosen, of_input, x.cols, x.f32);
     return launch(s, name.text, grid, row_warps * 32, given, of.chosen, of_input, x.cols / 32, x.q,

@@ -119,6 +119,10 @@ struct Products {
 struct ExpertProducts {
   Products products;
   const float* scales[max_products];  // [experts], or null
+  // Rows of the grid from `choices` on have the shared expert, and inputs from `shared_input` on.
+  Planes shared[max_products];
+  float shared_scales[max_products];
+  uint32_t choices, shared_input;
 };
 
 // Launch parameters, for host code and kernels.

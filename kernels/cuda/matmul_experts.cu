@@ -29,12 +29,30 @@ __device__ inline Product product_of_expert(const ExpertProducts& given, uint32_
 
 struct ChosenRows {
   Product product;
-  uint32_t first;
+  uint32_t first, input;
   std::size_t first_weights;
-  __device__ ChosenRows(const ExpertProducts& given, const DeviceChoice* chosen) {
+  __device__ ChosenRows(const ExpertProducts& given, const DeviceChoice* chosen,
+                        uint32_t of_input) {
+    if (blockIdx.y >= given.choices) {
+      share(given);
+      return;
+    }
     const uint32_t expert = chosen[blockIdx.y].expert;
     product = product_of_expert(given, row_warps, expert, blockIdx.y, &first);
     first_weights = std::size_t{expert} * product.rows + first;
+    input = blockIdx.y / of_input;
+  }
+  __device__ void share(const ExpertProducts& given) {
+    const Product& all = product_of_block(given.products, row_warps, &first);
+    const auto which = &all - given.products.list;
+    product = {given.shared[which],
+               all.rows,
+               all.begin,
+               nullptr,
+               all.y + std::size_t{blockIdx.y} * all.rows,
+               given.shared_scales[which]};
+    first_weights = first;
+    input = given.shared_input + blockIdx.y - given.choices;
   }
   __device__ Rows rows() const { return {product, first, first_weights, false}; }
 };
@@ -44,8 +62,8 @@ __device__ inline void multiply_chosen(const ExpertProducts& given, const Device
                                        uint32_t of_input, uint32_t units, const int8_t* q,
                                        const float* scale, const int16_t* sums) {
   after_previous();
-  const ChosenRows its(given, chosen);
-  const std::size_t input = std::size_t{blockIdx.y / of_input} * units;
+  const ChosenRows its(given, chosen, of_input);
+  const std::size_t input = std::size_t{its.input} * units;
   multiply_row<type>(its.rows(), units, q + input * 32, scale + input, sums + input * 2);
 }
 
@@ -54,8 +72,8 @@ __device__ inline void multiply_float_chosen(const ExpertProducts& given,
                                              const DeviceChoice* chosen, uint32_t of_input,
                                              uint32_t cols, const float* x) {
   after_previous();
-  const ChosenRows its(given, chosen);
-  x += std::size_t{blockIdx.y / of_input} * cols;
+  const ChosenRows its(given, chosen, of_input);
+  x += std::size_t{its.input} * cols;
   if (cols % (16 / sizeof(T))) multiply_float_row<T, 1, 1>(its.rows(), cols, 1, x);
   else multiply_float_row<T, 16 / sizeof(T), 1>(its.rows(), cols, 1, x);
 }

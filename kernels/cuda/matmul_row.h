@@ -143,7 +143,7 @@ __device__ inline void multiply_float_row(const Rows& block, uint32_t cols, uint
 #pragma unroll
   for (uint32_t k = 0; k < most; ++k)
     before[k] = block.add && k < n ? y[std::size_t{k} * rows + row] : 0.0f;
-#pragma unroll(most > 1 ? 2 : 4)
+#pragma unroll(most > 1 ? 2 : 8)
   for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
     const Weights some = *reinterpret_cast<const Weights*>(w + c);
 #pragma unroll

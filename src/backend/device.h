@@ -67,6 +67,9 @@ struct DeviceExpertProduct {
   DeviceMatrix w;
   const float *biases, *scales;  // [experts][rows], [experts]; device; null: none
   float* y;                      // [n * used][rows]; device
+  // Of choices in order: an expert that every token has besides, of the type and shape of one, or
+  // no data. Its rows follow: y [n * used + n][rows].
+  DeviceMatrix shared{};
 };
 
 struct DeviceKernels {
@@ -166,8 +169,8 @@ struct DeviceKernels {
   int (*gather_inputs)(DeviceStream* stream, const DeviceExpertRows& rows,
                        const DeviceActivations& x, bool weighs, const DeviceActivations& out);
   // Products of one type and shape, at most three. x.n: the rows; or of rows in order the tokens,
-  // where a token's choices have the same input. With several tokens a row's result depends on
-  // nothing but its input.
+  // where a token's choices have the same input, its shared expert too. With several tokens a row's
+  // result depends on nothing but its input.
   int (*multiply_experts)(DeviceStream* stream, std::span<const DeviceExpertProduct> products,
                           const DeviceExpertRows& rows, const DeviceActivations& x);
   // out has f32 alone.

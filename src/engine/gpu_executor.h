@@ -177,6 +177,7 @@ class GpuExecutor final : public LayerExecutor {
   DeviceActivations expert_inputs(uint32_t n, std::size_t cols, float* f32,
                                   std::initializer_list<const DeviceMatrix*> matrices) const;
   DeviceExpertRows expert_rows(uint32_t layer) const;
+  bool joins_shared(uint32_t layer) const;
   void complete_before(uint32_t layer);
   Status enqueue_joined();
   void enqueue_layer_inputs(std::vector<float>* staged);

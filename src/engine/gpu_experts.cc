@@ -69,9 +69,22 @@ void GpuExecutor::enqueue_experts(uint32_t layer) {
   }
   if (here) enqueue_routed(layer, h);
   if (error_) return;
-  if (shared) enqueue_shared(layer, h);
+  if (shared && !joins_shared(layer)) enqueue_shared(layer, h);
   if (!here) experts_status_ = run_experts(layer);
   enqueue_sum(layer);
+}
+
+// Whether the shared expert goes through the products of the routed ones, as one choice more of
+// each token: those of one token take longer to begin than to compute.
+bool GpuExecutor::joins_shared(uint32_t layer) const {
+  const LayerConfig& c = config_.layer(layer);
+  const DeviceWeights::Experts& e = weights_of(layer).experts;
+  const DeviceWeights::Experts::Routed& r = routed_of(layer);
+  return r.are_here() && expert_rows(layer).in_order() && c.gated && !c.experts.weighs_input &&
+         c.experts.shared_width == c.experts.width && r.gate.w.type == r.up.w.type &&
+         r.gate.w.type == e.shared_gate.w.type && r.up.w.type == e.shared_up.w.type &&
+         r.down.w.type == e.shared_down.w.type && !e.shared_gate.bias.get() &&
+         !e.shared_up.bias.get() && !e.shared_down.bias.get();
 }
 
 // The norm of the residual stream, as the input of all that experts have.
@@ -126,7 +139,8 @@ void GpuExecutor::enqueue_routed(uint32_t layer, const DeviceActivations& h) {
   DeviceCheck finite = check(layer);
   finite.limit = std::numeric_limits<float>::infinity();
   enqueue(ops_.route(stream_, routing_of(c, w), to.logits, finite, rows));
-  const auto choices = static_cast<uint32_t>(rows.choices());
+  const bool joined = joins_shared(layer);
+  const auto choices = static_cast<uint32_t>(rows.choices()) + (joined ? n_ : 0);
   DeviceActivations input = h;
   if (!rows.in_order()) enqueue(ops_.group_choices(stream_, rows));
   if (error_) return;  // what follows reads indices that are missing
@@ -134,15 +148,21 @@ void GpuExecutor::enqueue_routed(uint32_t layer, const DeviceActivations& h) {
     input = expert_inputs(choices, config_.width, to.inputs, {&w.gate.w, &w.up.w});
     enqueue(ops_.gather_inputs(stream_, rows, h, c.weighs_input, input));
   }
+  const DeviceWeights::Experts& e = weights_of(layer).experts;
+  const auto with = [&](DeviceExpertProduct product, const DeviceWeights::Matrix& shared) {
+    if (joined) product.shared = shared.w;
+    return product;
+  };
   const auto multiply_rows = [&](const DeviceWeights::ExpertMatrices& m, float* y) {
-    const DeviceExpertProduct product = product_of(m, y);
+    const DeviceExpertProduct product = with(product_of(m, y), e.shared_down);
     enqueue(ops_.multiply_experts(stream_, {&product, 1}, rows, input));
   };
   const LayerConfig& network = config_.layer(layer);
   if (!network.gated) {
     multiply_rows(w.up, to.gate);
   } else if (w.gate.w.type == w.up.w.type) {
-    const std::array both{product_of(w.gate, to.gate), product_of(w.up, to.up)};
+    const std::array both{with(product_of(w.gate, to.gate), e.shared_gate),
+                          with(product_of(w.up, to.up), e.shared_up)};
     enqueue(ops_.multiply_experts(stream_, both, rows, input));
   } else {
     multiply_rows(w.gate, to.gate);
@@ -178,7 +198,9 @@ void GpuExecutor::enqueue_sum(uint32_t layer) {
   const bool added = !c.has_dense() && !post_norm;
   DeviceExpertSum sum{.rows = from.rows};
   sum.weighs = routed_of(layer).are_here() && !c.experts.weighs_input;
-  if (c.experts.shared_width > 0) sum.shared = from.shared;
+  if (c.experts.shared_width > 0)
+    sum.shared = joins_shared(layer) ? from.rows + expert_rows(layer).choices() * config_.width
+                                     : from.shared;
   if (e.shared_router.get()) sum.shared_gate = from.shared_gate;
   sum.add = added;
   if (added) sum.factor = config_.residual_scale;  // otherwise the norm has it

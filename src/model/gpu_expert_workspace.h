@@ -50,8 +50,8 @@ struct ExpertWorkspace {
   int8_t* quants;  // of the rows' inputs, then of what follows the activation
   float* scales;
   int16_t* sums;
-  float *gate, *up;             // [n * used][inner], [n][shared]
-  float* rows;                  // [n * used][width]; [n][width] of experts on the CPU
+  float *gate, *up;             // [n * used][inner], [n][shared]; where joined one after the other
+  float* rows;                  // [n * used + n][width]; [n][width] of experts on the CPU
   float *shared, *shared_gate;  // [n][width], [n]
   float* dense;                 // [n][width]: the dense network's output
 
@@ -64,7 +64,7 @@ struct ExpertWorkspace {
       at += round_up(count * sizeof **array, 256);
     };
     if (!s.has_experts) return 0;
-    const std::size_t choices = n * s.used, inner = std::max(choices * s.inner, n * s.shared),
+    const std::size_t choices = n * s.used, inner = choices * s.inner + n * s.shared,
                       widest = std::max(choices * s.width, inner);
     put(&logits, n * s.experts), put(&chosen, choices), put(&row_of, choices);
     put(&choice_of, choices);
@@ -72,7 +72,7 @@ struct ExpertWorkspace {
                                             static_cast<uint32_t>(s.experts)));
     put(&inputs, s.floats ? choices * s.width : 0);
     put(&quants, widest), put(&scales, ceil_div(widest, 32)), put(&sums, ceil_div(widest, 16));
-    put(&gate, inner), put(&up, inner), put(&rows, std::max(choices, n) * s.width);
+    put(&gate, inner), put(&up, inner), put(&rows, (choices + n) * s.width);
     put(&shared, s.shared > 0 ? n * s.width : 0), put(&shared_gate, n);
     put(&dense, s.dense ? n * s.width : 0);
     return at;

@@ -104,7 +104,10 @@ int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> produ
     DeviceActivations one = x;
     one.n = rows.in_order() ? 1 : 2;
     if (const int error = check_matmul({&product, 1}, one)) return error;
-    const bool is_like_first = p.w.type == products[0].w.type && p.w.cols == products[0].w.cols;
+    bool is_like_first = p.w.type == products[0].w.type && p.w.cols == products[0].w.cols;
+    if (const DeviceMatrix& m = p.shared; m.data)
+      is_like_first &= rows.in_order() && m.type == p.w.type && m.cols == p.w.cols &&
+                       m.rows == p.w.rows / rows.experts;
     if (!is_like_first || products.size() > 3) return refused;
   }
   return enqueue(s, [=,
@@ -112,9 +115,13 @@ int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> produ
     for (const DeviceExpertProduct& p : given) {
       const std::size_t size = p.w.rows / rows.experts;
       if (rows.in_order()) {
-        const std::size_t of_input = rows.choices() / x.n;
+        const std::size_t of_input = std::max<std::size_t>(rows.choices() / x.n, 1);
         for (std::size_t i = 0; i < rows.choices(); ++i)
           multiply(p, rows.experts, rows.chosen[i].expert, x, i / of_input, 1, p.y + i * size);
+        const DeviceExpertProduct shared{p.shared, nullptr, nullptr, nullptr};
+        for (std::size_t t = 0; p.shared.data && t < rows.n; ++t)
+          multiply(shared, 1, 0, x, x.n > rows.choices() ? rows.choices() + t : t, 1,
+                   p.y + (rows.choices() + t) * size);
         continue;
       }
       for (std::size_t i = 0; i < rows.max_tiles(); ++i)

@@ -294,6 +294,33 @@ TEST_CASE("a device's products of experts of every format agree with the referen
   }
 }
 
+TEST_CASE("a shared expert after the chosen ones has the bits of its own product") {
+  if (!stream()) return;
+  Random random(9);
+  for (const Type& t : types) {
+    CAPTURE(std::string(t.name));
+    constexpr uint32_t used = 3, experts = 5, rows = 70;
+    const bool quantised = t.block != 1;
+    const uint32_t cols = quantised ? 2 * t.block : 64;
+    Choices choices(1, used, experts);
+    choices.fill(random, false);
+    Experts chosen(t, experts, rows, cols, random), shared(t, 1, rows, cols, random);
+    for (const uint32_t inputs : {1u, used + 1}) {  // one for all, or each its own
+      const auto x = inputs_of(inputs, cols, quantised, random);
+      Memory<float> y((used + 1) * rows), own(rows);
+      const std::vector<DeviceExpertProduct> product = {
+          {chosen.matrix, chosen.biases.data(), chosen.scales.data(), y.data(), shared.matrix}};
+      OK(ops().multiply_experts(stream(), product, choices.view, x->view));
+      const std::vector<DeviceProduct> alone = {{shared.matrix, nullptr, own.data()}};
+      OK(ops().matmul(stream(), alone, input_of(x->view, inputs - 1), false));
+      const Guarded<float>& made = y.get();
+      const Guarded<float>& expected = own.get();
+      CHECK(std::equal(expected.data(), expected.data() + rows, made.data() + used * rows));
+      CHECK(worst_error(chosen, &choices, x.get(), quantised, made.data()) < 1e-6);
+    }
+  }
+}
+
 TEST_CASE("the tokens that share an expert do not change a bit of a token's product") {
   if (!stream()) return;
   Random random(6);
