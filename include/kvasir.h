@@ -808,6 +808,17 @@ KV_API kv_status kv_session_document_tokens(kv_session* session, uint32_t index,
 KV_API kv_status kv_session_limit_documents(kv_session* session, const uint32_t* documents,
                                             size_t count, kv_error* error);
 
+/* Replaces the documents of a session of kv_session_compose by other ones, more or fewer. The files
+ * are mapped; questions and answers stay as they are, with what they attended. The limit of
+ * kv_session_limit_documents ends. kv_session_next and kv_session_score go on with those documents
+ * of the last answer that are still there, otherwise with the first. Until the call returns, old
+ * and new documents take memory. After a failure the session has the old ones.
+ * KV_BAD_STATE (not over several documents: kv_session_compose of one path is not),
+ * KV_MODEL_MISMATCH (other turns than those of the session), and the codes of kv_session_compose;
+ * KV_BUSY. */
+KV_API kv_status kv_session_set_documents(kv_session* session, const char* const* paths,
+                                          size_t count, const kv_control* control, kv_error* error);
+
 /* Description of a cache file. */
 typedef struct kv_file_info {
   uint32_t struct_size;      /* in */

@@ -49,6 +49,11 @@ kv_status kvasir_go_compose(kv_library* library, kv_model* model, char** names, 
                  : kv_session_compose(model, list, count, &options, control, out, error);
 }
 
+kv_status kvasir_go_set_documents(kv_session* session, char** paths, size_t count,
+                                  const kv_control* control, kv_error* error) {
+  return kv_session_set_documents(session, (const char* const*)paths, count, control, error);
+}
+
 kv_status kvasir_go_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const uint8_t* k,
                                  const uint8_t* v, const uint8_t* q, uint32_t tokens,
                                  kv_error* error) {

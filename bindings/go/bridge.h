@@ -29,6 +29,8 @@ kv_status kvasir_go_library_session(kv_library* library, kv_model* model, const 
 kv_status kvasir_go_compose(kv_library* library, kv_model* model, char** names, size_t count,
                             uint32_t max_documents, const kv_session_options* session,
                             const kv_control* control, kv_session** out, kv_error* error);
+kv_status kvasir_go_set_documents(kv_session* session, char** paths, size_t count,
+                                  const kv_control* control, kv_error* error);
 kv_status kvasir_go_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const uint8_t* k,
                                  const uint8_t* v, const uint8_t* q, uint32_t tokens,
                                  kv_error* error);

@@ -135,6 +135,22 @@ func (s *Session) documentTokens(index int, e *C.kv_error) ([]int32, C.kv_status
 	})
 }
 
+// SetDocuments replaces the documents of a session of Compose. Questions and answers stay. The
+// limit of LimitDocuments ends. After a failure the session has the old documents.
+// ErrBadState (not over several documents), ErrModelMismatch (other instructions or another chat
+// format), and the errors of Compose.
+func (s *Session) SetDocuments(ctx context.Context, paths []string) error {
+	var a arguments
+	defer a.free()
+	list, count := a.array("the documents", paths)
+	if a.err != nil {
+		return a.err
+	}
+	return s.long(ctx, nil, func(c *call) C.kv_status {
+		return C.kvasir_go_set_documents(s.ptr, list, C.size_t(count), c.control(0), &c.e)
+	})
+}
+
 // LimitDocuments limits later answers to these of Documents, in ascending order; none: all are
 // candidates.
 // ErrBadState (not of Compose), ErrBadArgument, ErrBusy.

@@ -59,6 +59,15 @@ func TestSeveralDocumentsAreAskedAtOnce(t *testing.T) {
 	refused(t, session.LimitDocuments([]int{1, 0}), kvasir.ErrBadArgument, "0")
 	check(t, session.LimitDocuments(nil))
 
+	check(t, session.SetDocuments(ctx, paths[1:]))
+	documents, err = session.Documents()
+	check(t, err)
+	expect(t, len(documents) == 1 && documents[0].Path == paths[1], "%+v", documents)
+	refused(t, session.SetDocuments(ctx, []string{"none.kv"}), kvasir.ErrNotFound, "none.kv")
+	check(t, session.SetDocuments(ctx, paths))
+	_, err = session.Generate(ctx, otherQuestion, &kvasir.GenerateOptions{MaxTokens: 2}, nil)
+	check(t, err)
+
 	// a small file refers to them
 	path := filepath.Join(t.TempDir(), "over.kv")
 	check(t, session.Save(ctx, path, nil))

@@ -12,6 +12,19 @@
 
 using namespace kvasir;
 
+namespace kvasir::api {
+
+static Status read_paths(const char* const* paths, size_t count, std::vector<std::string>* out) {
+  if (!paths && count > 0) return Status::error(Code::bad_argument, "paths is NULL");
+  for (size_t i = 0; i < count; ++i) {
+    if (!paths[i]) return Status::error(Code::bad_argument, "path %zu is NULL", i);
+    out->emplace_back(paths[i]);
+  }
+  return {};
+}
+
+}  // namespace kvasir::api
+
 extern "C" {
 
 kv_status kv_save(kv_session* session, const char* path, const kv_control* control,
@@ -63,10 +76,7 @@ kv_status kv_session_compose(kv_model* model, const char* const* paths, size_t c
     RETURN_IF_ERROR(api::session_options(o.session, &session));
     RETURN_IF_ERROR(api::read_control(control, 0, &c));
     std::vector<std::string> names;
-    for (size_t i = 0; i < count; ++i) {
-      if (!paths[i]) return Status::error(Code::bad_argument, "path %zu is NULL", i);
-      names.emplace_back(paths[i]);
-    }
+    RETURN_IF_ERROR(api::read_paths(paths, count, &names));
     auto handle = std::make_unique<kv_session>();
     RETURN_IF_ERROR(Session::compose(model->model, {names, o.max_documents, c.cancel, {}}, session,
                                      &handle->session));
@@ -106,6 +116,17 @@ kv_status kv_session_limit_documents(kv_session* session, const uint32_t* docume
   return api::exclusive(session, error, [&](Session& s) -> Status {
     if (!documents && count > 0) return Status::error(Code::bad_argument, "documents is NULL");
     return s.set_candidates({documents, count});
+  });
+}
+
+kv_status kv_session_set_documents(kv_session* session, const char* const* paths, size_t count,
+                                   const kv_control* control, kv_error* error) {
+  return api::exclusive(session, error, [&](Session& s) -> Status {
+    std::vector<std::string> names;
+    api::Control c;
+    RETURN_IF_ERROR(api::read_paths(paths, count, &names));
+    RETURN_IF_ERROR(api::read_control(control, 0, &c));
+    return s.replace_documents(names, c.cancel);
   });
 }
 

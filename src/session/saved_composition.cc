@@ -1,6 +1,8 @@
 // A composed session in a file: its own sequence, and references to its documents.
 #include <algorithm>
 #include <cinttypes>
+#include <numeric>
+#include <utility>
 
 #include "cachefile/section_sizes.h"
 #include "os/paths.h"
@@ -94,6 +96,79 @@ Status Session::load_documents(const DocumentsToLoad& to) {
   options_.memory.bytes = to.memory_bytes;
   RETURN_IF_ERROR(limit_documents(documents.get(), to.memory_bytes, to.cancel));
   return restore_choice(to, std::move(documents));
+}
+
+// Maps documents in place of those before the sequence. They must have the same turns.
+Status Session::map_documents(std::span<const std::string> paths, const Cancel* cancel,
+                              std::shared_ptr<Composition>* out) {
+  auto documents = std::make_shared<Composition>();
+  documents->max_documents = sequence_.composed.documents->max_documents;
+  const Turn turn = sequence_.document_turn;
+  const Chat chat = sequence_.chat;
+  const std::string own_instructions(instructions());
+  sequence_.layer_errors.clear();
+  for (const std::string& path : paths)
+    RETURN_IF_ERROR(add_document(path, cancel, documents.get()));
+  if (sequence_.document_turn != turn || sequence_.chat != chat ||
+      instructions() != own_instructions)
+    return Status::error(Code::model_mismatch,
+                         "%s has another kind of text, chat format or instructions than the "
+                         "session: compose another session; it keeps its documents",
+                         paths[0].c_str());
+  RETURN_IF_ERROR(limit_documents(documents.get(), options_.memory.bytes, cancel));
+  *out = std::move(documents);
+  return {};
+}
+
+// What map_documents() changes of a session; the destructor restores it unless released.
+struct Session::KeptTurns {
+  explicit KeptTurns(Session* s)
+      : session(s), turn(s->sequence_.turn), document_turn(s->sequence_.document_turn),
+        chat(s->sequence_.chat), instructions(s->options_.instructions),
+        errors(s->sequence_.layer_errors) {}
+  ~KeptTurns() {
+    SequenceState& s = session->sequence_;
+    if (is_released && s.tokens.empty()) return;
+    s.turn = turn;
+    if (is_released) return;
+    s.document_turn = document_turn;
+    s.chat = std::move(chat), session->options_.instructions = std::move(instructions);
+    s.layer_errors = std::move(errors);
+  }
+
+  Session* session;
+  Turn turn, document_turn;
+  Chat chat;
+  std::optional<std::string> instructions;
+  Array<float> errors;
+  bool is_released = false;
+};
+
+Status Session::replace_documents(std::span<const std::string> paths, const Cancel* cancel) {
+  SequenceState& s = sequence_;
+  if (!s.is_composed())
+    return Status::error(Code::bad_state,
+                         "the session is not over several documents: compose a new one");
+  if (paths.empty()) return Status::error(Code::bad_argument, "there is no document to compose");
+  KeptTurns kept(this);
+  std::shared_ptr<Composition> documents;
+  RETURN_IF_ERROR(map_documents(paths, cancel, &documents));
+  std::vector<uint32_t> all(documents->documents.size()), chosen;
+  std::iota(all.begin(), all.end(), 0u);
+  for (const uint32_t i : all)  // attended before, and still there
+    for (const uint32_t old : s.composed.chosen) {
+      const ComposedDocument &now = documents->documents[i],
+                             &before = s.composed.documents->documents[old];
+      if (now.absolute_path == before.absolute_path && now.stamp == before.stamp)
+        chosen.push_back(i);
+    }
+  if (chosen.empty() && !s.tokens.empty()) chosen.push_back(0);
+  kept.is_released = true;
+  trace_.reset(), document_traces_.clear(), traced_documents_.clear();
+  attended_.clear(), document_plans_.clear(), document_selectors_.clear();
+  s.composed = {std::move(documents), std::move(all), {}, {}, 0, true};
+  attend(std::move(chosen));
+  return {};
 }
 
 // Candidates, chosen documents and scores, as they were saved.

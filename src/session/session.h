@@ -148,6 +148,8 @@ class Session {
   };
   static Status compose(const std::shared_ptr<const Model>& model, const ComposeRequest& request,
                         const SessionOptions& options, std::unique_ptr<Session>* out);
+  // Replaces the documents of a composed session. The sequence after them stays.
+  Status replace_documents(std::span<const std::string> paths, const Cancel* cancel);
   // Limits later answers to these documents, ascending; none: all.
   Status set_candidates(std::span<const uint32_t> documents);
   // Code::bad_state: the session was not composed. Code::not_found: it has fewer documents.
@@ -410,6 +412,9 @@ class Session {
   Status save_documents(const std::string& path, Array<std::byte>* out) const;
   Status load_documents(const DocumentsToLoad& to);
   Status restore_choice(const DocumentsToLoad& to, std::shared_ptr<const Composition> documents);
+  struct KeptTurns;
+  Status map_documents(std::span<const std::string> paths, const Cancel* cancel,
+                       std::shared_ptr<Composition>* out);
   struct Choice {
     std::span<const Token> turn;  // a question with its marks
     TokenRange question;          // of them

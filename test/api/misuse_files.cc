@@ -81,6 +81,18 @@ void Misuses::add_files() {
     const char* paths[] = {path_.c_str()};
     return kv_session_compose(tiny_model(), paths, 1, nullptr, nullptr, nullptr, e);
   });
+  add(
+      "kv_session_set_documents", "not over several",
+      [&](kv_error* e) {
+        const char* paths[] = {"a.kv"};
+        return kv_session_set_documents(session_.get(), paths, 1, nullptr, e);
+      },
+      KV_BAD_STATE);
+  add("kv_session_set_documents", "paths", [&](kv_error* e) {
+    return kv_session_set_documents(session_.get(), nullptr, 1, nullptr, e);
+  });
+  add("kv_session_set_documents", "session",
+      [&](kv_error* e) { return kv_session_set_documents(nullptr, nullptr, 0, nullptr, e); });
   add("kv_file_get_document", "path",
       [&](kv_error* e) { return kv_file_get_document(nullptr, 0, &out_.file_document, e); });
   add("kv_file_get_document", "document",

@@ -101,6 +101,28 @@ class Talking(tool.InFolder):
         )
         self.expect_error(run("chat", "-m", MODEL, "--documents", 2, stdin=""), 2, "--library")
 
+    def test_documents_come_to_a_conversation_and_go(self):
+        library = self.folder / "lib"
+        for name in ("north", "south", "west"):
+            document = self.file(f"{name}.txt", SHORT.replace("north", name))
+            self.expect(run("library", "add", library, "-q", "-m", MODEL, "-f", document), 0)
+        late = (library / "west.txt.kv").rename(self.folder / "late.kv")
+        talk = tool.OnTerminal("chat", "-m", MODEL, "--library", library, whole=True)
+        self.expect_prompt(talk)
+        asked = "What is the access code of the west gate?\n"
+        talk.write(asked)
+        self.assertTrue(talk.read_until("first after"), talk.seen)
+        self.expect_prompt(talk)
+        self.assertNotIn("now over", talk.seen)
+        late.rename(library / "west.txt.kv")
+        (library / "north.txt.kv").unlink()
+        (library / "south.txt.kv").rename(library / "east.txt.kv")
+        talk.write(asked)
+        self.assertTrue(talk.read_until("now over 2 documents"), talk.seen)
+        self.assertTrue(talk.read_until("west.txt at"), talk.seen)
+        self.expect_prompt(talk)
+        self.expect_end(talk)
+
     def test_lines_from_a_pipe_are_answered(self):
         self.assertEqual(self.chat(QUESTION, QUESTION).count(CODE), 2)
 

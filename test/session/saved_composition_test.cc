@@ -248,6 +248,83 @@ TEST_CASE("a composition answers while its documents come, go and change") {
   refused(saved.path, Code::not_found, "document 2");
 }
 
+TEST_CASE("documents of a composition come and go between questions") {
+  const Saved saved(4);
+  const std::vector<std::string> first = {saved.paths[0], saved.paths[1]},
+                                 second = {saved.paths[1], saved.paths[3], saved.paths[2]},
+                                 one = {saved.paths[2]};
+  std::unique_ptr<Session> session;
+  REQUIRE(Session::compose(mini_model(), {.paths = first}, options_of(), &session).ok());
+  const auto knows = [&](std::size_t i) {
+    return ask(session.get(), question_of(i), answering(false, 24))
+               .find("55" + std::to_string(i) + "0914") != std::string::npos;
+  };
+  CHECK(knows(0));
+  CHECK(!knows(3));
+  ask(session.get(), question_of(1), answering(true, 24));
+  const std::vector<Token> said(session->tokens().begin(), session->tokens().end());
+  std::unique_ptr<Session> fork;
+  REQUIRE(session->fork(&fork).ok());
+  const std::vector<float> before = scores_of(fork.get(), book_tokens(9));
+  REQUIRE(session->replace_documents(second, nullptr).ok());
+  CHECK(std::equal(said.begin(), said.end(), session->tokens().begin(), session->tokens().end()));
+  REQUIRE(session->documents().size() == 3);
+  CHECK(std::string(session->documents()[1].path) == saved.paths[3]);
+  CHECK(session->documents()[0].is_chosen);  // it was there, and was attended
+  CHECK(!session->documents()[1].is_chosen);
+  CHECK(knows(3));
+  CHECK(!knows(0));
+  CHECK(scores_of(fork.get(), book_tokens(9)) == before);  // forks keep theirs
+  // as a session that was composed of these from the beginning, but for the conversation
+  REQUIRE(session->rewind(0).ok());
+  std::unique_ptr<Session> fresh;
+  REQUIRE(Session::compose(mini_model(), {.paths = second}, options_of(), &fresh).ok());
+  CHECK(ask(session.get(), question_of(3), answering(false)) ==
+        ask(fresh.get(), question_of(3), answering(false)));
+  // what cannot be used changes nothing
+  ask(session.get(), question_of(3), answering(true));
+  const std::vector<float> scores = scores_of(session.get(), book_tokens(9));
+  const auto unchanged = [&](std::span<const std::string> paths, Code code,
+                             const Cancel* cancel = nullptr) {
+    CHECK(session->replace_documents(paths, cancel).code() == code);
+    CHECK(session->documents().size() == 3);
+    CHECK(scores_of(session.get(), book_tokens(9)) == scores);
+  };
+  SessionOptions instructed = options_of();
+  instructed.instructions = "Answer in one word.";
+  make(saved.folder.file("instructed.kv"), 1, instructed);
+  unchanged({}, Code::bad_argument);
+  unchanged(std::vector<std::string>{saved.paths[0], saved.folder.file("none")}, Code::not_found);
+  unchanged(std::vector<std::string>{saved.folder.file("instructed.kv")}, Code::model_mismatch);
+  Cancel cancel;
+  cancel.fire();
+  unchanged(first, Code::cancelled, &cancel);
+  // one is enough, and the session is saved with it
+  REQUIRE(session->replace_documents(one, nullptr).ok());
+  CHECK(session->documents()[0].is_chosen);
+  REQUIRE(session->save(saved.path, nullptr, {}).ok());
+  REQUIRE(load(saved.path, &fresh).ok());
+  CHECK(ask(fresh.get(), question_of(2), answering(false)) ==
+        ask(session.get(), question_of(2), answering(false)));
+  auto alone = load_session(saved.paths[0], options_of());
+  CHECK(alone->replace_documents(first, nullptr).code() == Code::bad_state);
+}
+
+TEST_CASE("documents that come keep within the session's memory limit") {
+  const Saved saved(3);
+  const std::vector<std::string> two = {saved.paths[0], saved.paths[1]};
+  std::unique_ptr<Session> session;
+  const uint64_t bytes = uint64_t{26} << 20;
+  REQUIRE(
+      Session::compose(mini_model(), {.paths = two}, options_of("bounded", bytes), &session).ok());
+  const Status s = session->replace_documents(saved.paths, nullptr);
+  if (s.ok()) ask(session.get(), question_of(2), answering(false));
+  else CHECK(s.code() == Code::limit);
+  CHECK(session->stats().private_bytes < bytes);
+  ask(session.get(), question_of(1), answering(false));
+  CHECK(session->stats().private_bytes < bytes);
+}
+
 TEST_CASE("every field of a file's documents that lies is refused by name") {
   const Saved saved(2);
   auto session = saved.compose(options_of(), 1);

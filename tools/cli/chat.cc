@@ -32,10 +32,10 @@ constexpr const char* command_names[] = {"/reset", "/stats", "/save", "/help"};
 
 class Chat {
  public:
-  Chat(Console& console, kv_model* model, Session start, const SamplingFlags& sampling,
-       uint32_t passages)
-      : console_(console), model_(model), start_(std::move(start)), sampling_(sampling),
-        passages_(passages) {
+  Chat(Console& console, kv_model* model, Session start, Conversation conversation)
+      : console_(console), model_(model), start_(std::move(start)),
+        sampling_(conversation.sampling), passages_(conversation.passages),
+        refresh_(std::move(conversation.refresh)) {
     if (passages_ == 0 && !session_documents(start_.get()).empty()) passages_ = default_sources;
     reset();
   }
@@ -55,11 +55,13 @@ class Chat {
   Session session_;
   SamplingFlags sampling_;
   uint32_t passages_;  // quoted under an answer
+  std::function<void(kv_session*)> refresh_;
 };
 
 void Chat::reset() { session_ = fork(start_.get()); }
 
 void Chat::ask(const std::string& line) {
+  if (refresh_) refresh_(session_.get());
   const Answer given = answer(console_, session_.get(), line, sampling_, Keep::yes, passages_ > 0);
   if (passages_ > 0 && given.facts.stop_reason != KV_STOP_CANCELLED)
     print_passages(console_, passages_of(model_, session_.get(), passages_));
@@ -162,9 +164,8 @@ void expect_chat_possible(const Console& console, const std::string& document) {
                   "chat reads questions from standard input: the document must be a file");
 }
 
-void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling,
-              uint32_t passages) {
-  Chat(console, model, std::move(start), sampling, passages).run();
+void converse(Console& console, kv_model* model, Session start, Conversation conversation) {
+  Chat(console, model, std::move(start), std::move(conversation)).run();
 }
 
 void run_chat(Console& console, const ChatArguments& arguments) {
@@ -185,7 +186,7 @@ void run_chat(Console& console, const ChatArguments& arguments) {
     if (opened.save_failure) console.terminal.error(opened.save_failure->what());
     session = std::move(opened.session);
   }
-  converse(console, model.get(), std::move(session), arguments.sampling, arguments.passages);
+  converse(console, model.get(), std::move(session), {arguments.sampling, arguments.passages});
 }
 
 }  // namespace tool

@@ -1,6 +1,7 @@
 // Conversations in the terminal, or line by line from a pipe.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "sessions.h"
@@ -12,7 +13,12 @@ void expect_chat_possible(const Console& console, const std::string& document);
 
 // Answers the lines of standard input until its end. `start` has the document or documents, if any.
 // passages: quoted under an answer; 0: none, of several documents default_sources.
-void converse(Console& console, kv_model* model, Session start, const SamplingFlags& sampling,
-              uint32_t passages = 0);
+// refresh: called for the conversation before each question, where set.
+struct Conversation {
+  const SamplingFlags& sampling;
+  uint32_t passages = 0;
+  std::function<void(kv_session*)> refresh = {};
+};
+void converse(Console& console, kv_model* model, Session start, Conversation conversation);
 
 }  // namespace tool

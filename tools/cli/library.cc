@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
+#include <set>
 #include <string_view>
 
 #include "answer.h"
@@ -247,6 +248,14 @@ struct ComposeFlags {
   uint32_t max_documents = 0;
 };
 
+// Whether one of the patterns is the name, or its beginning with *.
+bool is_named(const std::vector<std::string>& patterns, std::string_view name) {
+  return std::any_of(patterns.begin(), patterns.end(), [&](std::string_view pattern) {
+    return pattern.ends_with('*') ? name.starts_with(pattern.substr(0, pattern.size() - 1))
+                                  : name == pattern;
+  });
+}
+
 // The documents of this model that the patterns name, each once; none: all.
 std::vector<std::string> names_among(kv_library* library, const kv_model* model,
                                      const ComposeFlags& flags) {
@@ -304,6 +313,68 @@ Session compose_library(Console& console, kv_library* library, kv_model* model,
   return session;
 }
 
+// Gives a conversation the documents that come to the library, and takes those that go.
+class LibraryWatch {
+ public:
+  LibraryWatch(Console& console, kv_library* library, const kv_model* model,
+               const ComposeFlags& flags)
+      : console_(console), library_(library), model_(model), flags_(flags), seen_(names()) {}
+
+  // Of the documents that compose_library() used.
+  void start(kv_session* session) { current_ = names_in(session); }
+  void refresh(kv_session* session);
+
+ private:
+  std::set<std::string> names() const;
+  static std::set<std::string> names_in(kv_session* session) {
+    std::set<std::string> names;
+    for (const kv_session_document& document : session_documents(session))
+      names.insert(system::text(system::path(document.path).stem()));
+    return names;
+  }
+
+  Console& console_;
+  kv_library* library_;
+  const kv_model* model_;
+  const ComposeFlags& flags_;
+  std::set<std::string> seen_, current_;  // in the library; in the conversation
+};
+
+// Of the library's documents of this model, those that the flags name.
+std::set<std::string> LibraryWatch::names() const {
+  std::set<std::string> names;
+  const std::string fingerprint = info_of(model_).fingerprint;
+  for (const kv_library_document& d : documents_of(library_))
+    if (fingerprint == d.fingerprint && (flags_.only.empty() || is_named(flags_.only, d.name)))
+      names.insert(d.name);
+  return names;
+}
+
+void LibraryWatch::refresh(kv_session* session) {
+  const std::set<std::string> now = names();
+  std::set<std::string> wanted;
+  for (const std::string& name : now)
+    if (current_.count(name) > 0 || seen_.count(name) == 0) wanted.insert(name);
+  seen_ = now;
+  if (wanted == names_in(session) || wanted.empty()) return;
+  std::vector<std::string> paths;
+  std::vector<const char*> given;
+  for (const std::string& name : wanted) paths.push_back(flags_.folder + "/" + name + ".kv");
+  for (const std::string& path : paths) given.push_back(path.c_str());
+  kv_error error{};
+  const kv_control control = control_of(console_);
+  const kv_status status =
+      kv_session_set_documents(session, given.data(), given.size(), &control, &error);
+  if (status != KV_OK) {
+    console_.terminal.note(std::string("the library has changed, the documents stay: ") +
+                           error.message);
+    return;
+  }
+  current_ = wanted;
+  console_.terminal.note("now over " + grouped(wanted.size()) +
+                         (wanted.size() == 1 ? " document" : " documents"));
+}
+
 void expect_library_alone(const SourceFlags& source) {
   if (!source.document.empty() || !source.cache.empty() || !source.save.empty() || source.force)
     throw Failure(exit_usage, "--library asks its documents: leave -f, -c, --save and --force out");
@@ -329,10 +400,14 @@ void chat_library(Console& console, const ChatArguments& arguments) {
   expect_chat_possible(console, "");
   const Library library = open_existing(console, {arguments.library});
   const Model model = open_model(console, arguments.model, arguments.session);
-  Session session = compose_library(
-      console, library.get(), model.get(),
-      {arguments.library, arguments.only, arguments.session, arguments.max_documents});
-  converse(console, model.get(), std::move(session), arguments.sampling, arguments.passages);
+  const ComposeFlags flags{arguments.library, arguments.only, arguments.session,
+                           arguments.max_documents};
+  LibraryWatch watch(console, library.get(), model.get(), flags);
+  Session session = compose_library(console, library.get(), model.get(), flags);
+  watch.start(session.get());
+  converse(console, model.get(), std::move(session),
+           {arguments.sampling, arguments.passages,
+            [&](kv_session* conversation) { watch.refresh(conversation); }});
 }
 
 void run_library_chat(Console& console, const LibraryChatArguments& arguments) {
@@ -342,7 +417,7 @@ void run_library_chat(Console& console, const LibraryChatArguments& arguments) {
   expect_name_or_file(arguments.add, arguments.document_name);
   const Model model = open_model(console, arguments.add.model, arguments.add.session);
   Session session = open_in_library(console, model.get(), arguments.add, arguments.document_name);
-  converse(console, model.get(), std::move(session), arguments.sampling);
+  converse(console, model.get(), std::move(session), {arguments.sampling});
 }
 
 void run_library_rename(Console& console, const LibraryRenameArguments& arguments) {

@@ -248,6 +248,7 @@ CALLS: Dict[str, List[Any]] = {
     "kv_session_compose": [_P, POINTER(c_char_p), _Z, POINTER(kv_compose_options), _CONTROL, _OUT],
     "kv_session_get_document": [_P, _U32, POINTER(kv_session_document)],
     "kv_session_document_tokens": [_P, _U32, _P, _Z, _COUNT],
+    "kv_session_set_documents": [_P, POINTER(c_char_p), _Z, _CONTROL],
     "kv_session_limit_documents": [_P, _P, _Z],
     "kv_file_inspect": [_S, POINTER(kv_file_info)],
     "kv_file_get_document": [_S, _U32, POINTER(kv_file_document)],

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import threading
-from ctypes import byref, c_int32, c_size_t, c_uint64
+from ctypes import byref, c_char_p, c_int32, c_size_t, c_uint64
 from typing import (
     TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Union,
 )
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _abi
-from ._core import Handle, Owner, Watch, call, lib
+from ._core import Cancel, Handle, Owner, Watch, call, lib
 from ._question import Question, detokenize, whole_characters
 from ._values import (
     address, as_bytes, as_string, as_tokens, as_uint, check_names, control, fill, json_of,
@@ -258,6 +258,22 @@ class Session(Handle):
                     is_attended=bool(document.flags & _abi.DOCUMENT_ATTENDED),
                 )
             )
+
+    def set_documents(self, paths: Iterable[Path], *, cancel: Optional[Cancel] = None) -> None:
+        """Replaces the documents of a session of Model.compose. Questions and answers stay.
+
+        The limit of limit_documents ends. After a failure the session has the old documents.
+
+        Raises BadStateError (not over several documents), ModelMismatchError (other instructions or
+        another chat format), and the errors of Model.compose.
+        """
+        owner, watch = self._live(), Watch()
+        names = [as_string("path", path) for path in paths]
+        how = control({"cancel": cancel}, watch)
+        watch.run(
+            lib.kv_session_set_documents, owner, (c_char_p * len(names))(*names), len(names),
+            byref(how),
+        )
 
     def limit_documents(self, indexes: Iterable[int] = ()) -> None:
         """Limits later answers to these of documents(), ascending; none: all are candidates.

@@ -689,6 +689,13 @@ extern "C" {
         count: usize,
         error: *mut kv_error,
     ) -> kv_status;
+    pub fn kv_session_set_documents(
+        session: *mut kv_session,
+        paths: *const *const ::std::os::raw::c_char,
+        count: usize,
+        control: *const kv_control,
+        error: *mut kv_error,
+    ) -> kv_status;
     pub fn kv_file_inspect(
         path: *const ::std::os::raw::c_char,
         info: *mut kv_file_info,

@@ -344,6 +344,26 @@ impl Session {
         })
     }
 
+    /// Replaces the documents of a session of [`Model::compose`]. Questions and answers stay. The
+    /// limit of [`Session::limit_documents`] ends.
+    ///
+    /// # Errors
+    /// `BadState` (not over several documents), `ModelMismatch` (other instructions or another chat
+    /// format), and those of [`Model::compose_with`]. The session then has the old documents.
+    pub fn set_documents<P: AsRef<Path>>(
+        &mut self,
+        paths: impl IntoIterator<Item = P>,
+    ) -> Result<()> {
+        let paths =
+            paths.into_iter().map(|path| ffi::path(path.as_ref())).collect::<Result<Vec<_>>>()?;
+        let list: Vec<_> = paths.iter().map(|path| path.as_ptr()).collect();
+        let (first, count) = (list.as_ptr(), list.len());
+        // SAFETY: the session is open, the paths live during the call.
+        call(|error| unsafe {
+            sys::kv_session_set_documents(self.raw(), first, count, std::ptr::null(), error)
+        })
+    }
+
     /// Limits later answers to these of [`Session::documents`], ascending; none: all are
     /// candidates.
     ///

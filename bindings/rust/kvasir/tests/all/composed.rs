@@ -39,6 +39,14 @@ fn several_documents_are_asked_at_once() {
     assert!(matches!(session.limit_documents(&[1, 0]).unwrap_err(), Error::BadArgument(_)));
     session.limit_documents(&[]).unwrap();
 
+    session.set_documents(&paths[1..]).unwrap();
+    assert_eq!(session.documents().unwrap()[0].path, paths[1].to_string_lossy());
+    let error = session.set_documents([folder.path("none.kv")]).unwrap_err();
+    assert!(matches!(error, Error::NotFound(_)), "{error}");
+    session.set_documents(&paths).unwrap();
+    let briefly = GenerateOptions::new().max_tokens(2);
+    session.ask_with(OTHER_QUESTION, &briefly, Control::new()).unwrap();
+
     // a small file refers to them
     let over = folder.path("over.kv");
     session.save(&over).unwrap();
