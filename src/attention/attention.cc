@@ -239,7 +239,7 @@ Status Attention::exact(const AttentionRequest& req, float cap, float* out, floa
   return {};
 }
 
-Status Attention::probe(const AttentionRequest& req, uint32_t count, const float* exact,
+Status Attention::probe(const AttentionRequest& req, uint32_t count, const ProbedOutputs& exact,
                         double* difference, double* norm) {
   count = std::min(count, req.tokens);
   const uint32_t stride = probe_span(req.tokens, count) / count, width = config_.q_width();
@@ -249,7 +249,7 @@ Status Attention::probe(const AttentionRequest& req, uint32_t count, const float
   if (req.cancel.fired()) return {};
   std::vector<double> sums(2 * std::size_t{count});  // of each token: the difference's, the norm's
   pool_->run(count, [&](uint32_t t, uint32_t) {
-    const float *from = exact + std::size_t{t} * stride * width,
+    const float *from = exact.rows + std::size_t{t} * (exact.packed ? 1 : stride) * width,
                 *other = probed_.data() + std::size_t{t} * width;
     double d2 = 0, e2 = 0;
     for (std::size_t i = 0; i < width; ++i) {

@@ -141,12 +141,16 @@ class Attention {
   // up to the next filter layer.
   Status filter_blocks(const AttentionRequest& req);
 
+  struct ProbedOutputs {
+    const float* rows;
+    bool packed;  // of the tokens that are probed; false: of all
+  };
   // Compares selective attention with the exact output of run(), for `count` tokens evenly spread
   // over the step. Adds the squared norms of the difference and of the exact output. Does not count
   // reads. The first tokens of a step alone would separate retrieval layers from others less well,
   // because they attend fewer of the step's own tokens.
-  Status probe(const AttentionRequest& req, uint32_t count, const float* exact, double* difference,
-               double* norm);
+  Status probe(const AttentionRequest& req, uint32_t count, const ProbedOutputs& exact,
+               double* difference, double* norm);
   // Number of first tokens of the step over which the `count` tokens are spread.
   static uint32_t probe_span(uint32_t n, uint32_t count) {
     count = std::min(n, count);

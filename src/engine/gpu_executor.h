@@ -338,6 +338,7 @@ class GpuExecutor final : public LayerExecutor {
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
   std::size_t prefill_host_room_ = 0;                   // floats
   uint32_t outputs_ = 0, outputs_room_ = 0;             // tokens whose outputs are wanted; and fit
+  HostAttention::Probed probed_;
   uint32_t undelivered_ = 0;  // the first layer that did not go to the store
 };
 

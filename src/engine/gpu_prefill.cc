@@ -112,7 +112,7 @@ Status GpuExecutor::begin_delivery() {
     if (!deliveries_[i])
       RETURN_IF_ERROR(
           device_->status(ops_.open_stream(device_->context(), &deliveries_[i]), "a stream"));
-  outputs_ = host_->outputs_wanted(step_->step);
+  probed_ = HostAttention::probed(step_->step), outputs_ = probed_.count;
   if (outputs_room_ >= outputs_) return {};
   outputs_room_ = 0;
   RETURN_IF_ERROR(prefill_outputs_.allocate(device_, slots() * outputs_ * size_.q));
@@ -130,7 +130,10 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   enqueue(ops_.download(copies, to, from, first * sizeof(float)));
   if (outputs_ > 0) {
     float* to_outputs = prefill_outputs_.get() + slot_of(layer) * outputs;
-    enqueue(ops_.download(copies, to_outputs, from + first, outputs * sizeof(float)));
+    const std::size_t width = config_.layer(layer).q_width();
+    for (std::size_t t = 0; t < outputs_; ++t)
+      enqueue(ops_.download(copies, to_outputs + t * width,
+                            from + first + t * probed_.stride * width, width * sizeof(float)));
   }
   enqueue(ops_.download(copies, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
 }

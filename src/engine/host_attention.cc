@@ -140,7 +140,7 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
   }
   if (step.queries) step.queries->write(kv, n, q, lse_.get(), pool_);
   if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, q);
-  if (step.probe) RETURN_IF_ERROR(probe(c, layer, q, out));
+  if (step.probe) RETURN_IF_ERROR(probe(c, layer, q, {out, false}));
   if (!selector || plan.strategy->has(StrategyInfo::reads_keys)) c.store.drop_resident_pages(kv);
   return {};
 }
@@ -234,11 +234,13 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
     };
     c.store.add_to_sketch(kv, n, add_moment, cpu_kernels(), pool_, step.cancel, step.sketch);
   }
-  return step.probe ? probe(c, layer, rows.q, rows.attended) : Status();
+  return step.probe ? probe(c, layer, rows.q, {rows.attended, true}) : Status();
 }
 
-uint32_t HostAttention::outputs_wanted(const ForwardStep& step) const {
-  return step.probe ? Attention::probe_span(step.size(), step.probe_tokens) : 0;
+HostAttention::Probed HostAttention::probed(const ForwardStep& step) {
+  if (!step.probe) return {};
+  const uint32_t count = std::min(step.probe_tokens, step.size());
+  return {count, Attention::probe_span(step.size(), count) / count};
 }
 
 void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
@@ -253,7 +255,7 @@ void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
 }
 
 Status HostAttention::probe(const StepContext& c, uint32_t layer, const float* q,
-                            const float* exact) {
+                            const Attention::ProbedOutputs& exact) {
   const ForwardStep& step = c.step;
   const uint32_t kv = config_.layer(layer).kv;
   const AttentionRequest request{.layer = kv,

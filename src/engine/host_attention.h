@@ -42,16 +42,21 @@ class HostAttention {
   Status page_rate(const StepContext& step, uint32_t first, uint32_t end, double* rate);
 
   // Layers that a GPU attended. keep(): of a decode step, on one worker of the pool.
-  // take(): of a prefill step; rows.attended has the outputs where the step probes.
+  // take(): of a prefill step; rows.attended has the outputs of probed() tokens.
   void keep(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status take(const StepContext& step, uint32_t layer, const LayerRows& rows);
-  uint32_t outputs_wanted(const ForwardStep& step) const;        // first tokens of rows.attended
+  // Tokens of a step whose outputs are in rows.attended: every `stride`th one, from the first on.
+  struct Probed {
+    uint32_t count = 0, stride = 0;
+  };
+  static Probed probed(const ForwardStep& step);
   void count_prefill(const StepContext& step, uint32_t layers);  // that a GPU attended
 
   Attention& attention() { return attention_; }
 
  private:
-  Status probe(const StepContext& step, uint32_t layer, const float* q, const float* exact);
+  Status probe(const StepContext& step, uint32_t layer, const float* q,
+               const Attention::ProbedOutputs& exact);
   Status attend_documents(const StepContext& step, const LayerConfig& layer,
                           const AttentionRequest& own, float* out);
   Status score_documents(const StepContext& step, const LayerConfig& layer,
