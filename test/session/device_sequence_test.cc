@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <iterator>
+#include <sstream>
 #include <thread>
 
 #include "device_helpers.h"
@@ -189,6 +190,30 @@ TEST_CASE(
             processors);
     CHECK(devices < 1.25 * processors + 0.02);
     CHECK(read_by(device_model(), chunk, false, nullptr) == by_device);  // the same bits again
+  }
+}
+
+TEST_CASE("prefill on a device measures the errors of layers as the CPU does") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(4100);
+  const auto errors_of = [&](const std::shared_ptr<const Model>& model) {
+    SessionOptions o;
+    o.threads = 2;
+    o.prefill_chunk = 512;
+    auto session = open_session(model, o);
+    read(session.get(), {tokens.data(), 4096});
+    const std::string json = session->stats_json(), key = "\"layer_errors\":[";
+    std::vector<double> errors;
+    std::istringstream in(json.substr(json.find(key) + key.size()));
+    for (double e = 0; in >> e; in.ignore()) errors.push_back(e);
+    return errors;
+  };
+  const std::vector<double> device = errors_of(device_model()), processor = errors_of(mini_model());
+  REQUIRE(device.size() == mini_model()->config().layers);
+  REQUIRE(processor.size() == device.size());
+  for (std::size_t l = 0; l < device.size(); ++l) {
+    CAPTURE(l);
+    CHECK(std::fabs(device[l] - processor[l]) <= 0.05 * processor[l] + 0.005);
   }
 }
 
