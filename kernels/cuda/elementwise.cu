@@ -93,6 +93,28 @@ __device__ inline void norm_row(const float* x, const float* weight, float epsil
   }
 }
 
+struct Largest {
+  float value = -INFINITY;
+  uint32_t index = 0;
+  bool is_bad = false;
+  __device__ void take(float x, uint32_t at) {
+    is_bad |= !(fabsf(x) < INFINITY);
+    if (x > value || (x == value && at < index)) value = x, index = at;
+  }
+};
+
+__device__ inline Largest warp_largest(Largest own) {
+  for (int step = 16; step > 0; step /= 2) {
+    const float value = __shfl_xor_sync(all_lanes, own.value, step);
+    const uint32_t index = __shfl_xor_sync(all_lanes, own.index, step);
+    const bool is_bad = __shfl_xor_sync(all_lanes, static_cast<int>(own.is_bad), step) != 0;
+    if (value > own.value || (value == own.value && index < own.index))
+      own.value = value, own.index = index;
+    own.is_bad |= is_bad;
+  }
+  return own;
+}
+
 __device__ inline float tanh_of(float x) {
   const float e = expf(-2.0f * fabsf(x));
   return copysignf((1.0f - e) / (1.0f + e), x);
@@ -235,6 +257,28 @@ __global__ void __launch_bounds__(threads) scale(float* x, std::size_t n, float 
   Four v = load(x, at, n);
   for (float& a : v.values) a *= factor;
   store(x, at, n, v);
+}
+
+// One block: a row of logits is as long as the vocabulary.
+__global__ void __launch_bounds__(norm_threads)
+    find_largest(const float* x, std::size_t n, DeviceLargest* out) {
+  __shared__ Largest parts[norm_threads / 32];
+  let_next_begin();
+  after_previous();
+  Largest own;
+#pragma unroll 4
+  for (std::size_t at = threadIdx.x * elementwise_each; at < n;
+       at += norm_threads * elementwise_each) {
+    const Four v = load(x, at, n);
+    for (unsigned i = 0; i < elementwise_each; ++i)
+      if (at + i < n) own.take(v.values[i], static_cast<uint32_t>(at + i));
+  }
+  own = warp_largest(own);
+  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = own;
+  __syncthreads();
+  if (threadIdx.x >= 32) return;
+  own = warp_largest(parts[threadIdx.x]);
+  if (threadIdx.x == 0) *out = {own.value, own.is_bad ? no_largest : own.index};
 }
 
 // A warp per head of a token.

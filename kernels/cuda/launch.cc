@@ -197,6 +197,10 @@ int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
   return launch(s, "scale", Grid{blocks_of(n)}, elementwise_threads, x, n, factor);
 }
 
+int find_largest(DeviceStream* s, const float* x, std::size_t n, DeviceLargest* out) {
+  return launch(s, "find_largest", Grid{1}, norm_threads, x, n, out);
+}
+
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
   const std::size_t rows = std::size_t{h.n} * (h.heads + 2 * h.kv_heads);
   return launch(s, "rotate", Grid{blocks_for(rows, elementwise_threads / 32)}, elementwise_threads,
@@ -400,8 +404,8 @@ int find_kernels(DeviceContext* context) {
     context->kernels.emplace(name, function);
     return 0;
   };
-  for (const char* name :
-       {"quantize", "rms_norm", "add_rms_norm", "layer_norm", "activate", "scale", "rotate"})
+  for (const char* name : {"quantize", "rms_norm", "add_rms_norm", "layer_norm", "activate",
+                           "scale", "find_largest", "rotate"})
     if (const int error = find(name, context->modules[0])) return error;
   const auto find_types = [&](std::initializer_list<const char*> kinds, bool quantised,
                               CUmodule module) -> int {

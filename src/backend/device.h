@@ -142,6 +142,8 @@ struct DeviceKernels {
                   const DeviceCheck& check, const DeviceActivations& out);
   // x[i] *= factor
   int (*scale)(DeviceStream* stream, float* x, std::size_t n, float factor);
+  // Of x[0, n); n < 2^31.
+  int (*find_largest)(DeviceStream* stream, const float* x, std::size_t n, DeviceLargest* out);
   // Checks q, k and v afterwards.
   int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);
 

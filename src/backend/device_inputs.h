@@ -40,6 +40,13 @@ struct DeviceCheck {
   uint32_t* first;  // device
 };
 
+// The largest of some numbers, and the first place that has it. no_largest: not all are finite.
+struct DeviceLargest {
+  float value;
+  uint32_t index;
+};
+constexpr uint32_t no_largest = UINT32_MAX;
+
 // A norm of each head: Kernels::rms_norm or Kernels::layer_norm.
 enum class DeviceHeadNorm : uint8_t { none, rms, layer };
 

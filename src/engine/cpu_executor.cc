@@ -69,8 +69,10 @@ Status CpuExecutor::mixer(uint32_t layer) {
 }
 
 Status CpuExecutor::end() {
-  if (float* hidden = step_->step.hidden; hidden && end_layer() == model_.config().depth())
-    (void)norm(step_->x, model_.weights().output_norm, n_, hidden);
+  const uint32_t wanted = step_->step.hidden_wanted();
+  if (wanted > 0 && end_layer() == model_.config().depth())
+    (void)norm(step_->x + std::size_t{n_ - wanted} * model_.config().width,
+               model_.weights().output_norm, wanted, step_->step.hidden);
   return {};
 }
 

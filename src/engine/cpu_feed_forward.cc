@@ -24,6 +24,7 @@ Status CpuExecutor::feed_forward(uint32_t layer) {
   const LayerConfig& c = model_.config().layer(layer);
   const LayerWeights& w = model_.weights().layers[layer];
   const uint32_t width = model_.config().width;
+  if (step_->step.keys_only) return cancel_->fired() ? Status() : check_layer(layer, n_);
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
   float* x = step_->x + std::size_t{first} * width;
   if (!c.has_feed_forward()) return cancel_->fired() ? Status() : check_layer(layer, first);

@@ -20,6 +20,7 @@ Status CpuExecutor::attention(uint32_t layer, const float* h) {
   scale_queries(c);
 
   attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = v_.get()});
+  if (step_->step.keys_only) return {};
   RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
 
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;
@@ -37,6 +38,7 @@ Status CpuExecutor::latent(uint32_t layer, const float* h) {
   latent_->project(*step_, layer, h, q_.get(), k_.get());
   scale_queries(c);
   attention_->write(*step_, layer, {.q = q_.get(), .k = k_.get(), .v = nullptr});
+  if (step_->step.keys_only) return {};
   RETURN_IF_ERROR(attention_->attend(*step_, layer, q_.get(), a_.get()));
 
   const uint32_t first = attention_->first_needed(step_->step, layer), n = n_ - first;

@@ -121,6 +121,12 @@ void Forward::embed(const StepContext& c, uint64_t position, float* cos, float* 
 Status Forward::write_logits(const StepContext& c, LayerExecutor* executor) {
   const uint32_t wanted = c.step.logits_wanted(), first = c.tokens() - wanted;
   if (wanted == 0) return {};
+  if (Token* const best = c.step.best) {
+    const std::span<const Token> never = c.step.never_best;
+    *best = executor->best();
+    if (*best >= 0 && !std::binary_search(never.begin(), never.end(), *best)) return {};
+    *best = -1;
+  }
   RETURN_IF_ERROR(executor->logits(first, c.step.logits));
   const std::size_t vocabulary = model_->config().vocabulary;
   std::atomic<bool> finite{true};

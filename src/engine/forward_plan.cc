@@ -13,7 +13,7 @@ LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const uint32_t n = c.tokens();
   const bool chooses = step.selector != nullptr;
   const Fallback why = chooses && step.trace ? Fallback::traced : Fallback::attends_everything;
-  if (c.gpus == 0 || step.trace) return {GpuWork::none, why};
+  if (c.gpus == 0 || step.trace || step.keys_only) return {GpuWork::none, why};
   if (!chooses && !step.memory && n > 1 && !step.open) return {GpuWork::prefill, Fallback::none};
   const bool few = n <= KvMirror::max_tokens && (chooses || n == 1 || step.open);
   if (few && !step.probe && !step.asked && c.store.budget().bytes == 0)

@@ -131,10 +131,11 @@ void GpuExecutor::finish_layer(uint32_t layer) {
   if (w.output_scale != 1) enqueue(ops_.scale(stream_, work_.x, n_ * size_.width, w.output_scale));
 }
 
-// Of n tokens from `first` on.
-void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n) {
+// Of n tokens from `first` on. keeps_hidden: what the matrix multiplies stays in work_.h.
+void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n, bool keeps_hidden) {
   DeviceActivations normed = inputs(work_.h, size_.width, {&weights_.output()});
   normed.n = n;
+  if (keeps_hidden) normed.f32 = work_.h;
   enqueue_norm(work_.x + first * size_.width, weights_.output_norm(), check(end_layer() - 1),
                normed);
   multiply(normed, {{&weights_.output(), work_.logits}});

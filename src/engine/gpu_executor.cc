@@ -108,7 +108,7 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
     work = HostAttention::GpuWork::none, why = Fallback::capped_scores;
   if (config_.shares_kv() && kv_.count > 0)
     work = HostAttention::GpuWork::none, why = Fallback::shared_keys;
-  if (kv_.count == 0) work = HostAttention::GpuWork::none;
+  if (kv_.count == 0 || c.step.keys_only) work = HostAttention::GpuWork::none;
   switch (work) {
     case HostAttention::GpuWork::none:
       if (!streamed_) trim();
@@ -171,7 +171,8 @@ void GpuExecutor::trim() {
 Status GpuExecutor::begin(const StepContext& c) {
   step_ = &c, n_ = c.tokens(), open_ = c.step.open, rows_ = rows_of(c);
   error_ = 0;
-  replays_ = records_ = false, logits_ = 0, undelivered_ = first_layer();
+  replays_ = records_ = finds_best_ = false;
+  logits_ = hidden_ = 0, undelivered_ = first_layer();
   RETURN_IF_ERROR(resize(n_));
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
@@ -179,15 +180,18 @@ Status GpuExecutor::begin(const StepContext& c) {
   enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
   const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
   // large; the buffer is unused so far
-  const bool by_host = !c.is_pinned && x + 2 * angles <= prefill_host_room_;
+  float* const small = c.is_pinned ? nullptr : small_inputs();
+  const bool by_host = small || (!c.is_pinned && x + 2 * angles <= prefill_host_room_);
+  float* const pinned = small ? small : prefill_host_.get();
   const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
     if (by_host) {
-      parallel_copy(from, n, prefill_host_.get() + at, c.pool);
-      from = prefill_host_.get() + at;
+      parallel_copy(from, n, pinned + at, c.pool);
+      from = pinned + at;
     }
     enqueue(ops_.upload(stream_, to, from, n * sizeof(float)));
   };
-  if (c.step.inputs && weights_.inputs().w.data) RETURN_IF_ERROR(enqueue_joined());
+  if (c.step.inputs && weights_.inputs().w.data)
+    RETURN_IF_ERROR(enqueue_joined(small ? small + x + 2 * angles : nullptr));
   else upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
@@ -204,13 +208,13 @@ Status GpuExecutor::begin(const StepContext& c) {
     RETURN_IF_ERROR(wait("a step"));
   switch (mode_) {
     case AttentionMode::cpu:
-      return resize_host(n_);
+      return c.step.keys_only ? Status() : resize_host(n_);
     case AttentionMode::gpu_prefill:
       return {};
     case AttentionMode::gpu_selective:
       RETURN_IF_ERROR(prepare_output());
-      selective_.begin();
-      if (records_step()) begin_recording(layers() + (logits_ > 0 ? 2 : 1));
+      selective_.begin(attends_last() ? rows_ - 1 : 0);
+      if (records_step()) begin_recording(step_part());
       return {};
     case AttentionMode::co_execution:
       RETURN_IF_ERROR(prepare_output());
@@ -220,15 +224,17 @@ Status GpuExecutor::begin(const StepContext& c) {
   return {};
 }
 
-// x = W inputs + b
-Status GpuExecutor::enqueue_joined() {
+// x = W inputs + b. pinned: null, or room for the inputs.
+Status GpuExecutor::enqueue_joined(float* pinned) {
   const DeviceWeights::Matrix& w = weights_.inputs();
   const std::size_t bytes = joined_bytes(w.w.cols, n_);
   if (bytes > joined_.bytes()) RETURN_IF_ERROR(joined_.allocate(device_, bytes, "a step's inputs"));
   DeviceActivations x = joined_inputs(joined_.get(), w.w.cols, n_);
   const bool floats = tensor_type_info(w.w.type)->block_elements == 1;
-  enqueue(
-      ops_.upload(stream_, x.f32, step_->step.inputs, std::size_t{n_} * x.cols * sizeof(float)));
+  const std::size_t count = std::size_t{n_} * x.cols;
+  const float* from = pinned ? pinned : step_->step.inputs;
+  if (pinned) std::copy_n(step_->step.inputs, count, pinned);
+  enqueue(ops_.upload(stream_, x.f32, from, count * sizeof(float)));
   if (floats) x.q = nullptr, x.scale = nullptr, x.sums = nullptr;
   enqueue(ops_.quantize(stream_, x, check(first_layer())));
   multiply(x, {{&w, work_.x}});
@@ -247,6 +253,7 @@ void GpuExecutor::enqueue_layer_inputs(std::vector<float>* staged) {
 }
 
 Status GpuExecutor::mixer(uint32_t layer) {
+  if (step_->step.keys_only) return keep_keys(layer);
   if (!has_attention(layer)) return mix_without_attention(layer);
   if (attends_window(layer)) return mix_window(layer);
   RETURN_IF_ERROR(project(layer));
@@ -269,6 +276,24 @@ Status GpuExecutor::project(uint32_t layer) {
   return {};
 }
 
+// Keys and values go to the store, and the layer computes nothing else.
+Status GpuExecutor::keep_keys(uint32_t layer) {
+  const std::size_t floats = 2 * std::size_t{n_} * config_.layer(layer).kv_width();
+  if (floats > keys_host_room_) {
+    keys_host_room_ = 0;
+    RETURN_IF_ERROR(keys_host_.allocate(device_, floats));
+    keys_host_room_ = floats;
+  }
+  enqueue_projection(layer, work_.qkv);
+  float* const k = keys_host_.get();
+  enqueue(ops_.download(stream_, k, projected(layer, work_.qkv).k, floats * sizeof(float)));
+  enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+  RETURN_IF_ERROR(wait("a layer"));
+  step_->store.write(config_.layer(layer).kv, n_, k, k + floats / 2,
+                     n_ > 1 ? step_->pool : nullptr);
+  return {};
+}
+
 Status GpuExecutor::attend(uint32_t layer) {
   switch (mode_) {
     case AttentionMode::cpu:
@@ -284,6 +309,7 @@ Status GpuExecutor::attend(uint32_t layer) {
 }
 
 Status GpuExecutor::end() {
+  if (step_->step.keys_only) return {};
   Status s;
   switch (mode_) {
     case AttentionMode::cpu:
@@ -305,11 +331,16 @@ Status GpuExecutor::end() {
   return wait("a step");
 }
 
-// What the output matrix multiplies for each token.
+// What the output matrix multiplies for each token, where it has not come with the step.
 Status GpuExecutor::write_hidden() {
-  const DeviceActivations normed{n_, config_.width, work_.h};
-  enqueue_norm(work_.x, weights_.output_norm(), check(end_layer() - 1), normed);
-  enqueue(ops_.download(stream_, step_->step.hidden, work_.h, n_ * size_.width * sizeof(float)));
+  float* const out = step_->step.hidden;
+  const uint32_t wanted = step_->step.hidden_wanted();
+  if (hidden_ == wanted)
+    return std::copy_n(host_hidden_.get(), wanted * size_.width, out), Status();
+  const DeviceActivations normed{wanted, config_.width, work_.h};
+  const float* x = work_.x + (n_ - wanted) * size_.width;
+  enqueue_norm(x, weights_.output_norm(), check(end_layer() - 1), normed);
+  enqueue(ops_.download(stream_, out, work_.h, wanted * size_.width * sizeof(float)));
   return wait("the output");
 }
 
@@ -343,7 +374,7 @@ void GpuExecutor::committed(const StepContext& c, uint32_t kept) {
 }
 
 Status GpuExecutor::logits(uint32_t first, float* out) {
-  if (logits_ > 0 && first + logits_ == n_)
+  if (logits_ > 0 && first + logits_ == n_ && !finds_best_)
     return parallel_copy(host_logits_.get(), logits_ * size_.vocabulary, out, step_->pool),
            Status();
   for (uint32_t at = first; at < n_ && !step_->cancel.fired(); at += logit_rows) {
@@ -412,7 +443,7 @@ void GpuExecutor::begin_recording(uint32_t part) {
 // Where no graph was made, the step's work is enqueued once more.
 void GpuExecutor::end_recording() {
   if (!std::exchange(records_, false)) return;
-  if (graphs_.end(stream_, graph_of(layers() + (logits_ > 0 ? 2 : 1)), &error_)) return;
+  if (graphs_.end(stream_, graph_of(step_part()), &error_)) return;
   for (uint32_t l = first_layer(); l < end_layer(); ++l) {
     enqueue_attended(l);
     if (attends_window(l)) enqueue_window(l, attended(l), work_.a);
@@ -436,14 +467,22 @@ void GpuExecutor::enqueue_rest(uint32_t layer) {
 
 // After the last layer's attention, where a GPU attended the step.
 void GpuExecutor::enqueue_results() {
-  enqueue_rest(end_layer() - 1);
+  of_last_rows(attends_last() ? n_ - 1 : 0, [&] { enqueue_rest(end_layer() - 1); });
   enqueue(ops_.download(stream_, attended_host_.get(), attended_.get(),
                         attention_number_.back() * attended_floats() * sizeof(float)));
   enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   if (logits_ == 0) return;
-  enqueue_logits(n_ - logits_, logits_);
-  enqueue(ops_.download(stream_, host_logits_.get(), work_.logits,
-                        logits_ * size_.vocabulary * sizeof(float)));
+  enqueue_logits(n_ - logits_, logits_, hidden_ > 0);
+  if (finds_best_) {
+    enqueue(ops_.find_largest(stream_, work_.logits, size_.vocabulary, best_.get()));
+    enqueue(ops_.download(stream_, host_best_.get(), best_.get(), sizeof(DeviceLargest)));
+  } else {
+    enqueue(ops_.download(stream_, host_logits_.get(), work_.logits,
+                          logits_ * size_.vocabulary * sizeof(float)));
+  }
+  if (hidden_ > 0)
+    enqueue(
+        ops_.download(stream_, host_hidden_.get(), work_.h, hidden_ * size_.width * sizeof(float)));
 }
 
 // What a decode step that a GPU attended leaves goes to the store.

@@ -51,6 +51,10 @@ class GpuExecutor final : public LayerExecutor {
   void abandon() noexcept override;
   uint64_t recordings() const override { return graphs_.recordings(); }
   Status logits(uint32_t first, float* out) override;
+  Token best() const override {
+    const bool found = finds_best_ && host_best_.get()->index != no_largest;
+    return found ? static_cast<Token>(host_best_.get()->index) : -1;
+  }
   void committed(const StepContext& step, uint32_t kept) override;
   Status begin_layer(const SpanLayer& span) override;
   void rest() noexcept override;
@@ -83,6 +87,10 @@ class GpuExecutor final : public LayerExecutor {
   bool has_end() const { return weights_.has_output() && !streamed_; }  // of the model
   // Whether the step's last layer leaves logits, and nothing for another executor or the caller.
   bool ends_model() const { return has_end() && !step_->step.hidden; }
+  // Whether of a step's tokens, which attend as if alone, only the last one is attended.
+  bool attends_last() const {
+    return rows_ > 1 && step_->step.last_hidden && mode_ == AttentionMode::gpu_selective;
+  }
   bool has_attention(uint32_t layer) const { return config_.layer(layer).has_attention(); }
   // A layer's arrays in one of n_ tokens.
   struct Projected {
@@ -102,7 +110,7 @@ class GpuExecutor final : public LayerExecutor {
     return {p.q + q, p.k + kv, p.v + kv};
   }
   DeviceActivations attended_row(const DeviceActivations& all, uint32_t row) const {
-    return rows_ == 1 ? all : input_of(all, row);
+    return rows_ == 1 ? all : input_of(all, attends_last() ? 0 : row);
   }
 
   // ---- the plan --------------------------------------------------------------------------------
@@ -120,6 +128,7 @@ class GpuExecutor final : public LayerExecutor {
   void trim();
 
   // ---- the four modes of attention ------------------------------------------------------------
+  Status keep_keys(uint32_t layer);
   Status mix_without_attention(uint32_t layer);
   Status mix_window(uint32_t layer);
   Status mix_window_for_cpu(uint32_t layer);
@@ -151,7 +160,13 @@ class GpuExecutor final : public LayerExecutor {
   }
   // Of steps of one token, and of open ones of each size.
   bool has_graphs() const { return (n_ == 1 || open_) && !waits_for_experts_ && !streamed_; }
-  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 3; }
+  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 5; }
+  // Of a whole step.
+  uint32_t step_part() const {
+    return layers() + 1 + (logits_ > 0) + (hidden_ > 0) + (finds_best_ ? 1 : 0);
+  }
+  // Of co-execution.
+  uint32_t hybrid_part(uint32_t layer) const { return layers() + 5 + local(layer); }
   std::size_t graph_of(uint32_t part) const { return (n_ - 1) * graph_parts() + part; }
   bool records_step() const { return has_graphs() && !selective_.needs_staging(); }
   void begin_recording(uint32_t part);
@@ -179,13 +194,24 @@ class GpuExecutor final : public LayerExecutor {
   DeviceExpertRows expert_rows(uint32_t layer) const;
   bool joins_shared(uint32_t layer) const;
   void complete_before(uint32_t layer);
-  Status enqueue_joined();
+  Status enqueue_joined(float* pinned);
   void enqueue_layer_inputs(std::vector<float>* staged);
   void finish_layer(uint32_t layer);
   void enqueue_results();
-  void enqueue_logits(uint32_t first, uint32_t n);
+  void enqueue_logits(uint32_t first, uint32_t n, bool keeps_hidden = false);
   void enqueue_copy(uint32_t layer);
   void enqueue_last_feed_forward(uint32_t layer, float* a);
+  // f() of the step's tokens from `first` on, whose rows of the workspace come first then.
+  template <class F>
+  void of_last_rows(uint32_t first, F&& f) {
+    const uint32_t n = n_;
+    const bool open = open_;
+    n_ -= first, first_row_ = first, open_ = open && n_ > 1;
+    work_.x += first * size_.width, work_.y += first * size_.parallel;
+    f();
+    work_.x -= first * size_.width, work_.y -= first * size_.parallel;
+    n_ = n, first_row_ = 0, open_ = open;
+  }
   Status begin_delivery();
   Status project_prefill(uint32_t layer);
   Status copy_down(uint32_t layer);
@@ -222,6 +248,7 @@ class GpuExecutor final : public LayerExecutor {
   void resize_halves(uint32_t n);
   void release_halves() { halves_ = {}, halves_room_ = 0; }
   Status prepare_output();
+  float* small_inputs();
   Status write_hidden();
   void forget_moved_graphs();
   uint64_t reserve() const;
@@ -280,7 +307,8 @@ class GpuExecutor final : public LayerExecutor {
   static constexpr std::size_t max_slots = GpuPrefillAttention::turns;
   std::array<DeviceStream*, max_slots> deliveries_{};  // copies of a slot to the store
   // [tokens] of a step, 1 to max_alone:
-  // [layers + 3] the projection of each layer, the end, a step, a step with logits;
+  // [layers + 5] the projection of each layer, the end, a step, with logits, with hidden states,
+  // with ForwardStep::best;
   // [2 layers] co-execution: a layer's projection; a layer whose pages were read before
   GpuGraphs graphs_;
   uint64_t graph_generation_ = 0;
@@ -292,9 +320,11 @@ class GpuExecutor final : public LayerExecutor {
   bool open_ = false;  // ForwardStep::open
   uint32_t rows_ = 1;  // tokens that attend as if alone, or 1
   int error_ = 0;
-  bool replays_ = false;  // the step's graph does all that is asked for
-  bool records_ = false;  // what is enqueued goes to a graph
-  uint32_t logits_ = 0;   // of the last tokens, computed with the step
+  bool replays_ = false;     // the step's graph does all that is asked for
+  bool records_ = false;     // what is enqueued goes to a graph
+  uint32_t logits_ = 0;      // of the last tokens, computed with the step
+  uint32_t hidden_ = 0;      // ForwardStep::hidden of the last tokens, computed with the step
+  bool finds_best_ = false;  // ForwardStep::best, computed with the step
 
   uint32_t capacity_ = 0;  // tokens that work_ has room for
   bool gave_way_ = false;  // to attention, which fitted then
@@ -332,7 +362,12 @@ class GpuExecutor final : public LayerExecutor {
 
   DeviceBuffer<std::byte> joined_;  // joined_inputs()
   DeviceBuffer<float> attended_;    // [layers with attention][n][q and k and v]
-  PinnedBuffer<float> attended_host_, host_logits_;
+  DeviceBuffer<DeviceLargest> best_;
+  PinnedBuffer<DeviceLargest> host_best_;
+  PinnedBuffer<float> small_inputs_;  // of a step of a few tokens
+  PinnedBuffer<float> keys_host_;     // ForwardStep::keys_only
+  std::size_t keys_host_room_ = 0;    // floats
+  PinnedBuffer<float> attended_host_, host_logits_, host_hidden_;
   uint32_t host_logits_room_ = 0;                       // tokens
   DeviceBuffer<float> prefill_;                         // [slots()][q, k, v, lse, output] of layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted

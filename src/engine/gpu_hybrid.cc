@@ -41,7 +41,7 @@ Status GpuExecutor::project_hybrid(uint32_t layer) {
   const bool packed = hybrid_.is_packed(l);
   if (packed) enqueue(hybrid_.wait_for_packed(stream_));
   const float* const queries = q;
-  as_graph(layers() + 3 + (packed ? layers() : 0) + local(layer), [&, k = k, v = v] {
+  as_graph(hybrid_part(layer) + (packed ? layers() : 0), [&, k = k, v = v] {
     enqueue_attended(layer);
     enqueue(hybrid_.enqueue_projected(stream_, l, queries, k, v));
     if (packed) {

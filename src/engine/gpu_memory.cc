@@ -143,7 +143,26 @@ Status GpuExecutor::prepare_output() {
     host_logits_room_ = room;
   }
   logits_ = wanted;
+  if (step_->step.hidden_wanted() != wanted) return {};
+  if (!host_hidden_.get()) RETURN_IF_ERROR(host_hidden_.allocate(device_, max_alone * size_.width));
+  hidden_ = wanted;
+  // A factor of the logits and a cap change no order.
+  if (!step_->step.best || wanted != 1 || !(config_.logit_scale > 0)) return {};
+  if (!best_.get()) RETURN_IF_ERROR(best_.allocate(device_, 1, "a step's largest logit"));
+  if (!host_best_.get()) RETURN_IF_ERROR(host_best_.allocate(device_, 1));
+  finds_best_ = true;
   return {};
+}
+
+// Pinned memory for what a step of a few tokens begins with, so that it waits for no copy. Null:
+// the step has more, or there is none.
+float* GpuExecutor::small_inputs() {
+  if (n_ > max_alone) return nullptr;
+  const std::size_t joined = weights_.inputs().w.data ? weights_.inputs().w.cols : 0;
+  if (!small_inputs_.get() &&
+      !small_inputs_.allocate(device_, max_alone * (size_.width + 2 * size_.angles + joined)).ok())
+    return nullptr;
+  return small_inputs_.get();
 }
 
 // Graphs hold addresses.

@@ -177,12 +177,9 @@ Status GpuExecutor::end_prefill() {
 void GpuExecutor::enqueue_last_feed_forward(uint32_t layer, float* a) {
   const uint32_t wanted = ends_model() ? step_->step.logits_wanted() : n_;
   if (wanted == 0) return;
-  const uint32_t n = std::exchange(n_, wanted), first = n - wanted;
-  first_row_ = first;
-  work_.x += first * size_.width, work_.y += first * size_.parallel;
-  check_and_feed_forward(layer, a + first * config_.layer(layer).q_width());
-  work_.x -= first * size_.width, work_.y -= first * size_.parallel, n_ = n;
-  first_row_ = 0;
+  const uint32_t first = n_ - wanted;
+  of_last_rows(first,
+               [&] { check_and_feed_forward(layer, a + first * config_.layer(layer).q_width()); });
 }
 
 }  // namespace kvasir

@@ -34,7 +34,7 @@ Status GpuExecutor::mix_without_attention(uint32_t layer) {
       if (!replays_) enqueue_attended(layer);
       return {};
     case AttentionMode::co_execution:
-      as_graph(layers() + 3 + local(layer), [&] { enqueue_attended(layer); });
+      as_graph(hybrid_part(layer), [&] { enqueue_attended(layer); });
       return {};
     case AttentionMode::gpu_prefill:
       if (layer > first_layer()) check_and_feed_forward(layer - 1, prefill_output(layer - 1));

@@ -65,6 +65,10 @@ Status GpuExecutor::attend_selective(uint32_t layer) {
   for (uint32_t row = 0; row < rows_ && !error_; ++row) {
     selective_.set_row(row);
     const auto [q, k, v] = row_of(layer, attended(layer), row);
+    if (attends_last() && row + 1 < rows_) {
+      enqueue(selective_.enqueue_keys(stream_, local_kv(layer), q, k, v));
+      continue;
+    }
     enqueue(selective_.enqueue_choice(stream_, local_kv(layer), q, k, v));
     if (error_) return {};
     if (selective_.needs_staging()) {

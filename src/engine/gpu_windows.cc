@@ -48,7 +48,7 @@ Status GpuExecutor::mix_window(uint32_t layer) {
       enqueue_window(layer, attended(layer), work_.a);
       return {};
     case AttentionMode::co_execution:
-      as_graph(layers() + 3 + local(layer), [&] {
+      as_graph(hybrid_part(layer), [&] {
         enqueue_attended(layer);
         enqueue_window(layer, attended(layer), work_.a);
       });

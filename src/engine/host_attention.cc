@@ -101,7 +101,7 @@ uint32_t HostAttention::first_needed(const ForwardStep& step, uint32_t layer) co
   const Plan& plan = step.plan;
   const uint32_t n = step.size(), kv = config_.layer(layer).kv;
   if (layer + 1 < config_.depth() || step.want == ForwardStep::Logits::all) return 0;
-  if (step.hidden || step.take_hidden) return 0;
+  if (step.hidden_wanted() > 1 || step.take_hidden) return 0;
   if (config_.layer(layer).is_windowed() || !config_.layer(layer).has_attention()) return n - 1;
   if (step.probe || plan.by_blocks || plan.is_filter(kv)) return 0;
   if (plan.compare != CompareLevel::none) return 0;

@@ -53,6 +53,8 @@ class LayerExecutor {
   virtual uint64_t recordings() const { return 0; }  // of graphs so far
   // Computes the logits of tokens [first, n) after end(). out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
+  // ForwardStep::best, where the step has computed it; otherwise -1.
+  virtual Token best() const { return -1; }
   virtual void committed(const StepContext&, uint32_t) {}
 
   // The following steps are of chunks of this layer alone. Code::device, Code::cancelled.

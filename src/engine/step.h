@@ -34,8 +34,15 @@ struct ForwardStep {
   DocumentScores* scores = nullptr;
   uint64_t follows = 0;  // tokens of the text after the step
   enum class Logits { none, last, all } want = Logits::none;
-  float* logits = nullptr;        // [vocabulary] or [tokens][vocabulary]
-  float* hidden = nullptr;        // where set, [tokens][width]: what the output matrix multiplies
+  float* logits = nullptr;   // [vocabulary] or [tokens][vocabulary]
+  float* hidden = nullptr;   // where set, [tokens][width]: what the output matrix multiplies
+  bool last_hidden = false;  // `hidden` and the logits are of the last token alone
+  // Where set, becomes the token with the largest of these logits where a GPU finds it; the logits
+  // are not written then. -1: they are.
+  Token* best = nullptr;
+  std::span<const Token> never_best;  // tokens that it is not
+  // Of a model of one layer: only keys and values are wanted, so that nothing is attended.
+  bool keys_only = false;
   const float* inputs = nullptr;  // where set, [tokens][width] in place of the embeddings
   // Where set, is called before the commit and says how many tokens stay, 1 to all: the first ones.
   // An error ends the step as any other. A step of which not all may stay names it and has at most
@@ -75,6 +82,7 @@ struct ForwardStep {
   uint32_t logits_wanted() const {
     return want == Logits::all ? size() : want == Logits::last ? 1 : 0;
   }
+  uint32_t hidden_wanted() const { return !hidden ? 0 : last_hidden ? 1 : size(); }
 };
 
 // What a step appends to, all of them with the same tokens.

@@ -337,7 +337,9 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
   };
   std::atomic<bool> intact{true};
   std::atomic<uint64_t> touched{0};
+  const auto is_attended = [&](std::size_t list) { return list / lists() % rows_ >= first_row_; };
   pool->run(static_cast<uint32_t>(all), [&](uint32_t i, uint32_t) {
+    if (!is_attended(i)) return;
     // layer, row and head of the list
     const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * list_quads_;
     uint64_t list_pages = 0;
@@ -354,17 +356,21 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
   if (!intact) return pages.damaged();
   counts->pages_touched += touched;
   for (std::size_t i = 0; i < all; ++i) {
+    if (!is_attended(i)) continue;
     const uint32_t* list_counts = list_counts_host_.get() + 2 * i;
     counts->tokens_read += list_counts[0] * readers(i) * quad_tokens,
         counts->tokens_hot += uint64_t{list_counts[1]} * quad_tokens;
   }
   const uint64_t sealed = store.sealed_tokens(), sinks = shape_.page.page_tokens;
   if (sealed == 0) return {};
-  const uint64_t rows = uint64_t{layers_} * rows_ * n_ * heads_.heads;
-  counts->summary_bytes += all * pages.extents() * shape_.page.sketch_bytes();
+  const uint64_t of_row = uint64_t{n_} * heads_.heads, attended = rows_ - first_row_,
+                 rows = layers_ * attended * of_row;
+  counts->summary_bytes += all / rows_ * attended * pages.extents() * shape_.page.sketch_bytes();
   counts->tokens_present += (sealed - sinks) * rows / heads_.group();
   counts->queries += rows;
-  for (uint64_t i = 0; i < rows; ++i) counts->mass += static_cast<double>(mass_host_.get()[i]);
+  for (uint64_t row = 0; row < uint64_t{layers_} * rows_; ++row)
+    for (uint64_t i = 0; i < of_row && row % rows_ >= first_row_; ++i)
+      counts->mass += static_cast<double>(mass_host_.get()[row * of_row + i]);
   return {};
 }
 

@@ -60,12 +60,18 @@ class GpuSelectiveAttention {
                      const float* v);
   int enqueue_chosen(DeviceStream* stream, uint32_t layer, const DeviceActivations& out,
                      const DeviceCheck& check);
+  // In place of both, of a row that is not attended: its keys and values are, by later ones.
+  int enqueue_keys(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
+                   const float* v) {
+    return ops_.begin_attention(stream, sequence_.layer(layer, row_), work(layer), q, k, v);
+  }
   // Waits for the stream. After a cancel, nothing may be enqueued. Code::corrupt, Code::io,
   // Code::device; throws std::bad_alloc, and work may be under way then.
   Status stage_chosen(const KvStore& store, const Plan& plan, uint32_t layer,
                       const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
-  // Comes before a step's work, whether enqueued or replayed by a graph.
-  void begin() { under_way_ = true; }
+  // Comes before a step's work, whether enqueued or replayed by a graph. first_row: rows before it
+  // are not attended.
+  void begin(uint32_t first_row) { under_way_ = true, first_row_ = first_row; }
   // Downloads what collect() checks, after the last layer.
   int enqueue_results(DeviceStream* stream);
   // After a wait for the stream: verifies the pages that were read. Code::corrupt: the step must be
@@ -116,7 +122,7 @@ class GpuSelectiveAttention {
   uint64_t generation_ = 0;
   // tokens of the step, and what there is room for
   uint32_t n_ = 0, room_ = 0, extents_ = 0, list_quads_ = 0;
-  uint32_t rows_ = 1, row_ = 0;
+  uint32_t rows_ = 1, row_ = 0, first_row_ = 0;
   DeviceBuffer<float> q_, q_scale_, projected_scale_, scores_, score_sums_, thresholds_, biases_,
       states_, lse_, mass_;
   DeviceBuffer<int8_t> q8_, projected_;

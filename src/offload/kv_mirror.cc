@@ -54,7 +54,8 @@ void KvMirror::release() {
   std::apply([](auto&... b) { (void(b = {}), ...); }, buffers());
   page_stamps_.clear(), sketch_stamps_.clear();
   forget_kept();
-  basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
+  basis_stamp_ = sinks_stamp_ = 0;
+  windows_.clear();
   has_begun_ = false;
 }
 
@@ -82,6 +83,7 @@ Status KvMirror::make_room(const KvStore& store) {
       std::max(store.window_count(), store.window_tokens() + 2 * page.page_tokens) + max_tokens,
       32));
   if (store.pages().extents() <= extents_ && rows <= window_rows_) return {};
+  windows_.reserve(max_windows);  // committed() must not fail
   const uint32_t extents =
       std::max(extents_, store.pages().extents() +
                              std::clamp(store.pages().extents() / 8, min_spare, max_spare));
@@ -90,7 +92,8 @@ Status KvMirror::make_room(const KvStore& store) {
   ++generation_;
   window_ = {};  // never old and new together
   addressed_ = 0;
-  basis_stamp_ = sinks_stamp_ = window_stamp_ = 0;
+  basis_stamp_ = sinks_stamp_ = 0;
+  windows_.clear();
   Status s = sketch_at_.allocate(device_, extents, purpose);
   if (s.ok()) s = window_.allocate(device_, heads * 2 * rows * page.dim, purpose);
   if (s.ok()) s = pages_at_.allocate(device_, extents, purpose);
@@ -118,13 +121,21 @@ Status KvMirror::need_staging(const CancelLatch& cancel) {
                         cancel, &staged_);
 }
 
+// Then the next step writes behind these rows.
+bool KvMirror::has_rows(const KvStore& store) {
+  const auto at = std::find(windows_.begin(), windows_.end(), store.window_stamp());
+  if (at == windows_.end()) return false;
+  windows_.erase(at + 1, windows_.end());
+  return true;
+}
+
 Status KvMirror::put_window(const UpdateRequest& request) {
   const KvStore& store = request.store;
   DeviceStream* const stream = request.streams.own;
   const std::size_t dim = shape_.page.dim, heads = heads_total();
   const bool puts_basis = store.sketch().built() && basis_stamp_ != store.sketch().basis_stamp();
   const bool puts_sinks = sinks_stamp_ != store.sinks_stamp() || sinks_stamp_ == 0,
-             puts_rows = window_stamp_ != store.window_stamp() || window_stamp_ == 0;
+             puts_rows = !has_rows(store);
   if (!puts_basis && !puts_sinks && !puts_rows) return {};
   if (request.cancel.fired()) return cancelled();
   RETURN_IF_ERROR(need_staging(request.cancel));
@@ -150,6 +161,7 @@ Status KvMirror::put_window(const UpdateRequest& request) {
     sinks_stamp_ = store.sinks_stamp();
   }
   if (puts_rows) {
+    windows_.clear();
     const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim,
                       together = staged_.bytes / (2 * size * sizeof(float));
     for (std::size_t first = 0; first < heads; first += together) {
@@ -163,7 +175,7 @@ Status KvMirror::put_window(const UpdateRequest& request) {
       RETURN_IF_ERROR(
           send(stream, window_.get() + first * 2 * size, staged, count * 2 * size * sizeof(float)));
     }
-    window_stamp_ = store.window_stamp();
+    windows_.push_back(store.window_stamp());
   }
   return {};
 }
@@ -210,9 +222,12 @@ Status KvMirror::begin_step(const KvStore& store, uint32_t rows, DeviceStream* s
 }
 
 void KvMirror::committed(const KvStore& store, uint32_t n) {
-  if (store.pages().pages() == known_.get()->pages &&
-      store.window_count() == known_.get()->window + n)
-    window_stamp_ = store.window_stamp();
+  const DeviceCounts& before = *known_.get();
+  if (windows_.empty() || store.pages().pages() != before.pages ||
+      store.window_count() != before.window + n)
+    return;
+  if (windows_.size() == max_windows) windows_.erase(windows_.begin());
+  windows_.push_back(store.window_stamp());
 }
 
 DeviceKv KvMirror::layer(uint32_t layer, uint32_t row) const {

@@ -119,6 +119,7 @@ class KvMirror {
   Status need_staging(const CancelLatch& cancel);
   Status put_window(const UpdateRequest& request);
   Status put_addresses(const UpdateRequest& request);
+  bool has_rows(const KvStore& store);
   void copy_last_extent(const PageStore& pages, ThreadPool* pool);
   void note_changes(const PageStore& pages);
   void forget_regions();
@@ -171,7 +172,11 @@ class KvMirror {
 
   // of the pages, and of the sketch that is in blocks_, at the last update
   std::vector<uint64_t> page_stamps_, sketch_stamps_;
-  uint64_t basis_stamp_ = 0, sinks_stamp_ = 0, window_stamp_ = 0;
+  uint64_t basis_stamp_ = 0, sinks_stamp_ = 0;
+  // KvStore::window_stamp() of windows whose rows are there, of each the first ones of the next: a
+  // copy of the sequence may have gone on.
+  static constexpr std::size_t max_windows = 8;
+  std::vector<uint64_t> windows_;
   // of so many extents, the first ones, the device has the addresses as they still are
   uint32_t addressed_ = 0;
   std::vector<Region> regions_;

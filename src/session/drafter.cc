@@ -4,23 +4,29 @@
 #include <utility>
 
 #include "engine/cpu_tasks.h"
+#include "select/plan.h"
 
 namespace kvasir {
 
-Status Drafter::create(const std::shared_ptr<const Model>& model, uint64_t context,
+// Rows that wait for each other; and of a step of them on a GPU, whose memory is planned for few.
+constexpr std::size_t max_pending = 64, max_device_rows = 256;
+// That a draft on a GPU reads, besides sinks and window. A wrong draft changes no answer.
+constexpr uint64_t draft_budget_tokens = 512;
+
+Status Drafter::create(const std::shared_ptr<const Model>& model, uint64_t context, bool selects,
                        ThreadPool* pool, std::unique_ptr<Drafter>* out) {
   std::shared_ptr<const MtpLayer> mtp;
   RETURN_IF_ERROR(MtpLayer::open(model, &mtp));
-  std::unique_ptr<Drafter> drafter(new Drafter(mtp, pool));
+  std::unique_ptr<Drafter> drafter(new Drafter(mtp, selects, pool));
   const std::shared_ptr<const Model> layer(mtp, &mtp->layer);
   RETURN_IF_ERROR(Forward::create(layer, context, pool, &drafter->forward_));
   *out = std::move(drafter);
   return {};
 }
 
-Drafter::Drafter(std::shared_ptr<const MtpLayer> mtp, ThreadPool* pool)
+Drafter::Drafter(std::shared_ptr<const MtpLayer> mtp, bool selects, ThreadPool* pool)
     : mtp_(std::move(mtp)), pool_(pool), products_(pool),
-      sampler_({}, mtp_->whole->tokenizer().suppressed()) {
+      sampler_({}, mtp_->whole->tokenizer().suppressed()), selects_(selects && on_gpu()) {
   products_.consider(mtp_->inputs.projection.w);
   products_.allocate();
   logits_.resize(mtp_->layer.config().vocabulary);
@@ -75,17 +81,16 @@ Status Drafter::begin_step(uint64_t at, DraftState* state, ForwardStep* step) {
 }
 
 Status Drafter::end_step(const ForwardStep& step, uint32_t kept, DraftState* state) {
-  const std::size_t width = last_.size(), tokens = state->tokens.size(),
-                    floats = state->hidden.size();
+  const std::size_t width = last_.size(), floats = state->hidden.size();
   const std::size_t known = state->next_row() - at_;  // 1 where the first token's row is there
   if (known == 0 && !state->knows_last(width)) state->hidden.resize(floats + width, 0.0f);
   state->tokens.insert(state->tokens.end(),
                        step.tokens.begin() + static_cast<std::ptrdiff_t>(known),
                        step.tokens.begin() + kept);
   state->hidden.insert(state->hidden.end(), step.hidden, step.hidden + kept * width);
-  if (state->tokens.size() < max_pending()) return {};
+  if (state->tokens.size() < max_pending) return {};
   Status s = compute_pending(step.cancel, state);
-  if (!s.ok()) state->tokens.resize(tokens), state->hidden.resize(floats);
+  if (!s.ok()) (void)cut(at_, state);
   return s;
 }
 
@@ -103,25 +108,21 @@ void Drafter::note_last(uint64_t tokens, std::span<const float> hidden, DraftSta
 }
 
 // All but the newest token's `hidden` is used up.
-// Rows that wait for each other. A GPU has graphs for as many as a step with drafts has.
-std::size_t Drafter::max_pending() const {
-  constexpr std::size_t on_cpu = 64;
-  return on_gpu() ? ForwardStep::max_device_open_tokens : on_cpu;
-}
-
 Status Drafter::compute_pending(const Cancel* cancel, DraftState* state) {
-  const std::size_t width = last_.size(), few = 2 * max_pending();
-  while (!state->tokens.empty()) {
-    const std::size_t all = state->tokens.size(),
-                      n = all < few ? std::min(all, max_pending()) : all;
-    RETURN_IF_ERROR(
-        run({std::span(state->tokens).first(n), state->hidden.data()}, cancel, &state->store));
-    const auto rows = static_cast<std::ptrdiff_t>(n);
-    state->tokens.erase(state->tokens.begin(), state->tokens.begin() + rows);
-    state->hidden.erase(state->hidden.begin(),
-                        state->hidden.begin() + rows * static_cast<std::ptrdiff_t>(width));
+  const std::size_t width = last_.size(), all = state->tokens.size();
+  std::size_t done = 0;
+  Status s;
+  while (s.ok() && done < all) {
+    const std::size_t n = on_gpu() ? std::min(all - done, max_device_rows) : all;
+    s = run({std::span(state->tokens).subspan(done, n), state->hidden.data() + done * width},
+            cancel, &state->store);
+    if (s.ok()) done += n;
   }
-  return {};
+  const auto rows = static_cast<std::ptrdiff_t>(done);
+  state->tokens.erase(state->tokens.begin(), state->tokens.begin() + rows);
+  state->hidden.erase(state->hidden.begin(),
+                      state->hidden.begin() + rows * static_cast<std::ptrdiff_t>(width));
+  return s;
 }
 
 Status Drafter::complete(uint64_t at, const Cancel* cancel, DraftState* state) {
@@ -133,32 +134,38 @@ Status Drafter::draft(uint64_t at, Token next, uint32_t count, const Cancel* can
                       DraftState* state, Array<Token>* out) {
   const std::size_t width = last_.size();
   if (state->next_row() != at || !state->knows_last(width)) return {};
-  const std::size_t rows = state->tokens.size() + 1;
+  // A GPU has graphs for as many rows as a step with drafts has.
+  if (on_gpu() && state->tokens.size() >= ForwardStep::max_device_open_tokens)
+    RETURN_IF_ERROR(compute_pending(cancel, state));
+  RETURN_IF_ERROR(find_sketch(cancel, &state->store));
   Array<Token> with_next = state->tokens;
   with_next.push_back(next);
   state->ahead = -1;
   RETURN_IF_ERROR(run({with_next, state->hidden.data(), true}, cancel, &state->store));
   state->tokens.clear(), state->hidden.clear();
   state->ahead = next;
-  std::copy_n(hidden_.get() + (rows - 1) * width, width, last_.data());
   std::optional<KvStore> chain;  // rows that follow from drafts go away
   for (uint32_t i = 0; i < count; ++i) {
     if (i > 0) {
       if (!chain) chain.emplace(state->store);
       RETURN_IF_ERROR(run({std::span(out->end() - 1, 1), last_.data(), true}, cancel, &*chain));
-      std::copy_n(hidden_.get(), width, last_.data());
     }
-    Token token = 0;
-    RETURN_IF_ERROR(sampler_.sample(logits_, {}, &token));
-    out->push_back(token);
+    if (best_ < 0) RETURN_IF_ERROR(sampler_.sample(logits_, {}, &best_));
+    out->push_back(best_);
   }
   return {};
 }
 
-// Appends rows to a store.
-Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
-  const Model& layer = mtp_->layer;
-  const ModelConfig& config = layer.config();
+// Where a draft is to select, the keys get their sketch; later rows are added to it.
+Status Drafter::find_sketch(const Cancel* cancel, KvStore* store) {
+  if (!selects_ || store->pages().pages() == 0 || store->sketch().is_current()) return {};
+  ++sketches_;
+  return store->build_sketch(nullptr, cpu_kernels(), pool_, cancel);
+}
+
+// joined_ = [norm(E[token]); norm(hidden)]
+void Drafter::join(const Rows& rows) {
+  const ModelConfig& config = mtp_->layer.config();
   const Kernels& kernels = cpu_kernels();
   const std::size_t width = config.width;
   const auto n = static_cast<uint32_t>(rows.tokens.size());
@@ -169,24 +176,26 @@ Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
     products_.resize(n, 2 * width);
     capacity_ = n;
   }
-  if (rows.logits && n > hidden_capacity_) {
-    hidden_capacity_ = 0, hidden_ = {};
-    hidden_ = make_buffer<float>(n * width);
-    hidden_capacity_ = n;
-  }
-  const CancelLatch latch(cancel);
   pool_->run(n, [&](uint32_t i, uint32_t) {
     float* x = joined_.get() + i * 2 * width;
-    kernels.dequantize_row(layer.weights().embedding, static_cast<uint32_t>(rows.tokens[i]), x);
+    kernels.dequantize_row(mtp_->layer.weights().embedding, static_cast<uint32_t>(rows.tokens[i]),
+                           x);
     for (std::size_t d = 0; d < width; ++d) x[d] *= config.embedding_scale;
     kernels.rms_norm(x, mtp_->inputs.token_norm.weight.data(), config.norm_epsilon, 1, config.width,
                      x);
     kernels.rms_norm(rows.hidden + i * width, mtp_->inputs.hidden_norm.weight.data(),
                      config.norm_epsilon, 1, config.width, x + width);
   });
+}
+
+// Appends rows to a store.
+Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
+  const auto n = static_cast<uint32_t>(rows.tokens.size());
+  const CancelLatch latch(cancel);
+  join(rows);
   if (!on_gpu()) {
     products_.begin(latch);
-    products_.multiply(joined_.get(), n, static_cast<uint32_t>(2 * width),
+    products_.multiply(joined_.get(), n, static_cast<uint32_t>(2 * last_.size()),
                        {{&mtp_->inputs.projection, inputs_.get()}});
   }
   if (latch.fired()) return Status::error(Code::cancelled, "cancelled");
@@ -194,14 +203,28 @@ Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
   step.tokens = rows.tokens;
   step.cancel = cancel;
   step.inputs = on_gpu() ? joined_.get() : inputs_.get();
-  // On a GPU so few rows go the way of single tokens, which is faster.
-  step.open = n > 1 && n <= ForwardStep::max_device_open_tokens && on_gpu();
-  if (rows.logits) {
-    step.want = ForwardStep::Logits::last;
-    step.logits = logits_.data();
-    step.hidden = hidden_.get();
-  }
+  step.keys_only = !rows.drafts;
+  if (rows.drafts) plan(*store, &step);
   return forward_->run(step, {*store});
+}
+
+void Drafter::plan(const KvStore& store, ForwardStep* step) {
+  step->want = ForwardStep::Logits::last;
+  step->logits = logits_.data();
+  step->hidden = last_.data();
+  step->last_hidden = true;
+  best_ = -1;
+  if (!chooses_on_cpu_) step->best = &best_;
+  step->never_best = mtp_->whole->tokenizer().suppressed();
+  // On a GPU so few rows go the way of single tokens, which is faster.
+  step->open = step->size() > 1 && on_gpu();
+  if (!selects_ || (store.pages().pages() > 0 && !store.sketch().built())) return;
+  SelectOptions options;
+  options.strategy = "bounded";
+  options.budget_tokens = draft_budget_tokens;
+  step->plan = make_plan(options, store.sealed_tokens(), 1, {});
+  if (!selector_) selector_ = step->plan.strategy->make();
+  step->selector = selector_.get();
 }
 
 }  // namespace kvasir

@@ -2,9 +2,11 @@
 //
 // The layer has a KV cache of its own. Its row of a token follows from the token and from what the
 // output matrix multiplied for the token before. Rows that are not computed yet are pending; they
-// are computed together, when there are many or before a draft.
+// are computed together, when there are many or before a draft. Of one layer keys and values follow
+// from the row alone: nothing is attended but for the newest row, when there is a draft.
 //
-// It is computed where MtpLayer is: on the CPU, or on the GPU that has the model's output.
+// It is computed where MtpLayer is: on the CPU, or on the GPU that has the model's output. On a GPU
+// a draft reads tokens that a sketch of the keys chooses (`bounded`), which the first draft finds.
 //
 //   tokens   0 | first ........ end() ........ next_row()
 //              | rows in `store` | pending
@@ -23,6 +25,7 @@
 #include "engine/cpu_products.h"
 #include "engine/forward.h"
 #include "model/mtp.h"
+#include "select/selector.h"
 #include "session/sampler.h"
 #include "store/kv_store.h"
 
@@ -52,8 +55,8 @@ class Drafter {
  public:
   static constexpr uint32_t max_tokens = 3;  // of a draft
 
-  // Code::unsupported, Code::corrupt: as MtpLayer::open().
-  static Status create(const std::shared_ptr<const Model>& model, uint64_t context,
+  // selects: there is memory for a sketch. Code::unsupported, Code::corrupt: as MtpLayer::open().
+  static Status create(const std::shared_ptr<const Model>& model, uint64_t context, bool selects,
                        ThreadPool* pool, std::unique_ptr<Drafter>* out);
 
   // The shape of what the MTP layer of a model keeps.
@@ -65,7 +68,7 @@ class Drafter {
   // sequence has no more, and makes room. Throws std::bad_alloc; Code::corrupt.
   Status begin_step(uint64_t at, DraftState* state, ForwardStep* step);
   // Before the commit of such a step, of which the first `kept` tokens stay. Errors of a forward
-  // pass; then the state is as before.
+  // pass; then the state has no row of them.
   Status end_step(const ForwardStep& step, uint32_t kept, DraftState* state);
   // In place of both, of tokens that follow a sequence of `at` tokens, all of which stay. hidden:
   // [tokens][width]. Errors as for both; then the state is of no use.
@@ -83,20 +86,26 @@ class Drafter {
   // "cpu", or the GPU that has the layer; why it is the former though the model is on GPUs.
   std::string device_names() const { return mtp_->device_names(); }
   const std::string& why_cpu() const { return mtp_->why_cpu; }
-  uint64_t recordings() const { return forward_->recordings(); }
-  // By which the last token of a draft was chosen: [vocabulary].
+  // What takes time once: graphs that were recorded, sketches that were found.
+  uint64_t preparations() const { return forward_->recordings() + sketches_; }
+  // By which the last token of a draft was chosen: [vocabulary], unless a GPU has chosen it.
   std::span<const float> logits() const { return logits_; }
+  // For tests: logits come from a GPU, and the CPU chooses by them.
+  void choose_on_cpu() { chooses_on_cpu_ = true; }
 
  private:
-  Drafter(std::shared_ptr<const MtpLayer> mtp, ThreadPool* pool);
+  Drafter(std::shared_ptr<const MtpLayer> mtp, bool selects, ThreadPool* pool);
   struct Rows {
     std::span<const Token> tokens;
     const float* hidden;
-    bool logits = false;  // of the last row, in logits_; and the rows of hidden_
+    bool drafts =
+        false;  // the last row leaves best_ or logits_, and last_; otherwise none is attended
   };
   Status run(const Rows& rows, const Cancel* cancel, KvStore* store);
   bool on_gpu() const { return !mtp_->layer.device_weights().empty(); }
-  std::size_t max_pending() const;
+  Status find_sketch(const Cancel* cancel, KvStore* store);
+  void join(const Rows& rows);
+  void plan(const KvStore& store, ForwardStep* step);
   Status compute_pending(const Cancel* cancel, DraftState* state);
   Status cut(uint64_t at, DraftState* state) const;
 
@@ -105,11 +114,16 @@ class Drafter {
   std::unique_ptr<Forward> forward_;
   CpuProducts products_;
   Sampler sampler_;
+  const bool selects_;
+  std::unique_ptr<const Selector> selector_;
+  uint64_t sketches_ = 0;
+  Token best_ = -1;  // of the last row, where a GPU has found it
+  bool chooses_on_cpu_ = false;
   uint64_t at_ = 0;        // tokens before the step that begin_step() prepared
   uint32_t capacity_ = 0;  // rows that the workspace holds
   Buffer<float> joined_;   // [n][2 * width]
   Buffer<float> inputs_;   // [n][width]
-  Buffer<float> hidden_;   // [n][width] of a step of the model, or of the layer
+  Buffer<float> hidden_;   // [n][width] of a step of the model
   uint32_t hidden_capacity_ = 0;
   Array<float> logits_, last_;  // [vocabulary], [width]
 };

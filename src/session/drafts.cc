@@ -136,7 +136,7 @@ DraftPace::Choice Session::choose_drafts(const DraftPace::Offer& offer) const {
 Status Session::draft(const Cancel* cancel, Array<Token>* tokens) {
   offer_ = {}, passed_ = -1;
   if (!may_draft()) {
-    if (options_.drafts_left_out) drafts_.off = DraftsOff::memory;
+    if (options_.drafts_left_out) drafts_.off = why_left_out();
     return {};
   }
   if (const DraftsOff why = why_no_drafts(); why != DraftsOff::no) {
@@ -190,7 +190,7 @@ Status Session::draft_by_source(uint32_t room, const Cancel* cancel, Array<Token
       passed_ = first[0];
     }
     const bool measures = pace_.measures(DraftSource::lookup) || pace_.measures(DraftSource::layer);
-    if (options_.drafts_left_out) drafts_.off = DraftsOff::memory;
+    if (options_.drafts_left_out) drafts_.off = why_left_out();
     else if (!lookup.match.found() && !drafter_) drafts_.off = DraftsOff::no_match;
     else if (!measures) drafts_.off = DraftsOff::slower;
   }
@@ -204,7 +204,7 @@ Status Session::decode_timed(const GenerateOptions& o, AnswerState* state, const
   const auto now = [&] { return options_.clock ? options_.clock() : os::now_ns(); };
   const uint64_t begin = now(), drafted = drafts_.drafted, tokens = sequence_.tokens.size();
   const auto recordings = [&] {
-    return forward_->recordings() + (drafter_ ? drafter_->recordings() : 0);
+    return forward_->recordings() + (drafter_ ? drafter_->preparations() : 0);
   };
   const uint64_t recorded = recordings();
   RETURN_IF_ERROR(decode_step(o, state, take, token, next));

@@ -65,7 +65,10 @@ Status Session::prepare_save(const std::string& path, const Cancel* cancel, Prog
 Status Session::complete_drafts(const Cancel* cancel, std::optional<DraftState>* out) {
   if (!drafter_ || sequence_.drafts->first >= sequence_.tokens.size()) return {};
   out->emplace(*sequence_.drafts);
-  RETURN_IF_ERROR(drafter_->complete(sequence_.tokens.size(), cancel, &**out));
+  bool lost = false;
+  RETURN_IF_ERROR(
+      or_without_drafts(drafter_->complete(sequence_.tokens.size(), cancel, &**out), &lost));
+  if (lost) return out->reset(), drop_drafts(), Status();
   if ((*out)->end() != sequence_.tokens.size() || (*out)->store.tokens() == 0) out->reset();
   return {};
 }

@@ -171,7 +171,8 @@ Status Session::start() {
   RETURN_IF_ERROR(Forward::create(model_, options_.context, pool_.get(), &forward_));
   forward_->force_spans(options_.span_tokens);
   if (options_.draft_tokens == 0 || options_.drafts_left_out) return {};
-  RETURN_IF_ERROR(Drafter::create(model_, options_.context, pool_.get(), &drafter_));
+  const bool selects = options_.memory.bytes == 0;
+  RETURN_IF_ERROR(Drafter::create(model_, options_.context, selects, pool_.get(), &drafter_));
   if (!sequence_.drafts)
     sequence_.drafts =
         drafter_->make_state(sequence_.tokens.size(), sequence_.store.window_tokens());
@@ -182,6 +183,7 @@ Status Session::fork(std::unique_ptr<Session>* out) const {
   std::unique_ptr<Session> session(new Session(model_, options_, SequenceState(sequence_)));
   session->pool_ = pool_;
   session->pace_ = pace_;
+  session->no_drafter_room_ = no_drafter_room_;
   RETURN_IF_ERROR(session->start());
   *out = std::move(session);
   return {};

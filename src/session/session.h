@@ -72,7 +72,7 @@ struct SessionOptions {
   bool drafts_always = false;  // whether or not drafts pay; only tests and measurements have a use
   uint64_t (*clock)() = nullptr;  // nanoseconds, by which drafts pay; null: os::now_ns()
   MemoryBudget memory;
-  bool drafts_left_out = false;  // set by the session: the memory limit has no room for them
+  bool drafts_left_out = false;  // set by the session: there is no room for those of the MTP layer
   // The system text before the document. Nothing: none, or the loaded file's.
   std::optional<std::string> instructions;
   LogFn log;
@@ -385,6 +385,11 @@ class Session {
   };
   Status draft(const Cancel* cancel, Array<Token>* tokens);
   Status draft_by_source(uint32_t room, const Cancel* cancel, Array<Token>* tokens);
+  DraftsOff why_left_out() const {
+    return no_drafter_room_ ? DraftsOff::device_memory : DraftsOff::memory;
+  }
+  Status or_without_drafts(Status s, bool* lost);
+  void drop_drafts();
   bool may_draft() const { return drafter_ || propose_ || options_.lookup_tokens > 0; }
   DraftsOff why_no_drafts() const;
   uint32_t draft_room() const;
@@ -483,9 +488,10 @@ class Session {
   struct Decoded {
     ReadCounts read;
     uint64_t steps = 0, ns = 0;
-  } last_;                       // of the last generate(), score() or next()
-  bool no_device_room_ = false;  // for steps of this answer with drafts
-  DraftCounts drafts_;           // of the last generate()
+  } last_;                        // of the last generate(), score() or next()
+  bool no_device_room_ = false;   // for steps of this answer with drafts
+  bool no_drafter_room_ = false;  // on the GPU: drafts_left_out follows from that
+  DraftCounts drafts_;            // of the last generate()
   DraftPace pace_;
   DraftPace::Offer offer_;     // of the running step: whose drafts it has, or that it passes over
   uint32_t scans_passed_ = 0;  // steps that go without a lookup's scan

@@ -83,28 +83,51 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
 
 Status Session::run_step(const AppendRequest& request, ForwardStep* step) {
   if (drafter_ && step->chunk > 0) return run_span_step(step);
+  bool lost = false;
   if (drafter_) {
     DraftState* const drafts = &*sequence_.drafts;
     RETURN_IF_ERROR(drafter_->begin_step(sequence_.store.tokens(), drafts, step));
-    step->accept = [=, this](uint32_t* kept) { return drafter_->end_step(*step, *kept, drafts); };
+    step->accept = [=, this, &lost](uint32_t* kept) {
+      return or_without_drafts(drafter_->end_step(*step, *kept, drafts), &lost);
+    };
   }
-  return request.goes_on ? run_open_step(request, step) : forward_->run(*step, sequence_.stores());
+  Status s =
+      request.goes_on ? run_open_step(request, step) : forward_->run(*step, sequence_.stores());
+  if (lost) drop_drafts();
+  return s;
+}
+
+// Where a GPU has no memory for the MTP layer, the session goes on without it.
+Status Session::or_without_drafts(Status s, bool* lost) {
+  *lost |= s.code() == Code::no_memory && !model_->device_weights().empty();
+  return *lost ? Status() : std::move(s);
+}
+
+void Session::drop_drafts() {
+  drafter_.reset(), sequence_.drafts.reset();
+  sequence_.store.count_drafts({});
+  options_.memory.drafts = {}, options_.drafts_left_out = true, no_drafter_room_ = true;
+  log(1, "the GPU has no memory for the MTP layer: answers have no drafts of it");
 }
 
 // The MTP layer gets what it needs of a span's tokens at the span's end. A copy of its state
 // replaces the state with the commit.
 Status Session::run_span_step(ForwardStep* step) {
   DraftState drafts(*sequence_.drafts);
+  bool lost = false;
   step->take_hidden = [&, at = sequence_.store.tokens()](uint32_t first, uint32_t n,
                                                          const float* hidden) {
     ForwardStep part;
     part.tokens = step->tokens.subspan(first, n);
     part.cancel = step->cancel;
-    return drafter_->take(at + first, part, hidden, &drafts);
+    if (lost) return Status();
+    return or_without_drafts(drafter_->take(at + first, part, hidden, &drafts), &lost);
   };
-  RETURN_IF_ERROR(forward_->run(*step, sequence_.stores()));
+  Status s = forward_->run(*step, sequence_.stores());
   step->take_hidden = nullptr;
-  *sequence_.drafts = std::move(drafts);
+  if (lost) drop_drafts();
+  RETURN_IF_ERROR(std::move(s));
+  if (!lost) *sequence_.drafts = std::move(drafts);
   return {};
 }
 

@@ -146,6 +146,7 @@ int describe(DeviceContext* c, DeviceInfo* out) {
 // In pages of its own, poisoned; the one behind cannot be touched.
 int allocate(DeviceContext* c, std::size_t size, void** out) {
   if (const int error = begin_call(c)) return error;
+  ++machine().allocations;
   const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
   const std::lock_guard lock(c->mutex);
   if (machine().bytes[c->index] + bytes > machine().max_bytes[c->index] || size >= uint64_t{1}
@@ -176,6 +177,7 @@ int release(DeviceContext* c, void* memory) {
 
 int allocate_host(DeviceContext* c, std::size_t size, void** out) {
   if (const int error = begin_call(c)) return error;
+  ++machine().allocations;
   const std::size_t bytes = (std::max<std::size_t>(size, 1) + page - 1) / page * page;
   *out = std::aligned_alloc(page, bytes);
   std::memset(*out, 0xff, bytes);
@@ -233,6 +235,7 @@ int open_stream(DeviceContext* c, DeviceStream** out) {
 
 int wait(DeviceStream* s) {
   if (const int error = begin_call(s->context)) return error;
+  machine().waits += !s->state->work.empty();
   return do_work(s->context, s->state.get(), UINT64_MAX);
 }
 
@@ -253,6 +256,7 @@ int put(DeviceStream* s, Work work) {
   if (const int error = begin_call(s->context)) return error;
   StreamState& state = *s->state;
   if (state.kept) return state.kept->work.push_back(std::move(work)), 0;
+  ++machine().enqueued;
   state.work.push_back(std::move(work));
   ++state.given;
   return count_waiting(s->context, 1), 0;
@@ -303,6 +307,7 @@ int end_graph(DeviceStream* s, DeviceGraph** out) {
 
 int run_graph(DeviceStream* s, const DeviceGraph* graph) {
   if (const int error = begin_call(s->context)) return error;
+  ++machine().enqueued;
   StreamState& state = *s->state;
   state.work.insert(state.work.end(), graph->work.begin(), graph->work.end());
   state.given += graph->work.size();

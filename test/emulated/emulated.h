@@ -44,7 +44,10 @@ struct Machine {
 
   // allocations, streams, graphs, contexts and shared memory, of all devices
   std::atomic<uint64_t> held{0};
-  std::atomic<uint64_t> graphs{0};    // that were made
+  std::atomic<uint64_t> graphs{0};  // that were made
+  // waits for a stream that had work; allocations, of host memory too; what a program enqueues: an
+  // operation, a copy or a graph
+  std::atomic<uint64_t> waits{0}, allocations{0}, enqueued{0};
   std::atomic<uint64_t> calls{0};     // of the table, those that may fail
   std::atomic<uint64_t> fails_at{0};  // the call with this number fails,
   // with this error; `lost`: and so do all after it of that device; 0: not at all,

@@ -87,9 +87,10 @@ std::vector<float> drafted_logits(const std::shared_ptr<const Model>& model, uin
   constexpr std::size_t length = 400;
   const auto tokens = some_tokens(length + 1);
   std::unique_ptr<Drafter> drafter;
-  const Status opened = Drafter::create(model, 1024, pool, &drafter);
+  const Status opened = Drafter::create(model, 1024, true, pool, &drafter);
   REQUIRE_MESSAGE(opened.ok(), opened.message());
   CHECK(drafter->device_names() == model->device_names());
+  drafter->choose_on_cpu();
   std::unique_ptr<Forward> forward;
   REQUIRE(Forward::create(model, 1024, pool, &forward).ok());
   KvStore store(model->store_shape(), 64);
@@ -165,5 +166,34 @@ TEST_CASE("answers drafted by an MTP layer that a GPU attends have the bits of t
         }
         CHECK(texts[0] == texts[1]);
       }
+  }
+}
+
+TEST_CASE("a step with a draft waits for the GPU twice, and allocates nothing") {
+  const TempFolder folder;
+  for (const char* name : made_names) {
+    CAPTURE(std::string(name));
+    const auto model = mtp_on(make_mtp_model(name, folder), "cuda");
+    SessionOptions o;
+    o.threads = 2, o.prefill_chunk = 128;
+    o.select.strategy = "bounded", o.select.budget_tokens = 64;
+    o.draft_tokens = 1, o.drafts_always = true, o.lookup_tokens = 0;
+    const auto session = open_session(model, o);
+    read(session.get(), some_tokens(1500));
+    GenerateOptions asked;
+    asked.max_tokens = 150;
+    const std::string first = ask(session.get(), "", asked);
+    const emulated::Machine& m = emulated::machine();
+    const uint64_t waits = m.waits, allocations = m.allocations, enqueued = m.enqueued,
+                   graphs = m.graphs;
+    CHECK(ask(session.get(), "", asked) == first);
+    const DraftCounts drafts = session->stats().drafts;
+    REQUIRE(drafts.steps > 2 * 50);
+    CHECK(m.allocations == allocations);
+    CHECK(m.graphs == graphs);
+    // A question is prefilled, and every sixteenth token seals a page.
+    constexpr uint64_t of_question = 50;
+    CHECK(m.waits - waits <= 2 * drafts.steps + drafts.steps / 8 + of_question);
+    CHECK(m.enqueued - enqueued <= 20 * drafts.steps + 4 * of_question);
   }
 }

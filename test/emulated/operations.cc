@@ -135,6 +135,15 @@ int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
   });
 }
 
+int find_largest(DeviceStream* s, const float* x, std::size_t n, DeviceLargest* out) {
+  return enqueue(s, [=] {
+    const float* largest = std::max_element(x, x + n);
+    const bool finite = std::all_of(x, x + n, [](float v) { return std::isfinite(v); });
+    *out = {*largest, finite ? static_cast<uint32_t>(largest - x) : no_largest};
+    return 0;
+  });
+}
+
 // The norm of each head of a token.
 void normalise_heads(const DeviceHeads& h, float* x, uint32_t heads, const float* weight) {
   for (uint32_t i = 0; i < heads && h.norm != DeviceHeadNorm::none; ++i, x += h.head_dim) {

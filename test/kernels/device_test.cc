@@ -309,6 +309,29 @@ TEST_CASE("a device scales any number of floats") {
   }
 }
 
+TEST_CASE("a device finds the first of the largest numbers, unless one is NaN or infinity") {
+  if (!stream()) return;
+  Random random(12);
+  Memory<DeviceLargest> found(1);
+  for (const uint32_t n : {1u, 3u, 1024u, 5003u, 248320u}) {
+    std::vector<float> x = normals(n, random);
+    const auto largest = [&] {
+      Memory<float> dx(x.data(), n);
+      OK(ops().find_largest(stream(), dx.data(), n, found.data()));
+      return found.get()[0];
+    };
+    const auto index = static_cast<uint32_t>(std::max_element(x.begin(), x.end()) - x.begin());
+    CHECK(largest().index == index);
+    CHECK(largest().value == x[index]);
+    x[n - 1] = x[n / 2] = x[n / 3] = 9;
+    CHECK(largest().index == n / 3);
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+      x[n / 2] = bad;
+      CHECK(largest().index == no_largest);
+    }
+  }
+}
+
 TEST_CASE("a device's activations agree with the reference, with a gate and without") {
   if (!stream()) return;
   Random random(8);

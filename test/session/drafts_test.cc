@@ -167,7 +167,7 @@ TEST_CASE("the MTP layer's logits are the reference's, token by token and in chu
   for (const uint32_t chunk : {1u, 8u, 80u}) {
     CAPTURE(chunk);
     std::unique_ptr<Drafter> drafter;
-    REQUIRE(Drafter::create(model, 256, pool.get(), &drafter).ok());
+    REQUIRE(Drafter::create(model, 256, true, pool.get(), &drafter).ok());
     std::unique_ptr<Forward> forward;
     REQUIRE(Forward::create(model, 256, pool.get(), &forward).ok());
     KvStore store(model->store_shape(), KvStore::keep_all);
