@@ -143,7 +143,8 @@ Status GpuExecutor::plan_decode(const StepContext& c, Fallback* why) {
   RETURN_IF_ERROR(plan_selective(c, why));
   if (mode_ != AttentionMode::co_execution || !hybrid_.needs_rate(pool_threads_)) return {};
   RETURN_IF_ERROR(measure_rate(c));
-  return plan_selective(c, why);  // how the pages are shared is known now
+  if (hybrid_.needs_rate(pool_threads_)) return {};  // there are too few pages
+  return plan_selective(c, why);                     // how the pages are shared is known now
 }
 
 Status GpuExecutor::measure_rate(const StepContext& c) {

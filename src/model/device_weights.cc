@@ -86,7 +86,7 @@ static uint64_t part_bytes(const DeviceSizes& part, const Linear& inputs, bool s
 
 // The same memory as that of the whole model, where it is the same matrix.
 Status DeviceWeights::upload_part(const Model& whole, const Model& model, const Linear& inputs,
-                                  std::vector<DeviceWeights>* out) {
+                                  const Cancel* cancel, std::vector<DeviceWeights>* out) {
   const Weights& weights = model.weights();
   const ModelConfig& config = model.config();
   const std::vector<DeviceWeights>& devices = whole.device_weights();
@@ -108,8 +108,8 @@ Status DeviceWeights::upload_part(const Model& whole, const Model& model, const 
   DeviceWeights part;
   part.device_ = last.device_;
   Contents contents{.count = config.depth(), .experts = config.depth(), .output = !shares};
-  RETURN_IF_ERROR(part.load(weights, config, contents, sizes.piece, nullptr));
-  DeviceLoader loader(last.device_, nullptr);
+  RETURN_IF_ERROR(part.load(weights, config, contents, sizes.piece, cancel));
+  DeviceLoader loader(last.device_, cancel);
   RETURN_IF_ERROR(loader.open(std::max(sizes.piece, inputs.w.row_bytes)));
   const DeviceLoader::MatrixCopy its[] = {{&inputs, &part.inputs_}};
   RETURN_IF_ERROR(loader.matrices(its, &part.inputs_memory_));

@@ -88,10 +88,11 @@ class DeviceWeights {
 
   // Uploads the layers of a part of a model (model/mtp.h) to the device that has its output, which
   // the part shares unless it has its own. Code::no_memory: the device has no room for it besides
-  // what sessions take. Code::unsupported: no device has the output. Code::device.
+  // what sessions take. Code::unsupported: no device has the output. Code::device,
+  // Code::cancelled.
   // inputs: the matrix whose products the layers begin with.
   static Status upload_part(const Model& whole, const Model& part, const Linear& inputs,
-                            std::vector<DeviceWeights>* out);
+                            const Cancel* cancel, std::vector<DeviceWeights>* out);
 
   const std::shared_ptr<Device>& device() const { return device_; }
   uint32_t first_layer() const { return first_; }

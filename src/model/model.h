@@ -201,8 +201,8 @@ class Model {
   // Makes this the model of the whole model's MTP layer alone.
   Status read_mtp(const Model& whole, ModelConfig config, MtpInputs* inputs);
   // Uploads it to the whole model's last GPU. Errors as DeviceWeights::upload_part().
-  Status upload_mtp(const Model& whole, const Linear& inputs) {
-    return DeviceWeights::upload_part(whole, *this, inputs, &device_weights_);
+  Status upload_mtp(const Model& whole, const Linear& inputs, const Cancel* cancel) {
+    return DeviceWeights::upload_part(whole, *this, inputs, cancel, &device_weights_);
   }
   // Of the MTP layer that sessions share (MtpLayer::open).
   struct SharedMtp {

@@ -39,14 +39,15 @@ Status MtpLayer::bind(const Model& whole, MtpLayer* out) {
   return out->layer.read_mtp(whole, std::move(config), &out->inputs);
 }
 
-Status MtpLayer::open(std::shared_ptr<const Model> whole, std::shared_ptr<const MtpLayer>* out) {
+Status MtpLayer::open(std::shared_ptr<const Model> whole, const Cancel* cancel,
+                      std::shared_ptr<const MtpLayer>* out) {
   Model::SharedMtp& shared = whole->shared_mtp();
   const std::scoped_lock lock(shared.mutex);
   if ((*out = shared.layer.lock())) return {};
   auto mtp = std::make_shared<MtpLayer>();
   RETURN_IF_ERROR(bind(*whole, mtp.get()));
   if (!whole->device_weights().empty()) {
-    Status s = mtp->layer.upload_mtp(*whole, mtp->inputs.projection);
+    Status s = mtp->layer.upload_mtp(*whole, mtp->inputs.projection, cancel);
     if (!s.ok() && s.code() != Code::no_memory && s.code() != Code::unsupported) return s;
     mtp->why_cpu = s.message();
   }

@@ -26,8 +26,9 @@ struct MtpLayer {
   std::string device_names() const { return layer.device_names(); }
 
   // Code::unsupported (the file has none, or one of a kind that is not supported), Code::corrupt
-  // names a tensor, Code::device.
-  static Status open(std::shared_ptr<const Model> whole, std::shared_ptr<const MtpLayer>* out);
+  // names a tensor, Code::device, Code::cancelled.
+  static Status open(std::shared_ptr<const Model> whole, const Cancel* cancel,
+                     std::shared_ptr<const MtpLayer>* out);
   // Its layer and inputs alone. Code::unsupported, Code::corrupt.
   static Status bind(const Model& whole, MtpLayer* out);
 };

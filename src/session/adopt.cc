@@ -176,7 +176,7 @@ Status Session::adopt(std::shared_ptr<const Model> model, ExternalStore& cache,
   SequenceState sequence(model->config(), model->chat(), std::move(store), {}, {});
   std::unique_ptr<Session> session(new Session(std::move(model), options, std::move(sequence)));
   RETURN_IF_ERROR(session->check_tokens(tokens));
-  RETURN_IF_ERROR(session->start());
+  RETURN_IF_ERROR(session->start(cancel));
   SequenceState& s = session->sequence_;
   s.tokens.assign(tokens.begin(), tokens.end());
   s.prefilled_tokens = tokens.size();

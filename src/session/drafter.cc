@@ -14,9 +14,9 @@ constexpr std::size_t max_pending = 64, max_device_rows = 256;
 constexpr uint64_t draft_budget_tokens = 512;
 
 Status Drafter::create(const std::shared_ptr<const Model>& model, uint64_t context, bool selects,
-                       ThreadPool* pool, std::unique_ptr<Drafter>* out) {
+                       ThreadPool* pool, std::unique_ptr<Drafter>* out, const Cancel* cancel) {
   std::shared_ptr<const MtpLayer> mtp;
-  RETURN_IF_ERROR(MtpLayer::open(model, &mtp));
+  RETURN_IF_ERROR(MtpLayer::open(model, cancel, &mtp));
   std::unique_ptr<Drafter> drafter(new Drafter(mtp, selects, pool));
   const std::shared_ptr<const Model> layer(mtp, &mtp->layer);
   RETURN_IF_ERROR(Forward::create(layer, context, pool, &drafter->forward_));
@@ -205,7 +205,9 @@ Status Drafter::run(const Rows& rows, const Cancel* cancel, KvStore* store) {
   step.inputs = on_gpu() ? joined_.get() : inputs_.get();
   step.keys_only = !rows.drafts;
   if (rows.drafts) plan(*store, &step);
-  return forward_->run(step, {*store});
+  RETURN_IF_ERROR(forward_->run(step, {*store}));
+  for (const LayerRun& run : forward_->plan().runs) pinning_ += run.staging == Fallback::pinning;
+  return {};
 }
 
 void Drafter::plan(const KvStore& store, ForwardStep* step) {

@@ -56,8 +56,10 @@ class Drafter {
   static constexpr uint32_t max_tokens = 3;  // of a draft
 
   // selects: there is memory for a sketch. Code::unsupported, Code::corrupt: as MtpLayer::open().
+  // Code::cancelled.
   static Status create(const std::shared_ptr<const Model>& model, uint64_t context, bool selects,
-                       ThreadPool* pool, std::unique_ptr<Drafter>* out);
+                       ThreadPool* pool, std::unique_ptr<Drafter>* out,
+                       const Cancel* cancel = nullptr);
 
   // The shape of what the MTP layer of a model keeps.
   static StoreShape shape_of(const Model& model);
@@ -86,8 +88,9 @@ class Drafter {
   // "cpu", or the GPU that has the layer; why it is the former though the model is on GPUs.
   std::string device_names() const { return mtp_->device_names(); }
   const std::string& why_cpu() const { return mtp_->why_cpu; }
-  // What takes time once: graphs that were recorded, sketches that were found.
-  uint64_t preparations() const { return forward_->recordings() + sketches_; }
+  // What takes time once: graphs that were recorded, sketches that were found, steps that pinned
+  // pages.
+  uint64_t preparations() const { return forward_->recordings() + sketches_ + pinning_; }
   // By which the last token of a draft was chosen: [vocabulary], unless a GPU has chosen it.
   std::span<const float> logits() const { return logits_; }
   // For tests: logits come from a GPU, and the CPU chooses by them.
@@ -116,7 +119,7 @@ class Drafter {
   Sampler sampler_;
   const bool selects_;
   std::unique_ptr<const Selector> selector_;
-  uint64_t sketches_ = 0;
+  uint64_t sketches_ = 0, pinning_ = 0;
   Token best_ = -1;  // of the last row, where a GPU has found it
   bool chooses_on_cpu_ = false;
   uint64_t at_ = 0;        // tokens before the step that begin_step() prepared

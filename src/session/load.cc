@@ -400,7 +400,7 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   const MapRequest request{path, verify, cancel, report, tokens_wanted};
   RETURN_IF_ERROR(map_file(model, request, options, &mapped));
   std::unique_ptr<Session> session = std::move(mapped.session);
-  RETURN_IF_ERROR(session->start());
+  RETURN_IF_ERROR(session->start(cancel));
   if (!mapped.documents.documents.empty())
     RETURN_IF_ERROR(session->load_documents({path, mapped.documents, options.memory.bytes,
                                              std::move(options.instructions), verify, cancel,

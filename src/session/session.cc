@@ -162,7 +162,7 @@ Status Session::open(std::shared_ptr<const Model> model, const SessionOptions& o
   return {};
 }
 
-Status Session::start() {
+Status Session::start(const Cancel* cancel) {
   if (!pool_) {
     std::unique_ptr<ThreadPool> pool;
     RETURN_IF_ERROR(ThreadPool::create(options_.threads, &pool));
@@ -172,7 +172,8 @@ Status Session::start() {
   forward_->force_spans(options_.span_tokens);
   if (options_.draft_tokens == 0 || options_.drafts_left_out) return {};
   const bool selects = options_.memory.bytes == 0;
-  RETURN_IF_ERROR(Drafter::create(model_, options_.context, selects, pool_.get(), &drafter_));
+  RETURN_IF_ERROR(
+      Drafter::create(model_, options_.context, selects, pool_.get(), &drafter_, cancel));
   if (!sequence_.drafts)
     sequence_.drafts =
         drafter_->make_state(sequence_.tokens.size(), sequence_.store.window_tokens());

@@ -251,7 +251,7 @@ class Session {
   Session(std::shared_ptr<const Model> model, const SessionOptions& options,
           SequenceState sequence);
   static Status resolve(const Model& model, SessionOptions* options);
-  Status start();
+  Status start(const Cancel* cancel = nullptr);
   void log(int level, const char* message) const;
 
   // ---- steps (steps.cc) ------------------------------------------------------------------------

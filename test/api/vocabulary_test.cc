@@ -104,12 +104,15 @@ TEST_CASE(
   CHECK(session == nullptr);
 }
 
-TEST_CASE("devices and hashes are no options of a vocabulary") {
+TEST_CASE("devices, hashes and room for drafts are no options of a vocabulary") {
   kv_model_options o = vocabulary_only();
   o.device = "cpu";
   CHECK(try_open(mini_path, o) == KV_BAD_ARGUMENT);
   o = vocabulary_only();
   o.hash_directory = ".";
+  CHECK(try_open(mini_path, o) == KV_BAD_ARGUMENT);
+  o = vocabulary_only();
+  o.flags |= KV_PLAN_DRAFTS;
   CHECK(try_open(mini_path, o) == KV_BAD_ARGUMENT);
   o = vocabulary_only();
   o.chat_format = "llama3";

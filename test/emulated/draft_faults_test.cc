@@ -5,6 +5,7 @@
 
 #include "../session/device_helpers.h"
 #include "emulated.h"
+#include "session/saved_drafts.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -144,4 +145,84 @@ TEST_CASE("calls that fail within steps with drafts leave the sequence, and no o
         CHECK(text == expected);
       }
     }
+}
+
+namespace {
+
+std::unique_ptr<Session> without_prefill(const std::shared_ptr<const Model>& model, uint32_t drafts,
+                                         std::string* log) {
+  SessionOptions o;
+  o.threads = 1, o.prefill_chunk = 128, o.lookup_tokens = 0;
+  o.select.strategy = "bounded", o.select.budget_tokens = 64;
+  o.draft_tokens = drafts, o.drafts_always = true;
+  o.log = [log](int, const char* line) { *log += line; };
+  return open_session(model, o);
+}
+
+std::string answer_of(Session* session) {
+  GenerateOptions options;
+  options.max_tokens = 8;
+  return ask(session, "", options);
+}
+
+constexpr const char* lost_line = "no memory for the MTP layer";
+
+}  // namespace
+
+TEST_CASE("without memory for an MTP layer's part of a prefill the session goes on without it") {
+  const auto model = faulty_model("glm4moe-mtp");
+  std::string log;
+  const std::string alone = [&] {
+    const auto session = without_prefill(model, 0, &log);
+    read(session.get(), some_tokens(drafted_length));
+    return answer_of(session.get());
+  }();
+  uint32_t lost = 0;
+  for (uint64_t part = 1; part < 400; part += 3) {
+    log.clear();
+    const auto session = without_prefill(model, 2, &log);
+    uint64_t done = 0;
+    Status s;
+    {
+      const Changed error(machine().fails_with, emulated::out_of_memory);
+      const Changed when(machine().fails_at, machine().calls + part);
+      s = session->prefill_tokens(some_tokens(drafted_length), nullptr, nullptr, {}, &done);
+    }
+    if (!s.ok()) CHECK_MESSAGE(s.code() == Code::no_memory, s.message());
+    if (!s.ok() || log.find(lost_line) == std::string::npos) continue;
+    ++lost;
+    CHECK(answer_of(session.get()) == alone);
+    CHECK(session->stats().drafts.off == DraftsOff::device_memory);
+    CHECK(session->stats().drafts.drafted == 0);
+  }
+  CHECK(lost > 0);
+}
+
+TEST_CASE("without memory for an MTP layer's part of a save the file has none of it") {
+  const auto model = faulty_model("glm4moe-mtp");
+  const TempFolder folder;
+  uint32_t lost = 0;
+  for (uint64_t part = 1; part < 60; ++part) {
+    std::string log;
+    const auto session = without_prefill(model, 2, &log);
+    read(session.get(), some_tokens(drafted_length));
+    {
+      const Changed error(machine().fails_with, emulated::out_of_memory);
+      const Changed when(machine().fails_at, machine().calls + part);
+      REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+    }
+    const bool is_lost = log.find(lost_line) != std::string::npos;
+    lost += is_lost;
+    SessionOptions o;
+    o.threads = 1, o.prefill_chunk = 128, o.lookup_tokens = 0;
+    o.select.strategy = "bounded", o.select.budget_tokens = 64;
+    const auto loaded = load(model, folder.file("a.kv"), o);
+    CHECK(answer_of(loaded.get()) == answer_of(session.get()));
+    uint64_t saved = 0;
+    CachePeek peek;
+    REQUIRE(CachePeek::open(folder.file("a.kv"), &peek).ok());
+    REQUIRE(count_saved_drafts(peek, &saved).ok());
+    CHECK((saved == 0) == is_lost);
+  }
+  CHECK(lost > 0);
 }

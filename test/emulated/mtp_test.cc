@@ -169,31 +169,48 @@ TEST_CASE("answers drafted by an MTP layer that a GPU attends have the bits of t
   }
 }
 
-TEST_CASE("a step with a draft waits for the GPU twice, and allocates nothing") {
+TEST_CASE("a step waits for the GPU once, and once for each draft, and allocates nothing") {
   const TempFolder folder;
-  for (const char* name : made_names) {
-    CAPTURE(std::string(name));
-    const auto model = mtp_on(make_mtp_model(name, folder), "cuda");
-    SessionOptions o;
-    o.threads = 2, o.prefill_chunk = 128;
-    o.select.strategy = "bounded", o.select.budget_tokens = 64;
-    o.draft_tokens = 1, o.drafts_always = true, o.lookup_tokens = 0;
-    const auto session = open_session(model, o);
-    read(session.get(), some_tokens(1500));
-    GenerateOptions asked;
-    asked.max_tokens = 150;
-    const std::string first = ask(session.get(), "", asked);
-    const emulated::Machine& m = emulated::machine();
-    const uint64_t waits = m.waits, allocations = m.allocations, enqueued = m.enqueued,
-                   graphs = m.graphs;
-    CHECK(ask(session.get(), "", asked) == first);
-    const DraftCounts drafts = session->stats().drafts;
-    REQUIRE(drafts.steps > 2 * 50);
-    CHECK(m.allocations == allocations);
-    CHECK(m.graphs == graphs);
-    // A question is prefilled, and every sixteenth token seals a page.
-    constexpr uint64_t of_question = 50;
-    CHECK(m.waits - waits <= 2 * drafts.steps + drafts.steps / 8 + of_question);
-    CHECK(m.enqueued - enqueued <= 20 * drafts.steps + 4 * of_question);
-  }
+  for (const char* name : made_names)
+    for (const uint32_t count : {1u, 3u}) {
+      CAPTURE(std::string(name));
+      CAPTURE(count);
+      const auto model = mtp_on(make_mtp_model(name, folder), "cuda");
+      SessionOptions o;
+      o.threads = 2, o.prefill_chunk = 128;
+      o.select.strategy = "bounded", o.select.budget_tokens = 64;
+      o.draft_tokens = count, o.drafts_always = true, o.lookup_tokens = 0;
+      const auto session = open_session(model, o);
+      read(session.get(), some_tokens(1500));
+      GenerateOptions asked;
+      asked.max_tokens = 150;
+      const std::string first = ask(session.get(), "", asked);
+      const emulated::Machine& m = emulated::machine();
+      const uint64_t waits = m.waits, allocations = m.allocations, enqueued = m.enqueued,
+                     graphs = m.graphs;
+      CHECK(ask(session.get(), "", asked) == first);
+      const DraftCounts drafts = session->stats().drafts;
+      REQUIRE(drafts.steps > 100);
+      CHECK(m.allocations == allocations);
+      CHECK(m.graphs == graphs);
+      // A question is prefilled, and every sixteenth token seals a page.
+      constexpr uint64_t of_question = 50;
+      CHECK(m.waits - waits <= drafts.steps + drafts.drafted + drafts.steps / 8 + of_question);
+      CHECK(m.enqueued - enqueued <= 10 * (drafts.steps + drafts.drafted) + 4 * of_question);
+    }
+}
+
+TEST_CASE("the upload of an MTP layer is cancelled, and the next one is complete") {
+  const TempFolder folder;
+  std::unique_ptr<ThreadPool> pool;
+  REQUIRE(ThreadPool::create(2, &pool).ok());
+  const auto model = mtp_on(make_mtp_model("qwen35", folder), "cuda");
+  std::unique_ptr<Drafter> drafter;
+  Cancel cancel;
+  cancel.fire();
+  CHECK(Drafter::create(model, 1024, true, pool.get(), &drafter, &cancel).code() ==
+        Code::cancelled);
+  cancel.reset();
+  REQUIRE(Drafter::create(model, 1024, true, pool.get(), &drafter, &cancel).ok());
+  CHECK(drafter->device_names() == "cuda:0");
 }
