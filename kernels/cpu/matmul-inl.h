@@ -13,6 +13,7 @@
 //                           fma, mul, add, sum, to_float
 //   prepare, prepare_panel  quants as row_group and accumulate take them
 //   row_tokens              inputs per pass of the row kernel: 4, or 1 for less code
+//   far_bytes               larger groups of few inputs are prefetched to the second-level cache
 //   row_pair<Format>        rows of weights per pass of the row kernel: 1 or 2
 //   RowSum, row_group       dot product of one group (256 weights, in registers) of these rows with
 //                           one input. Each block (or each 16 weights that have a scale) is a float
@@ -49,9 +50,6 @@ inline bool reads_in_place(const Activations& x) {
 // less than 4 KiB loses, and 8 KiB gains a twentieth. Rows are contiguous, so it reaches into later
 // ones.
 constexpr uint32_t read_ahead = 8192;
-// Larger groups are prefetched to the second-level cache: on Zen 4 Q8_0 gains a fifth by that, Q4_K
-// loses.
-constexpr uint32_t far_bytes = 200;
 
 // One group of an input row.
 struct GroupInput {
@@ -176,7 +174,7 @@ void row_product(const RowPointers<row_pair<Isa, Format>>& rows, const Activatio
         in[t] = {padded[t].q, padded[t].scale, padded[t].sums};
     }
     for (uint32_t b = 0; b < pair * Format::group_bytes; b += 64)
-      __builtin_prefetch(ahead + b, 0, Format::group_bytes > far_bytes ? 2 : 3);
+      __builtin_prefetch(ahead + b, 0, Format::group_bytes > Isa::far_bytes ? 2 : 3);
     ahead += pair * Format::group_bytes;
     row_group<Isa, Format, tokens>(p, sum, in);
     for (GroupInput& each : in) each = {each.q + 256, each.scale + 8, each.sums + 16};

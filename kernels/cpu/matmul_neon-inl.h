@@ -17,6 +17,7 @@ struct Neon {
   };
   static constexpr uint32_t lanes = 4;
   static constexpr uint32_t row_tokens = 4, word = 4;
+  static constexpr uint32_t far_bytes = max_group_bytes;  // never
   // Registers of a tile, of 32: 2 x 4 float and 2 x 4 integer accumulators, 8 of weights, an input.
   template <uint32_t>
   static constexpr std::size_t tile_tokens = 4;

@@ -24,6 +24,7 @@ struct Scalar {
   };
   static constexpr uint32_t lanes = 4;
   static constexpr uint32_t row_tokens = 1, word = 4;
+  static constexpr uint32_t far_bytes = max_group_bytes;  // never
   template <uint32_t>
   static constexpr std::size_t tile_tokens = 2;
   template <class Format>

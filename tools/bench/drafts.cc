@@ -1,7 +1,8 @@
 // What steps with drafts take, and what answers gain by them.
 //
-//   bench-drafts MODEL [document tokens [answer tokens]]      [512, 192]
+//   bench-drafts MODEL [document tokens [answer tokens [percent]]]      [512, 192, several]
 //
+// percent: of drafts that are right; with it, only answers are measured.
 // First the time of a step by its tokens, in steps of one: drafts that are never accepted, as many
 // as asked for. Then the time of answers, against the same without drafts: of each step's drafts a
 // part is right, and the session chooses how many it has. The model may have random weights: the
@@ -84,7 +85,8 @@ struct Bench {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2) return std::fprintf(stderr, "bench-drafts MODEL [document [answer]]\n"), 2;
+  if (argc < 2)
+    return std::fprintf(stderr, "bench-drafts MODEL [document [answer [percent]]]\n"), 2;
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   Bench bench;
   check(Model::open(argv[1], "", &bench.model));
@@ -105,7 +107,10 @@ int main(int argc, char** argv) {
   const double alone = bench.run(fork(*document).get()).seconds;
   std::printf("a token alone: %.2f ms\n", 1e3 * alone);
   const auto always = bench.open(true);
-  for (const uint32_t drafts : {1u, 2u, 3u, 5u, 7u, 11u, 15u}) {
+  std::vector<uint32_t> sizes = {1, 2, 3, 5, 7, 11, 15};
+  std::vector<double> shares = {0.0, 0.25, 0.5, 0.75, 1.0};
+  if (argc > 4) sizes.clear(), shares = {number(4, 0) / 100.0};
+  for (const uint32_t drafts : sizes) {
     const auto session = fork(*always);
     session->draft_by(bench.scripted(*session, 0, drafts));
     const auto steps = bench.run(session.get());
@@ -114,7 +119,7 @@ int main(int argc, char** argv) {
         static_cast<double>(steps.drafts.drafted) / static_cast<double>(steps.drafts.steps));
   }
   constexpr std::size_t repetitions = 7;  // of which the median counts: other processes disturb
-  for (const double share : {0.0, 0.25, 0.5, 0.75, 1.0}) {
+  for (const double share : shares) {
     std::vector<double> gains;
     DraftCounts counts;
     while (gains.size() < repetitions) {
