@@ -743,8 +743,8 @@ KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t toke
 /* Options of kv_session_compose. */
 typedef struct kv_compose_options {
   uint32_t struct_size;
-  uint32_t max_documents;            /* that an answer attends; 0: all if they fit into the context,
-                                      * otherwise up to 8 */
+  uint32_t max_documents;            /* that an answer attends; 0: up to 8. If there are no more,
+                                      * and all fit, it attends all; 0 always chooses */
   const kv_session_options* session; /* as for kv_load; NULL: defaults */
 } kv_compose_options;
 
@@ -756,11 +756,12 @@ typedef struct kv_compose_options {
  * One path: as kv_load, bit for bit.
  * kv_session_tokens and kv_session_rewind count the questions and answers alone; the memory in
  * kv_session_stats includes the documents.
- * The context holds the documents that an answer attends too. If all of them and the question do
- * not fit, or are more than max_documents, each kv_generate chooses among them
- * (kv_session_get_document). Room for max_tokens of the answer, up to an eighth of the context,
- * counts with the question. kv_session_next and kv_session_score go on with the documents of the
- * last answer; while kv_session_tokens is empty they return KV_BAD_STATE.
+ * Each kv_generate with a question chooses the documents that the question is about
+ * (kv_session_get_document): one or several; if none stands out, as many as allowed. It runs the
+ * question up to three times. The context holds the documents that an answer attends too. Room for
+ * max_tokens of the answer, up to an eighth of the context, counts with the question. Without a
+ * question kv_generate goes on with the documents of the last answer, as do kv_session_next and
+ * kv_session_score; while kv_session_tokens is empty these two return KV_BAD_STATE.
  * The session takes no text (kv_prefill, kv_prefill_tokens): KV_UNSUPPORTED. Its memory_limit holds
  * for all documents together. The caller closes *out with kv_session_close.
  * kv_save writes a small file with the questions and answers. It refers to the documents by their
@@ -787,8 +788,8 @@ typedef struct kv_session_document {
   uint32_t struct_size; /* in */
   uint32_t flags;       /* KV_DOCUMENT_CANDIDATE, KV_DOCUMENT_ATTENDED */
   uint64_t tokens;      /* of the document */
-  double score;         /* share of the last question's scores, 0 to 1, of which all candidates have
-                         * 1 together; -1: it was not scored */
+  double score;         /* share of the evidence for the last question, 0 to 1, of which all
+                         * candidates have 1 together; -1: documents were not compared */
   const char* path;     /* until the session and its forks are closed */
 } kv_session_document;
 

@@ -27,6 +27,7 @@
 #include "backend/kernels.h"
 #include "backend/thread_pool.h"
 #include "base/cancel.h"
+#include "base/checked.h"
 #include "base/memory.h"
 #include "model/config.h"
 #include "select/plan.h"
@@ -116,10 +117,17 @@ class Attention {
   // whose scores have the centre.
   void add_centre_scores(const AttentionRequest& req, float sign, float* lse);
 
-  // The score of the best key of a document for each query, [tokens][heads]: exact for sinks and
-  // window, estimated by the sketch for pages, or exact where there is none. req.is_apart. Scores
-  // of different documents can be compared. Code::corrupt.
-  Status best_scores(const AttentionRequest& req, float* best);
+  // The score of the best key of each block of documents, for the same queries: of each document
+  // [tokens from req.first on][heads][score_block_count()]. The window is in block 0. With
+  // req.selector, `bounded`'s, the sketch estimates pages, where there is one. Otherwise they are
+  // exact, as sinks and window are. req.is_apart. Scores of different documents can be compared.
+  // Code::corrupt.
+  Status score_blocks(std::span<const AttentionRequest> documents, std::span<float* const> scores);
+  static constexpr uint32_t score_block_tokens = 64;
+  static uint32_t score_block_count(const KvStore& store) {
+    return static_cast<uint32_t>(
+        std::max<uint64_t>(1, ceil_div(store.sealed_tokens(), score_block_tokens)));
+  }
 
   // Attends through req.window, over a store that may have dropped older tokens. Without lse,
   // trace, selection and counts.
@@ -227,8 +235,20 @@ class Attention {
   void begin_with_sink_logits(const HeadQueries& queries, const AttentionState& state) const;
   void attend_sinks_and_window(const HeadQueries& queries, const HeadTokens& tokens,
                                const AttentionState& state, Worker* w) const;
-  bool raise_to_pages(const HeadQueries& queries, const Selector& selector, float* best,
-                      Worker* w) const;
+  // Rows of score_blocks() for the queries of a task.
+  struct BlockRows {
+    float* scores;
+    uint32_t blocks, block_pages, heads, group;
+    float* row(uint32_t r) const {
+      return scores + (std::size_t{r / group} * heads + r % group) * blocks;
+    }
+    void raise(uint32_t r, uint32_t page, float score) const {
+      float& block = row(r)[page / block_pages];
+      block = std::max(block, score);
+    }
+  };
+  bool estimate_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const;
+  bool score_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const;
   void attend_rows(const HeadQueries& queries, const RowsOfKeys& keys, const AttentionState& state,
                    Worker* w) const;
   void attend_pages(const HeadQueries& queries, std::span<const PageRef> pages,

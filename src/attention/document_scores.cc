@@ -1,62 +1,83 @@
-// Scores of documents for a question: which of them has a key that a query looks for.
+// Scores of documents for a question: which of their blocks have a key that a query looks for.
 #include <algorithm>
-#include <memory>
 
 #include "attention/worker.h"
 #include "base/checked.h"
 
 namespace kvasir {
 
-// Raises best, [rows], to the largest estimate of the pages behind the sinks. False: damaged.
-bool Attention::raise_to_pages(const HeadQueries& queries, const Selector& selector, float* best,
-                               Worker* w) const {
+// Raises blocks to the estimates of the pages behind the sinks. False: damaged.
+bool Attention::estimate_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
   const PageStore& pages = queries.req.store.pages();
-  const Scanned scanned = selector.scan(query_of(queries, 0), &w->selector);
+  const Scanned scanned = queries.req.selector->scan(query_of(queries, 0), &w->selector);
   w->counts += scanned;
   if (!scanned.intact) return false;
+  const uint32_t quads = shape_.page_quads();
   const std::size_t stride = pages.extents() * shape_.extent_quads();
   for (uint32_t r = 0; r < queries.rows.rows; ++r) {
     const float* scores = w->selector.scores.data() + r * stride;
-    const float* end = scores + std::size_t{pages.pages()} * shape_.page_quads();
-    for (scores += shape_.page_quads(); scores < end; ++scores)
-      best[r] = std::max(best[r], *scores);
+    for (uint32_t p = 1; p < pages.pages(); ++p)
+      out.raise(r, p, *std::max_element(scores + p * quads, scores + (p + 1) * quads));
   }
   return true;
 }
 
-Status Attention::best_scores(const AttentionRequest& req, float* best) {
-  const PageStore& pages = req.store.pages();
-  const bool sketched = req.store.sketch().built(), has_pages = pages.pages() > 1;
-  if (!sketched) RETURN_IF_ERROR(list_pages(req));
-  const std::unique_ptr<const Selector> selector = make_bounded_selector();
+// As estimate_pages(), exactly.
+bool Attention::score_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
+  const PageStore& pages = queries.req.store.pages();
+  const uint32_t tokens = shape_.page_tokens, rows = queries.rows.rows;
+  w->traced.resize(std::size_t{rows} * tokens);
+  for (uint32_t p = 1; p < pages.pages() && !queries.req.cancel.fired(); ++p) {
+    PageRef page = pages.page(queries.req.layer, queries.head, p);
+    if (!pages.intact_page(queries.req.layer, queries.head, p)) return false;
+    page.bias = 0;
+    kernels_.score_tokens(queries.rows, &page, 1, w->traced.data(), tokens, w->scratch.data());
+    for (uint32_t r = 0; r < rows; ++r) {
+      const float* scores = w->traced.data() + std::size_t{r} * tokens;
+      out.raise(r, p, *std::max_element(scores, scores + tokens));
+    }
+  }
+  return true;
+}
+
+Status Attention::score_blocks(std::span<const AttentionRequest> documents,
+                               std::span<float* const> scores) {
+  if (documents.empty()) return {};
   const uint32_t heads = config_.kv_heads, group = config_.group(),
                  block_tokens = std::max(1u, scanned_rows / group),
-                 blocks = static_cast<uint32_t>(ceil_div(req.tokens, block_tokens));
+                 tokens = documents[0].tokens - documents[0].first,
+                 parts = heads * static_cast<uint32_t>(ceil_div(tokens, block_tokens));
   for (Worker& w : workers_) w.counts = {};
   FirstFailure failure;
-  pool_->run(heads * blocks, [&](uint32_t task, uint32_t worker) {
+  pool_->run(static_cast<uint32_t>(documents.size()) * parts, [&](uint32_t task, uint32_t worker) {
+    const AttentionRequest& req = documents[task / parts];
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
-    const uint32_t h = task % heads, first = task / heads * block_tokens;
-    const HeadTokens own{h, first, std::min(block_tokens, req.tokens - first)};
+    const PageStore& pages = req.store.pages();
+    const uint32_t h = task % heads, before = task % parts / heads * block_tokens;
+    const HeadTokens own{h, req.first + before, std::min(block_tokens, tokens - before)};
     const HeadQueries queries = gather(req, own, true, &w).uncapped();
-    const AttentionState state = empty_state(w.state.data(), queries.rows.rows, shape_.dim);
-    attend_sinks_and_window(queries, own, state, &w);
-    if (has_pages && sketched && !raise_to_pages(queries, *selector, state.m, &w))
+    const uint32_t rows = queries.rows.rows, blocks = score_block_count(req.store);
+    const BlockRows out{
+        scores[task / parts] + (std::size_t{before} * config_.heads + h * group) * blocks, blocks,
+        score_block_tokens / shape_.page_tokens, config_.heads, group};
+    const AttentionState near = empty_state(w.state.data(), rows, shape_.dim);
+    attend_sinks_and_window(queries, own, near, &w);
+    for (uint32_t r = 0; r < rows; ++r) {
+      std::fill_n(out.row(r), blocks, -std::numeric_limits<float>::infinity());
+      *out.row(r) = near.m[r];
+    }
+    const bool estimated = req.selector && req.store.sketch().built();
+    if (pages.pages() > 1 &&
+        !(estimated ? estimate_pages(queries, out, &w) : score_pages(queries, out, &w)))
       return failure.note(pages.damaged());
-    const uint32_t count = has_pages && !sketched ? pages.pages() - 1 : 0,
-                   part = part_tokens / shape_.page_tokens;
-    for (uint32_t p = 0; p < count && !req.cancel.fired(); p += part)
-      attend_pages(queries, {page_lists_[h].data() + p, std::min(part, count - p)}, state, &w);
-    for (uint32_t r = 0; r < queries.rows.rows; ++r)
-      best[(std::size_t{first} + r / group) * config_.heads + h * group + r % group] = state.m[r];
+    for (uint32_t r = 0; r < rows; ++r) {
+      const float centre = centre_score(req, h, row_of(queries.rows, r));
+      for (uint32_t b = 0; b < blocks; ++b) out.row(r)[b] += centre;
+    }
   });
   for (const Worker& w : workers_) counts_ += w.counts;
-  RETURN_IF_ERROR(std::move(failure).take());
-  AttentionRequest all = req;
-  all.first = 0;
-  add_centre_scores(all, 1, best);
-  return {};
+  return std::move(failure).take();
 }
 
 }  // namespace kvasir

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "attention/trace.h"
@@ -54,10 +55,15 @@ struct AttendedDocument {
 
 // Scores of documents for the queries of a step, in some layers.
 struct DocumentScores {
-  uint32_t tokens = 0, heads = 0, documents = 0;  // of the step
-  std::vector<bool> layers;                       // [layers] which are scored
-  // Of each scored layer, in order: [documents][tokens][heads], Attention::best_scores().
-  std::vector<float> best;
+  // Without plan and trace. A selector estimates scores; without one they are exact.
+  std::vector<AttendedDocument> documents;
+  std::vector<bool> layers;  // [layers] which are scored
+  uint32_t first = 0;        // token of the step from which on they are scored
+  // Of the last scored layer: of each document [tokens from first on][heads][blocks], as
+  // Attention::score_blocks().
+  std::vector<float> scores;
+  std::vector<float*> of_document;  // [documents] in scores
+  std::function<void()> take;       // is called after each such layer
 };
 
 // Rows of a step's tokens in one layer, after RoPE.

@@ -10,15 +10,16 @@
 // before it is compared.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "engine/host_attention.h"
 
 namespace kvasir {
 
-// turned_ = the queries as the document's keys meet them. Of latent attention, the last numbers of
+// turned = the queries as the document's keys meet them. Of latent attention, the last numbers of
 // a query have RoPE.
 void HostAttention::turn_queries(const StepContext& c, const LayerConfig& layer,
-                                 std::size_t document, const float* q) {
+                                 std::size_t document, const float* q, float* turned) {
   const std::size_t width = layer.q_width();
   const bool turns = layer.is_latent() || layer.has_rope();
   const RopeConfig* rope = turns ? &config_.ropes[layer.rope] : nullptr;
@@ -27,7 +28,7 @@ void HostAttention::turn_queries(const StepContext& c, const LayerConfig& layer,
       turns ? c.turns + document * 2 * config_.angles() + config_.angles_before(layer.rope)
             : nullptr;
   pool_->run(c.tokens(), [&](uint32_t t, uint32_t) {
-    float* to = turned_.data() + t * width;
+    float* to = turned + t * width;
     std::copy_n(q + t * width, width, to);
     if (rope)
       cpu_kernels().rope(to + first, layer.heads, layer.head_dim, rope->dim, cos,
@@ -62,7 +63,7 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
   for (std::size_t d = 0; d < c.step.documents.size(); ++d) {
     const AttendedDocument& document = c.step.documents[d];
     const Plan& plan = *document.plan;
-    turn_queries(c, layer, d, own.q);
+    turn_queries(c, layer, d, own.q, turned_.data());
     const AttentionRequest request{
         .layer = own.layer,
         .first = first,
@@ -100,26 +101,36 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
 
 Status HostAttention::score_documents(const StepContext& c, const LayerConfig& layer,
                                       const AttentionRequest& own) {
-  DocumentScores* scores = c.step.scores;
-  if (!scores->layers[own.layer]) return {};
-  turned_.resize(c.tokens() * layer.q_width());
-  const std::size_t size = std::size_t{c.tokens()} * layer.heads;
-  std::size_t at = scores->best.size();
-  scores->best.resize(at + c.step.documents.size() * size);
-  for (std::size_t d = 0; d < c.step.documents.size(); ++d, at += size) {
-    turn_queries(c, layer, d, own.q);
-    const AttendedDocument& document = c.step.documents[d];
-    const AttentionRequest request{.layer = own.layer,
-                                   .tokens = c.tokens(),
-                                   .q = turned_.data(),
-                                   .store = *document.store,
-                                   .plan = own.plan,
-                                   .is_apart = true,
-                                   .skipped = document.skipped,
-                                   .cancel = own.cancel};
-    RETURN_IF_ERROR(attention_.best_scores(request, scores->best.data() + at));
-    if (own.cancel.fired()) return {};
+  DocumentScores& scores = *c.step.scores;
+  if (!scores.layers[own.layer]) return {};
+  const std::size_t count = scores.documents.size(), size = c.tokens() * layer.q_width();
+  turned_.resize(count * size);
+  std::vector<AttentionRequest> requests;
+  std::vector<std::size_t> begins;
+  std::size_t floats = 0;
+  for (std::size_t d = 0; d < count; ++d) {
+    const AttendedDocument& document = scores.documents[d];
+    turn_queries(c, layer, c.step.documents.size() + d, own.q, turned_.data() + d * size);
+    requests.push_back({.layer = own.layer,
+                        .first = scores.first,
+                        .tokens = c.tokens(),
+                        .q = turned_.data() + d * size,
+                        .store = *document.store,
+                        .selector = document.selector,
+                        .plan = own.plan,
+                        .is_apart = true,
+                        .skipped = document.skipped,
+                        .cancel = own.cancel});
+    begins.push_back(floats);
+    floats += std::size_t{c.tokens() - scores.first} * layer.heads *
+              Attention::score_block_count(*document.store);
   }
+  scores.scores.resize(floats), scores.of_document.clear();
+  for (std::size_t begin : begins) scores.of_document.push_back(scores.scores.data() + begin);
+  RETURN_IF_ERROR(attention_.score_blocks(requests, scores.of_document));
+  if (!own.cancel.fired()) scores.take();
+  for (const AttendedDocument& document : scores.documents)
+    if (!document.selector) document.store->drop_resident_pages(own.layer);
   return {};
 }
 

@@ -79,14 +79,20 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
 void Forward::make_turns(const StepContext& c) {
   const ModelConfig& config = model_->config();
   const std::size_t angles = config.angles();
-  turns_.resize(c.step.documents.size() * 2 * angles);
+  const std::span<const AttendedDocument> attended = c.step.documents,
+                                          scored = c.step.scores
+                                                       ? std::span<const AttendedDocument>(
+                                                             c.step.scores->documents)
+                                                       : attended.first(0);
+  turns_.resize((attended.size() + scored.size()) * 2 * angles);
   float* to = turns_.data();
-  for (const AttendedDocument& document : c.step.documents) {
-    for (std::size_t i = 0; i < config.ropes.size(); ++i)
-      ropes_[i].turn(document.tokens_before, to + config.angles_before(i),
-                     to + angles + config.angles_before(i));
-    to += 2 * angles;
-  }
+  for (const auto documents : {attended, scored})
+    for (const AttendedDocument& document : documents) {
+      for (std::size_t i = 0; i < config.ropes.size(); ++i)
+        ropes_[i].turn(document.tokens_before, to + config.angles_before(i),
+                       to + angles + config.angles_before(i));
+      to += 2 * angles;
+    }
 }
 
 // x = E[tokens], or the step's inputs, and the angles of their positions, `position` the first.

@@ -129,9 +129,9 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
                                  .sink_logits = sink_logits(layer),
                                  .cancel = c.cancel};
   RETURN_IF_ERROR(attention_.run(request, out, lse_.get()));
+  if (step.scores) RETURN_IF_ERROR(score_documents(c, config_.layer(layer), request));
   if (!step.documents.empty())
-    RETURN_IF_ERROR(step.scores ? score_documents(c, config_.layer(layer), request)
-                                : attend_documents(c, config_.layer(layer), request, out));
+    RETURN_IF_ERROR(attend_documents(c, config_.layer(layer), request, out));
   if (plan.is_filter(kv)) {
     AttentionRequest filtered = request;
     filtered.selector = step.selector;

@@ -63,7 +63,7 @@ class HostAttention {
                          const AttentionRequest& own);
   void merge_document(const AttentionRequest& own, float* out);
   void turn_queries(const StepContext& step, const LayerConfig& layer, std::size_t document,
-                    const float* q);
+                    const float* q, float* turned);
   Status attend_window(const StepContext& step, uint32_t layer, const float* q, float* out);
   const float* sink_logits(uint32_t layer) const;
   void make_lse_room(uint32_t tokens);

@@ -30,7 +30,7 @@ struct ForwardStep {
   Trace* trace = nullptr;              // where set, receives what the last token attends
   // Documents before the sequence, first to last; on CPUs only.
   std::span<const AttendedDocument> documents;
-  // Where set, documents are scored in its layers, and not attended.
+  // Where set, its documents are scored in its layers, by the queries of this step.
   DocumentScores* scores = nullptr;
   uint64_t follows = 0;  // tokens of the text after the step
   enum class Logits { none, last, all } want = Logits::none;
@@ -105,7 +105,8 @@ struct StepContext {
   uint32_t gpus = 0;                           // GPUs that have layers
   const float* layer_inputs = nullptr;         // LayerInputs::get()
   bool is_pinned = false;                      // x, cos and sin are in pinned memory
-  // Of each document: cos, then sin, [angles of the model] by which queries are turned.
+  // Of each document, then of each scored one: cos, then sin, [angles of the model] by which
+  // queries are turned.
   const float* turns = nullptr;
 
   uint32_t tokens() const { return step.size(); }

@@ -428,7 +428,13 @@ class Session {
   };
   void take_back_choice(const ComposedState& before);
   Status choose_documents(const Choice& choice);
-  Status score_documents(const Choice& choice, std::vector<float>* scores);
+  Status find_evidence(const Choice& choice, std::span<const uint32_t> documents, bool sees,
+                       std::vector<float>* out);
+  Status fit_documents(std::span<const uint32_t> order, uint32_t most, uint64_t own, bool logs,
+                       std::vector<uint32_t>* out) const;
+  Status order_documents(const Choice& choice, uint64_t own, std::vector<uint32_t>* order,
+                         std::vector<float>* scores);
+  bool all_fit(std::span<const uint32_t> documents, uint64_t own) const;
   void attend(std::vector<uint32_t> documents);
   void plan_documents();
   void fill_documents(bool traced, bool batches, ForwardStep* step);

@@ -3,99 +3,13 @@
 #include <cmath>
 #include <string>
 
-#include "helpers.h"
+#include "compose_helpers.h"
 #include "pool.h"
-#include "temp_folder.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
 
 namespace {
-
-constexpr const char* codes[] = {"5520914", "1739024", "6650318"};
-constexpr const char* facts[] = {"The depth of the old well", "The password of the library",
-                                 "The number of the second witness"};
-
-// A part of the book, about 6,000 bytes, with the code of a gate in its middle.
-std::string text_of(std::size_t i, std::size_t bytes = 6000) {
-  const std::string book = book_text(100000 + 4 * bytes);
-  const std::size_t at = 80000 + i * bytes;
-  return book.substr(at, bytes / 2) + "\n" + facts[i] + " is " + codes[i] + ".\n" +
-         book.substr(at + bytes / 2, bytes / 2) + "\n";
-}
-std::string question_of(std::size_t i) { return std::string("What is t") + (facts[i] + 1) + "?"; }
-
-SessionOptions options_of(const char* strategy, bool full_precision = false) {
-  SessionOptions o;
-  o.threads = 2;
-  o.select.strategy = strategy;
-  o.full_precision = full_precision;
-  return o;
-}
-
-// Saved documents, each made once.
-struct Documents {
-  TempFolder folder;
-  std::vector<std::string> paths, exact_paths, long_paths;
-
-  Documents() {
-    for (std::size_t i = 0; i < 3; ++i) {
-      paths.push_back(make("d" + std::to_string(i), text_of(i), options_of("auto")));
-      exact_paths.push_back(make("e" + std::to_string(i), text_of(i), options_of("full", true)));
-      long_paths.push_back(make("l" + std::to_string(i), text_of(i, 16000), options_of("auto")));
-    }
-  }
-  std::string make(const std::string& name, const std::string& text, const SessionOptions& o) {
-    auto session = open_session(mini_model(), o);
-    uint64_t tokens = 0, bytes = 0;
-    REQUIRE(session->prefill(text, false, nullptr, {}, &tokens, &bytes).ok());
-    const std::string path = folder.file(name + ".kv");
-    REQUIRE(session->save(path, nullptr, {}).ok());
-    return path;
-  }
-};
-const Documents& saved() {
-  static const Documents documents;
-  return documents;
-}
-
-std::unique_ptr<Session> compose(const std::shared_ptr<const Model>& model,
-                                 std::span<const std::string> paths, const SessionOptions& o,
-                                 uint32_t most = 0) {
-  std::unique_ptr<Session> session;
-  const Status s = Session::compose(model, {.paths = paths, .most = most}, o, &session);
-  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
-  return session;
-}
-Status refused(std::span<const std::string> paths, const SessionOptions& o) {
-  std::unique_ptr<Session> session;
-  Status s = Session::compose(mini_model(), {.paths = paths}, o, &session);
-  CHECK(!session);
-  return s;
-}
-
-GenerateOptions briefly() {
-  GenerateOptions o;
-  o.max_tokens = 24;
-  return o;
-}
-bool knows(Session* session, std::size_t i, GenerateOptions options = briefly()) {
-  return ask(session, question_of(i), options).find(codes[i]) != std::string::npos;
-}
-
-GenerateOptions keeping(uint32_t tokens) {
-  GenerateOptions o;
-  o.keep = true;
-  o.max_tokens = tokens;
-  return o;
-}
-
-std::vector<float> scores_of(Session* session, std::span<const Token> tokens) {
-  std::vector<float> out(tokens.size());
-  const Status s = session->score(tokens, out.data(), nullptr, {});
-  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
-  return out;
-}
 
 // The plain equations: one store with the documents' keys at the positions of their places, in full
 // precision, and the tokens after them. skip: first tokens of later documents that are left out.
@@ -188,11 +102,11 @@ TEST_CASE("a composition attends as one store with its documents' keys moved") {
         if (exact) documents.push_back(std::move(session));
       }
     const auto then = some_tokens(12, 3);
-    auto exact = compose(model, exact_paths, options_of("full", true));
+    auto exact = compose(model, exact_paths, options_of("full", true), 3);
     ask(exact.get(), "abc abd abe", keeping(1));
     const auto wanted = plainly(documents, 0, exact->tokens(), then);
     CHECK(furthest(scores_of(exact.get(), then), wanted) < 1e-3);
-    auto session = compose(model, paths, options_of("full"));
+    auto session = compose(model, paths, options_of("full"), 3);
     ask(session.get(), "abc abd abe", keeping(1));
     CHECK(furthest(scores_of(session.get(), then), wanted) < 0.5);
   }
@@ -222,7 +136,7 @@ TEST_CASE("a composition of texts has one opening") {
               .ok());
   REQUIRE(opening.size() > 3);
   const auto then = some_tokens(12, 3);
-  auto session = compose(model, paths, options_of("full", true));
+  auto session = compose(model, paths, options_of("full", true), 3);
   CHECK(session->instructions() == *options.instructions);
   ask(session.get(), "abc", keeping(1));
   const auto scores = scores_of(session.get(), then);
@@ -233,8 +147,11 @@ TEST_CASE("a composition of texts has one opening") {
 TEST_CASE("a composition finds what one of its documents says") {
   for (const char* strategy : {"auto", "full", "bounded"}) {
     CAPTURE(strategy);
-    auto session = compose(mini_model(), saved().long_paths, options_of(strategy));
-    for (std::size_t i = 0; i < 3; ++i) CHECK(knows(session.get(), i));
+    auto session = compose(mini_model(), saved().long_paths, options_of(strategy), 3);
+    for (std::size_t i = 0; i < 3; ++i) {
+      CHECK(knows(session.get(), i));
+      for (const DocumentReport& d : session->documents()) CHECK((d.is_chosen && d.score == -1));
+    }
     // `auto` goes by the tokens of all documents
     CHECK(session->stats().decode_strategy == (strategy[0] == 'f' ? "full" : "bounded"));
   }
@@ -464,122 +381,4 @@ TEST_CASE("a cancelled answer over a composition leaves it as it was") {
                          options_of("auto"), &none)
             .code() == Code::cancelled);
   CHECK(ask(session.get(), question_of(0), briefly()) == wanted);
-}
-
-TEST_CASE("an answer attends the documents that the question is about") {
-  auto session = compose(mini_model(), saved().long_paths, options_of("bounded"), 1);
-  for (std::size_t i = 0; i < 3; ++i) {
-    CHECK(knows(session.get(), i));
-    double sum = 0;
-    for (std::size_t d = 0; d < 3; ++d) {
-      const DocumentReport report = session->documents()[d];
-      CHECK(report.is_chosen == (d == i));
-      CHECK((report.score >= 0 && report.score <= 1));
-      sum += report.score;
-    }
-    CHECK(std::abs(sum - 1) < 1e-4);
-  }
-  // of those that the caller allows
-  const std::vector<uint32_t> others = {0, 2};
-  REQUIRE(session->set_candidates(others).ok());
-  CHECK(!knows(session.get(), 1));
-  CHECK(!session->documents()[1].is_chosen);
-  CHECK(session->documents()[1].score == -1);
-}
-
-TEST_CASE("a question that fails leaves the choice of the answer before it, and no evidence") {
-  auto session = compose(mini_model(), saved().long_paths, options_of("bounded"), 2);
-  GenerateOptions traced = briefly();
-  traced.trace = true;
-  ask(session.get(), question_of(0), traced);
-  const auto chosen = [&] {
-    std::vector<bool> out;
-    for (const DocumentReport& d : session->documents()) out.push_back(d.is_chosen);
-    return out;
-  };
-  const std::vector<bool> before = chosen();
-  const std::vector<uint32_t> last = {2};
-  REQUIRE(session->set_candidates(last).ok());
-  GenerateOptions failing = briefly();
-  failing.thinking = false;
-  Cancel cancel;
-  failing.cancel = &cancel;
-  failing.progress = [&](uint64_t, uint64_t) { return cancel.fire(), 0; };
-  Answer answer;
-  CHECK(session->generate(question_of(2), failing, {}, &answer).code() == Code::cancelled);
-  CHECK(chosen() == before);
-  std::vector<Passage> none;
-  CHECK(session->passages(&none).code() == Code::bad_state);
-}
-
-TEST_CASE("documents are chosen where not all fit into the context, and counted in it") {
-  SessionOptions options = options_of("bounded");
-  options.context = 10000;
-  auto session = compose(mini_model(), saved().long_paths, options);  // 13,124 tokens
-  for (std::size_t i = 0; i < 3; ++i) {
-    CHECK(knows(session.get(), i));
-    uint64_t tokens = 0, chosen = 0;
-    for (const DocumentReport& d : session->documents())
-      if (d.is_chosen) tokens += d.tokens, ++chosen;
-    CHECK(session->documents()[i].is_chosen);
-    CHECK(chosen == 2);
-    CHECK(tokens < options.context);
-  }
-  options.context = 4700;  // a document and a question, and no document after a conversation
-  session = compose(mini_model(), saved().long_paths, options);
-  CHECK(knows(session.get(), 1));
-  ask(session.get(), question_of(1), keeping(24));
-  Answer answer;
-  Status s;
-  for (int i = 0; i < 12 && s.ok(); ++i)
-    s = session->generate(question_of(0), keeping(24), {}, &answer);
-  CHECK(s.code() == Code::context_full);
-  REQUIRE(session->rewind(0).ok());
-  CHECK(knows(session.get(), 1));
-}
-
-// Of stores with different centres, bases and lengths, in a layer that retrieves.
-TEST_CASE("a document's best score by its sketch is near the exact one") {
-  constexpr uint32_t layer = 7, tokens = 16;
-  const ModelConfig& c = mini_model()->config();
-  Attention attention(c, mini_model()->store_shape().page, cpu_kernels(), &pool(2));
-  std::vector<std::unique_ptr<Session>> documents;
-  for (const std::string& path : saved().long_paths)
-    documents.push_back(load_session(path, options_of("auto")));
-  // queries that look for a key of the last document
-  std::vector<float> q(std::size_t{tokens} * c.heads * c.head_dim);
-  const KvStore& from = documents[2]->store();
-  for (uint32_t t = 0; t < tokens; ++t)
-    for (uint32_t h = 0; h < c.heads; ++h)
-      for (uint32_t d = 0; d < c.head_dim; ++d)
-        q[(std::size_t{t} * c.heads + h) * c.head_dim + d] =
-            from.window(layer, h / c.group()).k[t * from.shape().page.dim + d] * 4;
-  const Plan plan;
-  const CancelLatch latch(nullptr);
-  double off = 0, spread = 0, mean = 0;
-  std::vector<float> all;
-  for (const auto& document : documents) {
-    KvStore plain(document->store());
-    plain.forget_sketch();
-    std::vector<float> found[2];
-    for (const KvStore* store : {&document->store(), &std::as_const(plain)}) {
-      std::vector<float>& best = found[store == &plain];
-      best.resize(std::size_t{tokens} * c.heads);
-      const AttentionRequest request{.layer = layer,
-                                     .tokens = tokens,
-                                     .q = q.data(),
-                                     .store = *store,
-                                     .plan = plan,
-                                     .is_apart = true,
-                                     .skipped = 4,
-                                     .cancel = latch};
-      REQUIRE(attention.best_scores(request, best.data()).ok());
-    }
-    for (std::size_t i = 0; i < found[0].size(); ++i)
-      off += std::abs(static_cast<double>(found[0][i] - found[1][i]));
-    all.insert(all.end(), found[1].begin(), found[1].end());
-  }
-  for (float x : all) mean += static_cast<double>(x) / static_cast<double>(all.size());
-  for (float x : all) spread += std::abs(static_cast<double>(x) - mean);
-  CHECK(off < 0.2 * spread);
 }
