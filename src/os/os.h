@@ -179,8 +179,8 @@ void prefer_huge_pages(void* data, std::size_t size);
 uint32_t cpu_count();        // that this process may use
 uint64_t now_ns();           // monotonic
 uint64_t physical_memory();  // bytes
-// Bytes that this process could take without anything being paged out; physical_memory() where the
-// system does not say.
+// Bytes that this process could take without anything being paged out, in its control groups on
+// Linux; physical_memory() where the system does not say.
 uint64_t available_memory();
 // Differs in every process: the author of a file cannot choose keys that collide.
 uint64_t hash_seed();

@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "os/calls.h"
+#include "os/cgroup_memory.h"
 
 #if !defined(__linux__) && !defined(__APPLE__)
 #error "os_posix.cc supports Linux and macOS; another system needs its own file"
@@ -356,7 +357,8 @@ uint64_t available_memory() {
         if (*c >= '0' && *c <= '9') kib = kib * 10 + static_cast<uint64_t>(*c - '0');
     }
     (void)std::fclose(file);
-    if (found) return kib * 1024;
+    if (found)
+      return std::min(kib * 1024, cgroup_memory_left("/sys/fs/cgroup", "/proc/self/cgroup"));
   }
 #endif
   return physical_memory();

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "failing_allocations.h"
+#include "os/cgroup_memory.h"
 #include "os/file_reaper.h"
 #include "os/os.h"
 #include "temp_folder.h"
@@ -368,4 +369,49 @@ TEST_CASE("a file reaper closes at once where no thread can start") {
     const int after = dup(0);
     return after < fd;
   }));
+}
+
+TEST_CASE("available memory is what the limits of control groups leave") {
+  const TempFolder folder;
+  const auto put = [&](const std::string& name, const std::string& text) {
+    const std::filesystem::path path = folder.file(name);
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  };
+  const auto left = [&] { return os::cgroup_memory_left(folder.path(), folder.file("groups")); };
+  CHECK(left() == UINT64_MAX);
+  put("groups", "0::/user/app\n");
+  CHECK(left() == UINT64_MAX);
+  put("user/app/memory.max", "max\n");
+  put("user/app/memory.current", "700\n");
+  CHECK(left() == UINT64_MAX);
+  put("user/app/memory.max", "1000\n");
+  CHECK(left() == 300);
+  put("user/app/memory.stat", "anon 100\ninactive_file 150\nactive_file 50\n");
+  CHECK(left() == 500);
+  put("user/app/memory.high", "800\n");
+  CHECK(left() == 300);
+  put("user/memory.max", "5000\n");  // a group above, with other groups in it
+  put("user/memory.current", "4900\n");
+  CHECK(left() == 100);
+  put("user/memory.current", "6000\n");
+  CHECK(left() == 0);
+
+  put("memory.max", "64\n");  // the mount of a container is its group
+  put("memory.current", "16\n");
+  put("groups", "0::/not/shown/here\n");
+  CHECK(left() == 48);
+  put("groups", "0::/../outside\n");
+  CHECK(left() == UINT64_MAX);
+
+  put("groups", "4:cpu,memory:/old\n2:devices:/old\nno line\n");
+  put("memory/old/memory.limit_in_bytes", "9223372036854771712\n");
+  put("memory/old/memory.usage_in_bytes", "16\n");
+  CHECK(left() == 9223372036854771712u - 16);
+  put("memory/old/memory.limit_in_bytes", "100\n");
+  put("memory/old/memory.stat", "inactive_file 1\ntotal_inactive_file 6\ntotal_active_file 4\n");
+  CHECK(left() == 94);
+  put("memory/old/memory.usage_in_bytes", "99999999999999999999999\n");
+  CHECK(left() == UINT64_MAX);
+  CHECK(os::available_memory() <= os::physical_memory());
 }
