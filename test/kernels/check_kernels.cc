@@ -54,8 +54,10 @@ constexpr Entry entries[] = {
     KVASIR_ENTRY(sum_shares),
     KVASIR_ENTRY(sample),
     KVASIR_ENTRY(top_k),
-    // Their users' cases guard scratch memory of exactly these sizes.
+    // Their users' cases guard memory of exactly these sizes.
     {"matmul_scratch", offsetof(Kernels, matmul_scratch), nullptr},
+    {"lane_bytes", offsetof(Kernels, lane_bytes), nullptr},
+    {"to_lanes", offsetof(Kernels, to_lanes), nullptr},
     {"attend_scratch", offsetof(Kernels, attend_scratch), nullptr},
 };
 #undef KVASIR_ENTRY

@@ -46,11 +46,19 @@ struct Product {
           random_shape ? type->block * (1 + random.below(type->block == 256 ? 3 : 20)) : 2048,
           random, random_shape ? random.below(2) * 3 : 0),
         x(scalar(), (many ? 9 : 1) + random.below(random_shape ? 8 : 1), w.view.cols, random),
-        stride(w.view.rows + gap), y(x.view.n * stride) {}
+        stride(w.view.rows + gap), y(x.view.n * stride), quantised(type->block != 1) {}
   void call(const Kernels& k) {
     const std::size_t bytes = k.matmul_scratch(w.view.type, w.view.cols);
     if (!scratch || scratch->size() != bytes) scratch = std::make_unique<Guarded<std::byte>>(bytes);
-    k.matmul(w.view, x.view, y.data(), stride, 0, w.view.rows, scratch->data());
+    Activations in = x.view;
+    const bool few = in.n > 1 && method_of(in.n) == ProductMethod::few;
+    const std::size_t size = few && quantised ? k.lane_bytes(in.n, in.cols) : 0;
+    if (size > 0) {
+      if (!lanes || lanes->size() != size) lanes = std::make_unique<Guarded<std::byte>>(size);
+      k.to_lanes(in, 0, in.n, lanes->data());
+      in.lanes = lanes->data();
+    }
+    k.matmul(w.view, in, y.data(), stride, 0, w.view.rows, scratch->data());
   }
   double error() const {
     for (std::size_t i = 0; i < x.view.n; ++i) {
@@ -64,7 +72,8 @@ struct Product {
   Inputs x;
   std::size_t stride;
   Guarded<float> y;
-  std::unique_ptr<Guarded<std::byte>> scratch;  // exactly what the table asks for
+  bool quantised;
+  std::unique_ptr<Guarded<std::byte>> scratch, lanes;  // exactly what the table asks for
 };
 
 struct DequantizeRow {
