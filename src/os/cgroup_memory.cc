@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 namespace kvasir::os {
 namespace {
@@ -10,14 +11,14 @@ namespace {
 // Calls f(line) for the lines of a small file, without their ends; nothing for one that is missing.
 template <class F>
 void for_lines(const std::string& path, F&& f) {
-  std::FILE* const file = std::fopen(path.c_str(), "re");
+  const auto close = [](std::FILE* opened) { (void)std::fclose(opened); };
+  const std::unique_ptr<std::FILE, decltype(close)> file(std::fopen(path.c_str(), "re"), close);
   if (!file) return;
   char line[4096 + 64];  // a path and more
-  while (std::fgets(line, sizeof line, file)) {
+  while (std::fgets(line, sizeof line, file.get())) {
     line[std::strcspn(line, "\n")] = 0;
     f(std::string(line));
   }
-  (void)std::fclose(file);
 }
 
 // The number at the beginning of a text; UINT64_MAX for "max", for none and for one too large.
