@@ -68,7 +68,7 @@ int multiply_wide(DeviceStream* s, std::span<const DeviceProduct> given, const D
   uint8_t* const inputs = weights + weights_bytes(x.cols);
   auto* const scales = reinterpret_cast<float*>(inputs + inputs_bytes(x.n, x.cols));
   int error = launch(s, "halves_of_inputs", Grid{x.n}, wide_halves_threads, units, x.q, x.scale,
-                     inputs, scales);
+                     inputs, scales, weight_factor(type));
   for (uint32_t first = 0; first < all && !error; first += slice_tiles(x.cols)) {
     const uint32_t count = std::min(slice_tiles(x.cols), all - first);
     error = launch(s, Name("halves_", type).text,

@@ -9,6 +9,8 @@
 // the first tiles of the next product while the last one is written.
 #include <cuda_fp16.h>
 
+#include <cfloat>
+
 #include "dependent.h"
 #include "formats.h"
 #include "matmul_row.h"
@@ -23,10 +25,6 @@ constexpr uint32_t line = wide_columns * 2;  // bytes of a row of a tile
 constexpr uint32_t weight_tile = wide_rows * line, input_tile = wide_inputs * line;
 constexpr uint32_t step_bytes = weight_tile + input_tile;
 static_assert(wide_shared_bytes >= wide_steps * (step_bytes + 16) + 1024);
-
-// Halves are so many times the weights: those below 1e-6 lose digits, and those from 1,023 on are
-// infinite, which the check of the next operation reports.
-constexpr float weight_factor = 64;
 
 // 16 bytes of a row of a tile, swizzled: eight rows occupy all banks.
 __device__ inline std::size_t place_of(std::size_t tile, uint32_t rows, uint32_t row,
@@ -74,8 +72,8 @@ __device__ inline void write_halves(const Products& products, uint32_t units, ui
     const Unit<type> w(product.w, std::size_t{its_row} * units + unit);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      halves[i] = eight_halves(w.u + 2 * i, weight_factor * w.scales[i / 2].x,
-                               weight_factor * w.scales[i / 2].y);
+      halves[i] = eight_halves(w.u + 2 * i, weight_factor(type) * w.scales[i / 2].x,
+                               weight_factor(type) * w.scales[i / 2].y);
   }
   after_previous();
 #pragma unroll
@@ -251,7 +249,7 @@ KVASIR_QUANTISED_TYPES(HALVES_KERNEL)
 // A block has an input.
 __global__ void __launch_bounds__(wide_halves_threads)
     halves_of_inputs(uint32_t units, const int8_t* q, const float* scale, uint8_t* to,
-                     float* input_scales) {
+                     float* input_scales, float weights_factor) {
   after_previous();
   const uint32_t input = blockIdx.x, tiles = (units + 1) / 2;
   const float* scales = scale + std::size_t{input} * units;
@@ -264,8 +262,8 @@ __global__ void __launch_bounds__(wide_halves_threads)
   __syncthreads();
   for (uint32_t i = 0; i < wide_halves_threads / 32; ++i) largest = fmaxf(largest, of_warps[i]);
   largest *= 128;
-  const float factor = largest > 0 ? 1 / largest : 0;
-  if (threadIdx.x == 0) input_scales[input] = largest / weight_factor;
+  const float factor = largest > FLT_MIN ? 1 / largest : 0;
+  if (threadIdx.x == 0) input_scales[input] = largest / weights_factor;
   for (uint32_t at = threadIdx.x; at < tiles * 8; at += blockDim.x) {  // eight numbers each
     const uint32_t unit = at / 4;
     uint4 halves{};

@@ -14,6 +14,11 @@ constexpr uint32_t wide_threads = 2 * 128 + 32, wide_halves_threads = 256;
 constexpr uint32_t wide_shared_bytes =
     wide_steps * ((wide_rows + wide_inputs) * wide_columns * 2 + 16) + 1024;
 
+// Halves are so many times the weights, without DeviceMatrix::scale: those below 1e-6 lose digits,
+// and those from 1,023 on are infinite, which the check of the next operation reports. Those of
+// NVFP4 are up to 2,688, and the matrix has their scale.
+constexpr float weight_factor(TensorType type) { return type == TensorType::nvfp4 ? 16 : 64; }
+
 // Tiles of rows of some products, one product after the other; Product::begin counts tiles.
 constexpr const Product& product_of_tile(const Products& products, uint32_t tile) {
   uint32_t which = 0;
