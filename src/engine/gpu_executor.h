@@ -5,7 +5,7 @@
 //   cpu            gpu_executor.cc   the CPU attends each layer, between two waits
 //   gpu_selective  gpu_selective.cc  no wait between layers, one graph for a step of one token
 //   co_execution   gpu_hybrid.cc     CPU and GPU attend a layer together
-//   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next one is computed
+//   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next ones are computed
 // Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where
 // their keys and values fit. Recurrent layers are computed by the GPU in every mode
 // (gpu_recurrent.cc); their states stay in its memory.
@@ -281,7 +281,7 @@ class GpuExecutor final : public LayerExecutor {
   std::size_t prefill_floats(uint32_t n) const;
   // Layers with attention use the slots in turn.
   std::size_t slot_of(uint32_t layer) const { return attention_number_[local(layer)] % slots(); }
-  std::size_t slots() const { return streamed_ ? 1 : max_slots; }  // a span: one layer
+  std::size_t slots() const { return streamed_ ? 1 : slots_; }  // a span: one layer
   float* prefill_slot(uint32_t layer) const {
     return prefill_.get() + slot_of(layer) * prefill_floats(n_);
   }
@@ -305,6 +305,7 @@ class GpuExecutor final : public LayerExecutor {
   DeviceStream* stream_ = nullptr;
   DeviceStream* copies_ = nullptr;  // of attention by both, and of experts' inputs
   static constexpr std::size_t max_slots = GpuPrefillAttention::turns;
+  std::size_t slots_ = max_slots;                      // fewer where memory is short
   std::array<DeviceStream*, max_slots> deliveries_{};  // copies of a slot to the store
   // [tokens] of a step, 1 to max_alone:
   // [layers + 5] the projection of each layer, the end, a step, with logits, with hidden states,

@@ -22,6 +22,7 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   };
   Status s = prepare();
   if (s.code() == Code::no_memory && halves_.get()) release_halves(), s = prepare();
+  if (s.code() == Code::no_memory && slots() > 2) slots_ = 2, s = prepare();
   if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = prepare();
   if (s.code() == Code::no_memory && selective_.holds_memory()) release_selective(), s = prepare();
   if (s.code() == Code::no_memory && hybrid_.holds_memory()) release_hybrid(), s = prepare();
@@ -67,6 +68,7 @@ void GpuExecutor::resize_halves(uint32_t n) {
   const std::size_t bytes = ops_.halves_bytes(device_->context(), n, size_.widest);
   if (bytes == 0 || n <= halves_room_) return;
   release_halves();
+  if (device_->left() < bytes + workspace_bytes(usual_step)) return;  // another session's, say
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
 

@@ -32,6 +32,8 @@ Fallback GpuPrefillAttention::refuses(const KvStore& store, uint32_t n) const {
 }
 
 void GpuPrefillAttention::release() {
+  // After a failure something may be on its way to the memory that goes.
+  if (DeviceStream* stream = std::exchange(pages_stream_, nullptr)) (void)ops_.close_stream(stream);
   blocks_.clear(), stamps_.clear();
   pages_at_ = {}, scales_at_ = {};
   keys_ = {}, values_ = {}, q_ = {};
@@ -40,7 +42,6 @@ void GpuPrefillAttention::release() {
   staging_ = {}, bringing_ = {};
   room_ = q_room_ = part_room_ = window_room_ = address_room_ = placed_ = 0;
   sinks_stamp_ = 0, staging_room_ = 0;
-  if (DeviceStream* stream = std::exchange(pages_stream_, nullptr)) (void)ops_.close_stream(stream);
 }
 
 // Arrays that every layer fills anew are never there old and new together.
@@ -242,7 +243,8 @@ Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPo
     if (error) return (void)ops_.wait(pages_stream_), device_->status(error, in_prefill);
     brought = end;
   }
-  if (turn > 0) RETURN_IF_ERROR(device_->status(ops_.wait(pages_stream_), in_prefill));
+  if (const int error = turn > 0 ? ops_.wait(pages_stream_) : 0)
+    return (void)ops_.wait(pages_stream_), device_->status(error, in_prefill);
   for (uint32_t e = 0; e < brought; ++e) stamp_of(layer, e) = pages.stamp(e);
   if (!intact) return pages.damaged();
   return cancel.fired() ? Status::error(Code::cancelled, "cancelled; the sequence is as it was")

@@ -160,7 +160,11 @@ Status Drafter::draft(uint64_t at, Token next, uint32_t count, const Cancel* can
 Status Drafter::find_sketch(const Cancel* cancel, KvStore* store) {
   if (!selects_ || store->pages().pages() == 0 || store->sketch().is_current()) return {};
   ++sketches_;
-  return store->build_sketch(nullptr, cpu_kernels(), pool_, cancel);
+  try {
+    return store->build_sketch(nullptr, cpu_kernels(), pool_, cancel);
+  } catch (const std::bad_alloc&) {
+    return Status::error(Code::no_memory, "out of memory for the sketch of an MTP layer's keys");
+  }
 }
 
 // joined_ = [norm(E[token]); norm(hidden)]

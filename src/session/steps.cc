@@ -44,8 +44,9 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   const std::size_t vocabulary = model_->config().vocabulary, all = request.tokens.size();
   const struct Ended {  // however it ends
     Forward& forward;
-    ~Ended() { forward.end_spans(); }
-  } ended{*forward_};
+    KvStore& store;
+    ~Ended() { forward.end_spans(), store.end_ahead(); }
+  } ended{*forward_, sequence_.store};
   make_room_for(&sequence_.tokens, all);
   next_logits_.resize(vocabulary);
   while (*done < all) {

@@ -160,6 +160,7 @@ class KeySketch::Build {
   bool begun() const { return bases_ != nullptr; }
   bool complete(const StoreShape& shape) const { return begun() && layers_ == shape.layers; }
   uint32_t pages() const { return pages_; }
+  uint32_t layers() const { return layers_; }  // that are there, the first ones
   void abandon() { *this = Build(); }
 
  private:

@@ -266,7 +266,9 @@ Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernel
 void KvStore::add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMoment& queries,
                             const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                             KeySketch::Build* build) const {
-  if (!sealed_ahead_[layer]) return;
+  // Another executor may have computed layers before it, whose pages are sealed by the commit.
+  for (uint32_t l = build->layers(); l <= layer; ++l)
+    if (!sealed_ahead_[l]) return;
   try {
     if (!build->begun())
       sketch_.begin(pages_, pages_.pages() + pages_after(window_count_ + n), pool, build);

@@ -169,6 +169,7 @@ class KvStore {
                       const Cancel* cancel = nullptr);
   Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
   // A part of a later prepare_pages(n), while a GPU is at work: PageStore::make_spare.
+  void end_ahead() { pages_.drop_spare(); }
   void prepare_ahead(uint32_t n, ThreadPool* pool) {
     pages_.make_spare(pages_.pages() + pages_after(window_count_ + n), pool);
   }

@@ -302,6 +302,8 @@ PageStore::Lasting PageStore::lasting(uint32_t e) const {
           std::move(keep)};
 }
 
+void PageStore::drop_spare() { spare_.slabs.clear(); }
+
 void PageStore::truncate(uint32_t pages) {
   pages_ = pages;
   slabs_.resize(extents(), SlabRef(nullptr));
@@ -309,7 +311,7 @@ void PageStore::truncate(uint32_t pages) {
 }
 
 uint64_t PageStore::private_bytes() const {
-  uint64_t bytes = 0;
+  uint64_t bytes = spare_.slabs.size() * shape_.slab_bytes();
   for (const SlabRef& slab : slabs_)
     bytes += !slab               ? 0
              : slab.is_private() ? shape_.slab_bytes()

@@ -175,6 +175,7 @@ class PageStore {
   // Makes one slab ahead, where a later reserve() of so many pages would make one. Throws
   // std::bad_alloc.
   void make_spare(uint32_t pages, ThreadPool* pool);
+  void drop_spare();
   // Writes page p (pages() <= p < reserved) of one layer and head from k, v: [page_tokens][dim].
   // Not visible before commit().
   void seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p, const float* k,
