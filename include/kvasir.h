@@ -766,10 +766,10 @@ typedef struct kv_compose_options {
  * for all documents together. The caller closes *out with kv_session_close.
  * kv_save writes a small file with the questions and answers. It refers to the documents by their
  * paths from its folder, and by the checksums of their files. kv_load maps them again, from these
- * places, if they are unchanged. Such a file is not a document: neither this call nor a library
- * takes it for one. kv_save: KV_BAD_ARGUMENT (the path is a document's; a document is on another
- * drive; a relative path of more than 1000 bytes or with a control character), KV_LIMIT (relative
- * paths of more than about 1 MB together).
+ * places, if they are unchanged. Such a file is not a document: a library composes it only by its
+ * name and alone, and does not evict it. kv_save: KV_BAD_ARGUMENT (the path is a document's; a
+ * document is on another drive; a relative path of more than 1000 bytes or with a control
+ * character), KV_LIMIT (relative paths of more than about 1 MB together).
  * KV_BAD_ARGUMENT (no path; a file with a question or without text), KV_MODEL_MISMATCH (as kv_load;
  * other instructions, another chat format or kind of text than the first document's),
  * KV_UNSUPPORTED (a model on a GPU, with recurrent layers, sliding windows or scaled norms after
@@ -790,7 +790,7 @@ typedef struct kv_session_document {
   uint64_t tokens;      /* of the document */
   double score;         /* share of the evidence for the last question, 0 to 1, of which all
                          * candidates have 1 together; -1: documents were not compared */
-  const char* path;     /* until the session and its forks are closed */
+  const char* path;     /* until kv_session_set_documents, or until the session is closed */
 } kv_session_document;
 
 /* Fills *document for an index, in the order of kv_session_compose. KV_NOT_FOUND after the last,

@@ -10,7 +10,7 @@ import (
 
 // ComposeOptions are the options of Model.Compose and Library.Compose.
 type ComposeOptions struct {
-	MaxDocuments int             // that an answer attends; 0: all if they fit, otherwise up to 8
+	MaxDocuments int             // that an answer attends; 0: up to 8, always chosen
 	Session      *SessionOptions // nil: the defaults
 }
 

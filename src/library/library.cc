@@ -150,7 +150,8 @@ Status Library::for_each(const Visit& visit) const {
 Status Library::list(std::vector<LibraryDocument>* out) const {
   return for_each([out](const os::FolderEntry& file, const CachePeek& peek, Status s) {
     const format::Identity identity = s.ok() ? peek.identity() : format::Identity();
-    out->push_back({file.name, file.bytes, file.modified_ns, identity, std::move(s)});
+    const bool refers = s.ok() && refers_to_documents(peek);
+    out->push_back({file.name, file.bytes, file.modified_ns, identity, std::move(s), refers});
     return Status();
   });
 }
@@ -225,14 +226,14 @@ Status Library::sweep() const {
 // Chooses the least recently used documents that are not open, until `bytes` more fit, which
 // replace the document `replaced`. If they cannot fit, Code::no_space and no victim; with `bytes`
 // 0, all possible victims. Called during an update. Files that cannot be read may be of other
-// programs: they neither count nor are evicted.
+// programs, and conversations over documents were not read: they neither count nor are evicted.
 Status Library::choose_victims(uint64_t bytes, const std::string& replaced,
                                std::vector<Victim>* out) const {
   if (options_.max_bytes == 0) return {};
   std::vector<LibraryDocument> files;
   if (Status s = list(&files); !s.ok()) return s;
   std::erase_if(files, [&](const LibraryDocument& file) {
-    return (bytes > 0 && file.name == replaced) || !is_ours(file.damage);
+    return (bytes > 0 && file.name == replaced) || !is_ours(file.damage) || file.refers;
   });
   uint64_t remaining = bytes;
   for (const LibraryDocument& file : files) remaining += file.bytes;

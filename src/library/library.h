@@ -50,6 +50,7 @@ struct LibraryDocument {
   uint64_t used_ns = 0;       // since 1970
   format::Identity identity;  // zeros if the file cannot be read
   Status damage;              // why not
+  bool refers = false;        // a conversation over documents
 };
 
 struct LibraryRequest {

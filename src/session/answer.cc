@@ -96,8 +96,13 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   AskedTurn turn;
   const uint64_t tokens = sequence_.tokens.size();
   const ComposedState before = sequence_.composed;
-  Status s = ask(question, o, &turn);
-  if (s.ok()) s = answer_turn(&turn, o, &state);
+  Status s;
+  try {
+    s = ask(question, o, &turn);
+    if (s.ok()) s = answer_turn(&turn, o, &state);
+  } catch (const std::bad_alloc&) {
+    s = Status::error(Code::no_memory, "out of memory");
+  }
   if (!s.ok() && sequence_.tokens.size() == tokens) take_back_choice(before);
   if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
   return s;

@@ -143,8 +143,8 @@ Status Session::find_evidence(const Choice& choice, std::span<const uint32_t> do
   const std::span<const Token> text = choice.turn.first(choice.question.end);
   constexpr std::size_t most_floats = std::size_t{16} << 20;  // that a step's scores take
   const std::size_t heads = model_->config().heads,
-                    chunk = std::clamp<std::size_t>(most_floats / (blocks * heads), 1,
-                                                    options_.prefill_chunk);
+                    each = blocks * heads + documents.size() * model_->config().q_width(),
+                    chunk = std::clamp<std::size_t>(most_floats / each, 1, options_.prefill_chunk);
   for (std::size_t done = 0; done < text.size();) {
     ForwardStep step;
     step.tokens = text.subspan(done, std::min(chunk, text.size() - done));

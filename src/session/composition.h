@@ -28,7 +28,7 @@ struct ComposedDocument {
 
 struct Composition {
   std::vector<ComposedDocument> documents;
-  uint32_t max_documents = 0;  // that an answer attends; 0: all if they fit, otherwise 8
+  uint32_t max_documents = 0;  // that an answer attends; 0: up to 8, always chosen
 };
 
 }  // namespace kvasir

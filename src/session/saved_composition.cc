@@ -85,7 +85,7 @@ Status Session::load_documents(const DocumentsToLoad& to) {
     }
     RETURN_IF_ERROR(add_document(path, to.cancel, documents.get()));
     if (documents->documents.back().stamp != to.saved.documents[i].stamp)  // replaced meanwhile
-      RETURN_IF_ERROR(find_document(to.path, to.saved, i, &path));
+      return document_has_changed(to.path, i, path);
   }
   if (sequence.chat != chat || instructions() != own_instructions)
     return Status::error(Code::model_mismatch,
@@ -125,7 +125,7 @@ struct Session::KeptTurns {
   explicit KeptTurns(Session* s)
       : session(s), turn(s->sequence_.turn), document_turn(s->sequence_.document_turn),
         chat(s->sequence_.chat), instructions(s->options_.instructions),
-        errors(s->sequence_.layer_errors) {}
+        errors(s->sequence_.layer_errors), budget(s->sequence_.store.budget()) {}
   ~KeptTurns() {
     SequenceState& s = session->sequence_;
     if (is_released && s.tokens.empty()) return;
@@ -134,6 +134,10 @@ struct Session::KeptTurns {
     s.document_turn = document_turn;
     s.chat = std::move(chat), session->options_.instructions = std::move(instructions);
     s.layer_errors = std::move(errors);
+    try {
+      (void)s.store.set_budget(budget, s.store.tokens(), nullptr);  // as it was
+    } catch (const std::bad_alloc&) {  // the budget is set; nothing more is dropped
+    }
   }
 
   Session* session;
@@ -141,6 +145,7 @@ struct Session::KeptTurns {
   Chat chat;
   std::optional<std::string> instructions;
   Array<float> errors;
+  MemoryBudget budget;
   bool is_released = false;
 };
 
@@ -155,14 +160,20 @@ Status Session::replace_documents(std::span<const std::string> paths, const Canc
   RETURN_IF_ERROR(map_documents(paths, cancel, &documents));
   std::vector<uint32_t> all(documents->documents.size()), chosen;
   std::iota(all.begin(), all.end(), 0u);
+  const std::vector<ComposedDocument>& now = documents->documents;
   for (const uint32_t i : all)  // attended before, and still there
-    for (const uint32_t old : s.composed.chosen) {
-      const ComposedDocument &now = documents->documents[i],
-                             &before = s.composed.documents->documents[old];
-      if (now.absolute_path == before.absolute_path && now.stamp == before.stamp)
-        chosen.push_back(i);
-    }
-  if (chosen.empty() && !s.tokens.empty()) chosen.push_back(0);
+    if (std::any_of(s.composed.chosen.begin(), s.composed.chosen.end(), [&](uint32_t old) {
+          const ComposedDocument& before = s.composed.documents->documents[old];
+          return now[i].absolute_path == before.absolute_path && now[i].stamp == before.stamp;
+        }))
+      chosen.push_back(i);
+  if (chosen.empty() && !s.tokens.empty()) {  // the first one that fits
+    const auto fits = [&](uint32_t i) {
+      return s.tokens.size() + now[i].tokens <= options_.context;
+    };
+    const auto first = std::find_if(all.begin(), all.end(), fits);
+    if (first != all.end()) chosen.push_back(*first);
+  }
   kept.is_released = true;
   trace_.reset(), document_traces_.clear(), traced_documents_.clear();
   attended_.clear(), document_plans_.clear(), document_selectors_.clear();

@@ -93,17 +93,22 @@ Status find_document(const std::string& path, const SavedDocuments& documents, s
                          "%s needs its document %zu, %s, which is missing: put it back, or compose "
                          "the other documents; nothing was loaded",
                          path.c_str(), index + 1, out->c_str());
-  if (s.code() == Code::io || s.code() == Code::permission)
+  if (!s.ok() && s.code() != Code::corrupt && s.code() != Code::not_a_cache)
     return Status::error(s.code(), "%s needs its document %zu: %s; nothing was loaded",
                          path.c_str(), index + 1, s.message())
         .with_errno(s.sys_errno());
   if (s.ok() && peek.header().stamp() == document.stamp &&
       peek.identity().tokens == document.tokens)
     return {};
+  return document_has_changed(path, index, *out);
+}
+
+Status document_has_changed(const std::string& path, std::size_t index,
+                            const std::string& document) {
   return Status::error(Code::model_mismatch,
                        "%s needs its document %zu, %s, which has changed since it was saved: put "
                        "the old file back, or compose the documents again; nothing was loaded",
-                       path.c_str(), index + 1, out->c_str());
+                       path.c_str(), index + 1, document.c_str());
 }
 
 }  // namespace kvasir

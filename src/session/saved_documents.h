@@ -53,5 +53,7 @@ struct DocumentsToLoad {
 // both files. path: of the file that refers to it.
 Status find_document(const std::string& path, const SavedDocuments& documents, std::size_t index,
                      std::string* out);
+Status document_has_changed(const std::string& path, std::size_t index,
+                            const std::string& document);
 
 }  // namespace kvasir

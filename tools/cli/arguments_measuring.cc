@@ -100,10 +100,9 @@ void add_eval(Grammar& grammar) {
   choice(
       command, "--way", "NAME,...", "Ways to ask a collection, any of: %s [all]", way_choices(),
       [=](const std::string& given) { a->ways = parts_of(given); }, true);
-  count<uint32_t>(
-      command, "--attend", &a->attend, 0, 1000,
-      "Documents of a collection that an answer attends; 0: all if they fit, otherwise 8 "
-      "[0]");
+  count<uint32_t>(command, "--attend", &a->attend, 0, 1000,
+                  "Documents of a collection that an answer attends; 0: up to 8, always chosen "
+                  "[0]");
   value(command, "--retrieve", "N", "Tokens of the passages that --way retrieved prefills [1K]",
         [=](const std::string& given) { a->retrieve = length_of(given); });
   text(command, "--work", &a->work, "DIR", "Folder of cache files and answers [kvasir-eval]");

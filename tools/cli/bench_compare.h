@@ -21,7 +21,7 @@ struct OtherProgram {
   Json runs = Json::array();  // of each run, what it printed
 };
 
-// Measures once for each repetition: Kvasir at all depths, then the other program. The model is
+// Measures once for each repetition: the other program at all depths, then Kvasir. The model is
 // closed while that runs, so that each has the memory of the machine and of its GPUs.
 std::vector<DepthResult> measure_compared(Console& console, BenchModel* model,
                                           const BenchArguments& arguments, OtherProgram* other);

@@ -59,6 +59,13 @@ std::vector<kv_library_document> documents_of(kv_library* library) {
   }
 }
 
+// Whether the file is a conversation over documents.
+bool is_conversation(const std::string& folder, const kv_library_document& document) {
+  kv_file_info info = initialised<kv_file_info>();
+  const std::string path = folder + "/" + document.name + ".kv";
+  return kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK && info.documents > 0;
+}
+
 // Throws Failure where the library has no document of this name.
 void expect_document(kv_library* library, const std::string& folder, const std::string& name) {
   std::vector<std::string> names;
@@ -262,7 +269,9 @@ std::vector<std::string> names_among(kv_library* library, const kv_model* model,
   std::vector<std::string> names;
   const std::string fingerprint = info_of(model).fingerprint;
   std::vector<kv_library_document> all = documents_of(library);
-  std::erase_if(all, [&](const kv_library_document& d) { return fingerprint != d.fingerprint; });
+  std::erase_if(all, [&](const kv_library_document& d) {
+    return fingerprint != d.fingerprint || is_conversation(flags.folder, d);
+  });
   std::sort(all.begin(), all.end(), [](const kv_library_document& a, const kv_library_document& b) {
     return std::string_view(a.name) < b.name;
   });
@@ -345,7 +354,8 @@ std::set<std::string> LibraryWatch::names() const {
   std::set<std::string> names;
   const std::string fingerprint = info_of(model_).fingerprint;
   for (const kv_library_document& d : documents_of(library_))
-    if (fingerprint == d.fingerprint && (flags_.only.empty() || is_named(flags_.only, d.name)))
+    if (fingerprint == d.fingerprint && (flags_.only.empty() || is_named(flags_.only, d.name)) &&
+        !is_conversation(flags_.folder, d))
       names.insert(d.name);
   return names;
 }
@@ -355,8 +365,10 @@ void LibraryWatch::refresh(kv_session* session) {
   std::set<std::string> wanted;
   for (const std::string& name : now)
     if (current_.count(name) > 0 || seen_.count(name) == 0) wanted.insert(name);
-  seen_ = now;
-  if (wanted == names_in(session) || wanted.empty()) return;
+  if (wanted == names_in(session) || wanted.empty()) {
+    seen_ = now;
+    return;
+  }
   std::vector<std::string> paths;
   std::vector<const char*> given;
   for (const std::string& name : wanted) paths.push_back(flags_.folder + "/" + name + ".kv");
@@ -370,7 +382,7 @@ void LibraryWatch::refresh(kv_session* session) {
                            error.message);
     return;
   }
-  current_ = wanted;
+  seen_ = now, current_ = wanted;
   console_.terminal.note("now over " + grouped(wanted.size()) +
                          (wanted.size() == 1 ? " document" : " documents"));
 }

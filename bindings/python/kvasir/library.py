@@ -153,7 +153,7 @@ class Library(Handle):
 
         names: of the documents, in this order; none: all of this model, by name. Then documents
             that cannot be used are left out, and the log has the reason
-        max_documents: that an answer attends; 0: all if they fit, otherwise up to 8
+        max_documents: that an answer attends; 0: up to 8, always chosen
         cancel: a Cancel; fire() stops the call
 
         Raises NotFoundError (no document of this model, or of a name), and the errors of

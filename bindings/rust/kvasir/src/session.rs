@@ -321,7 +321,7 @@ impl Session {
         let (mut raw, index) = (sized::<sys::kv_session_document>(), ffi::index(index)?);
         // SAFETY: the session is open, the struct has its size.
         call(|e| unsafe { sys::kv_session_get_document(self.raw(), index, &mut raw, e) })?;
-        // SAFETY: the path is terminated, and lives as long as the session.
+        // SAFETY: the path is terminated, and lives until the documents are replaced.
         let path = unsafe { CStr::from_ptr(raw.path) };
         Ok(ComposedDocument {
             path: path.to_string_lossy().into_owned(),
