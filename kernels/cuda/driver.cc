@@ -2,17 +2,14 @@
 
 #include <dlfcn.h>
 
-#include <iterator>
 #include <new>
 
 #include "backend/device_operations.h"
 
 // The kernels of the .cu files, for all architectures: embed.S.
-extern "C" const unsigned char kvasir_cuda_elementwise[], kvasir_cuda_matmul[],
-    kvasir_cuda_attention[], kvasir_cuda_select[], kvasir_cuda_prefill_attention[],
-    kvasir_cuda_knn[], kvasir_cuda_matmul_few[], kvasir_cuda_experts[],
-    kvasir_cuda_matmul_experts[], kvasir_cuda_window_attention[], kvasir_cuda_recurrent[],
-    kvasir_cuda_matmul_many[], kvasir_cuda_matmul_wide[];
+#define KVASIR_IMAGE(name) extern "C" const unsigned char kvasir_cuda_##name[];
+KVASIR_KERNEL_MODULES(KVASIR_IMAGE)
+#undef KVASIR_IMAGE
 
 namespace kvasir {
 namespace cuda {
@@ -87,16 +84,11 @@ int close(DeviceContext* c) {
 int load_kernels(DeviceContext* c) {
   const Current current(c);
   if (current.error()) return current.error();
-  const void* const images[] = {kvasir_cuda_elementwise,       kvasir_cuda_matmul,
-                                kvasir_cuda_attention,         kvasir_cuda_select,
-                                kvasir_cuda_prefill_attention, kvasir_cuda_knn,
-                                kvasir_cuda_matmul_few,        kvasir_cuda_experts,
-                                kvasir_cuda_matmul_experts,    kvasir_cuda_window_attention,
-                                kvasir_cuda_recurrent,         kvasir_cuda_matmul_many,
-                                kvasir_cuda_matmul_wide};
-  static_assert(std::size(images) == std::size(decltype(c->modules){}));
-  const std::size_t count = std::size(images) - !(c->major == 9 && c->minor == 0);
-  for (std::size_t i = 0; i < count; ++i)
+#define KVASIR_IMAGE(name) kvasir_cuda_##name,
+  const void* const images[] = {KVASIR_KERNEL_MODULES(KVASIR_IMAGE)};
+#undef KVASIR_IMAGE
+  const bool has_all = c->major == 9 && c->minor == 0;
+  for (unsigned i = 0; i < kernel_modules - !has_all; ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
   try {
     return find_kernels(c);

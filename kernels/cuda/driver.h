@@ -41,6 +41,17 @@ const Driver& driver();
 
 constexpr int no_driver = -1, old_driver = -2;  // errors besides those of the driver
 
+// The .cu files. The last one is of compute capability 9.0: other devices have no module of it.
+// clang-format off
+#define KVASIR_KERNEL_MODULES(F) \
+  F(elementwise) F(matmul) F(attention) F(select) F(prefill_attention) F(knn) F(matmul_few) \
+  F(experts) F(matmul_experts) F(window_attention) F(recurrent) F(matmul_many) F(matmul_wide)
+// clang-format on
+#define KVASIR_MODULE(name) name,
+enum class KernelModule : unsigned { KVASIR_KERNEL_MODULES(KVASIR_MODULE) };
+#undef KVASIR_MODULE
+constexpr unsigned kernel_modules = static_cast<unsigned>(KernelModule::matmul_wide) + 1;
+
 }  // namespace kvasir::cuda
 
 namespace kvasir {
@@ -52,7 +63,7 @@ struct DeviceContext {
   uint32_t multiprocessors = 0;
   // Bytes of shared memory of a multiprocessor, and the most that a block may use.
   uint32_t shared_bytes = 0, block_shared_bytes = 0;
-  CUmodule modules[13] = {};  // the last one: null but where the device is of capability 9.0
+  CUmodule modules[cuda::kernel_modules] = {};
   std::map<std::string, CUfunction, std::less<>> kernels;  // all kernels, by name
 };
 

@@ -1,25 +1,16 @@
 // The operations: which kernel runs, on how many blocks.
 #include <algorithm>
-#include <cstdio>
-#include <initializer_list>
 #include <iterator>
 #include <span>
-#include <utility>
 
 #include "backend/device_operations.h"
 #include "launch.h"
 #include "launch_experts.h"
 #include "launch_recurrent.h"
 #include "launch_wide.h"
-#include "matmul_wide.h"
 
 namespace kvasir::cuda {
 namespace {
-
-#define KVASIR_TYPE(name) TensorType::name,
-constexpr TensorType types[] = {TensorType::f32, TensorType::f16, TensorType::bf16,
-                                KVASIR_QUANTISED_TYPES(KVASIR_TYPE)};
-#undef KVASIR_TYPE
 
 std::size_t float_bytes(TensorType type) { return type == TensorType::f32 ? 4 : 2; }
 
@@ -209,13 +200,6 @@ int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {
 
 // ---- attention
 
-struct AttentionName {
-  char text[32];
-  AttentionName(const char* part, uint32_t dim) {
-    std::snprintf(text, sizeof text, "attention_%s_%u", part, dim);
-  }
-};
-
 constexpr unsigned min_score_parts = 32, all_score_parts = scan_blocks * 120,
                    all_share_parts = share_blocks * 128;
 // Blocks per head and layer: enough for the bus, with room for concurrent work.
@@ -298,13 +282,6 @@ int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention&
 
 // ---- reading
 
-struct PrefillName {
-  char text[32];
-  PrefillName(bool windowed, uint32_t dim) {
-    std::snprintf(text, sizeof text, windowed ? "prefill_window_%u" : "prefill_attend_%u", dim);
-  }
-};
-
 int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
                     const float* v) {
   constexpr unsigned largest_threads = 1024, largest_tokens = 4096, most_parts = 32;
@@ -353,11 +330,6 @@ int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* l
 
 // ---- windows
 
-struct WindowName {
-  char text[32];
-  explicit WindowName(uint32_t dim) { std::snprintf(text, sizeof text, "window_attend_%u", dim); }
-};
-
 int attend_window(DeviceStream* s, const DeviceWindow& w, const float* q, const float* k,
                   const float* v, float* out) {
   const uint32_t dim = *std::find_if(std::begin(window_dims), std::end(window_dims) - 1,
@@ -377,11 +349,6 @@ int keep_window(DeviceStream* s, const DeviceWindow& w, const float* k, const fl
 
 // ---- nearest keys
 
-struct NearestName {
-  char text[32];
-  explicit NearestName(uint32_t dim) { std::snprintf(text, sizeof text, "nearest_groups_%u", dim); }
-};
-
 // Blocks over parts of the items: twice what a large device runs at a time.
 constexpr unsigned nearest_blocks = 528;
 
@@ -396,99 +363,6 @@ int find_nearest(DeviceStream* s, const DeviceNearest& n) {
 }
 
 }  // namespace
-
-int find_kernels(DeviceContext* context) {
-  const auto find = [&](const char* name, CUmodule module) -> int {
-    CUfunction function = nullptr;
-    if (const int error = driver().cuModuleGetFunction(&function, module, name)) return error;
-    context->kernels.emplace(name, function);
-    return 0;
-  };
-  for (const char* name : {"quantize", "rms_norm", "add_rms_norm", "layer_norm", "activate",
-                           "scale", "find_largest", "rotate"})
-    if (const int error = find(name, context->modules[0])) return error;
-  const auto find_types = [&](std::initializer_list<const char*> kinds, bool quantised,
-                              CUmodule module) -> int {
-    for (TensorType type : types)
-      for (const char* kind : kinds)
-        if (is_quantised(type) == quantised)
-          if (const int error = find(Name(kind, type).text, module)) return error;
-    return 0;
-  };
-  if (const int error = find_types({"lay_out_", "row_"}, true, context->modules[1])) return error;
-  for (TensorType type : types)
-    if (is_common(type))
-      if (const int error = find(Name("rows_", type).text, context->modules[1])) return error;
-  if (const int error = find_types({"row_", "rows_", "tile_"}, false, context->modules[1]))
-    return error;
-  if (const int error = find_types({"few_"}, true, context->modules[6])) return error;
-  if (const int error = find_types({"some_"}, true, context->modules[11])) return error;
-  for (TensorType type : types)
-    if (has_many(type))
-      if (const int error = find(Name("many_", type).text, context->modules[11])) return error;
-  if (CUmodule wide = context->modules[12]) {
-    if (const int error = find_types({"halves_"}, true, wide)) return error;
-    for (const char* name : {"halves_of_inputs", "multiply_wide"})
-      if (const int error = find(name, wide)) return error;
-  }
-  for (const char* name :
-       {"experts_route", "experts_tiles", "experts_place", "experts_gather", "experts_sum"})
-    if (const int error = find(name, context->modules[7])) return error;
-  if (const int error = find_types({"experts_row_", "experts_few_"}, true, context->modules[8]))
-    return error;
-  if (const int error = find_types({"experts_row_", "experts_tile_"}, false, context->modules[8]))
-    return error;
-  CUmodule attention = context->modules[2], choice = context->modules[3];
-  for (const char* name :
-       {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"})
-    if (const int error = find(name, attention)) return error;
-  for (const char* name : {"attention_shares", "attention_choose"})
-    if (const int error = find(name, choice)) return error;
-  for (const uint32_t dim : attended_dims) {
-    for (const char* part : {"near", "chosen"})
-      if (const int error = find(AttentionName(part, dim).text, attention)) return error;
-    if (const int error = find(AttentionName("scan", dim).text, choice)) return error;
-  }
-  CUmodule reading = context->modules[4];
-  for (const char* name :
-       {"prefill_largest", "prefill_lay_out", "prefill_queries", "prefill_merge"})
-    if (const int error = find(name, reading)) return error;
-  for (const uint32_t dim : attended_dims)
-    for (const bool windowed : {false, true})
-      if (const int error = find(PrefillName(windowed, dim).text, reading)) return error;
-  for (const uint32_t dim : nearest_dims)
-    if (const int error = find(NearestName(dim).text, context->modules[5])) return error;
-  if (const int error = find("nearest_choose", context->modules[5])) return error;
-  for (const char* name : {"window_finish", "window_keep"})
-    if (const int error = find(name, context->modules[9])) return error;
-  for (const uint32_t dim : window_dims)
-    if (const int error = find(WindowName(dim).text, context->modules[9])) return error;
-  for (const char* name :
-       {"sigmoid_gate", "recurrent_convolve", "recurrent_prepare", "recurrent_gate",
-        "recurrent_advance_8", "recurrent_advance_16", "recurrent_advance_32"})
-    if (const int error = find(name, context->modules[10])) return error;
-  const auto allow = [&](const char* name, uint32_t bytes) -> int {  // dynamic shared memory
-    return driver().cuFuncSetAttribute(context->kernels.find(name)->second,
-                                       CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-                                       static_cast<int>(bytes));
-  };
-  if (context->modules[12])
-    if (const int error = allow("multiply_wide", wide_shared_bytes)) return error;
-  for (const uint32_t dim : attended_dims)
-    for (const bool windowed : {false, true})
-      if (const int error = allow(PrefillName(windowed, dim).text, prefill_shared_bytes(dim)))
-        return error;
-  for (const TensorType type : types) {
-    if (!is_quantised(type)) continue;
-    for (const auto& [kind, rows] : {std::pair{"some_", some_rows}, std::pair{"many_", many_rows}})
-      if (rows == some_rows || has_many(type))
-        if (const int error = allow(Name(kind, type).text, 2 * many_tile_bytes(type, rows)))
-          return error;
-    for (const char* kind : {"few_", "experts_few_"})
-      if (const int error = allow(Name(kind, type).text, context->block_shared_bytes)) return error;
-  }
-  return 0;
-}
 
 void fill_operations(DeviceKernels* k) {
 #define KVASIR_FILL(name) k->name = name;

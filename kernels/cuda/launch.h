@@ -29,6 +29,12 @@ inline const char* suffix_of(TensorType type) {
   return "";
 }
 
+// All types of weights.
+#define KVASIR_TYPE(name) TensorType::name,
+inline constexpr TensorType weight_types[] = {TensorType::f32, TensorType::f16, TensorType::bf16,
+                                              KVASIR_QUANTISED_TYPES(KVASIR_TYPE)};
+#undef KVASIR_TYPE
+
 inline bool is_quantised(TensorType type) { return layout_of(type).low_bits != 0; }
 
 inline unsigned blocks_for(std::size_t n, unsigned each) {
@@ -68,6 +74,30 @@ struct Name {
   Name(const char* kind, TensorType type) {
     std::snprintf(text, sizeof text, "%s%s", kind, suffix_of(type));
   }
+};
+
+struct AttentionName {
+  char text[32];
+  AttentionName(const char* part, uint32_t dim) {
+    std::snprintf(text, sizeof text, "attention_%s_%u", part, dim);
+  }
+};
+
+struct PrefillName {
+  char text[32];
+  PrefillName(bool windowed, uint32_t dim) {
+    std::snprintf(text, sizeof text, windowed ? "prefill_window_%u" : "prefill_attend_%u", dim);
+  }
+};
+
+struct WindowName {
+  char text[32];
+  explicit WindowName(uint32_t dim) { std::snprintf(text, sizeof text, "window_attend_%u", dim); }
+};
+
+struct NearestName {
+  char text[32];
+  explicit NearestName(uint32_t dim) { std::snprintf(text, sizeof text, "nearest_groups_%u", dim); }
 };
 
 inline Planes planes_of(const DeviceMatrix& m) {
