@@ -2,10 +2,10 @@
 // needs queries, keys and values, and at the end.
 //
 // The plan has one of four modes of attention; each has its own project(), attend() and end():
-//   cpu            gpu_executor.cc   the CPU attends each layer, between two waits
-//   gpu_selective  gpu_selective.cc  no wait between layers, one graph for a step of one token
-//   co_execution   gpu_hybrid.cc     CPU and GPU attend a layer together
-//   gpu_prefill    gpu_prefill.cc    a layer goes to the store while the next ones are computed
+//   cpu            gpu_cpu_attention.cc   the CPU attends each layer, between two waits
+//   gpu_selective  gpu_selective.cc       no wait between layers, one graph for a step of one token
+//   co_execution   gpu_hybrid.cc          CPU and GPU attend a layer together
+//   gpu_prefill    gpu_prefill.cc         a layer goes to the store behind the next ones
 // Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where
 // their keys and values fit. Recurrent layers are computed by the GPU in every mode
 // (gpu_recurrent.cc); their states stay in its memory.
