@@ -155,7 +155,8 @@ Status GpuExecutor::deliver(uint32_t layer) {
                                .v = v,
                                .lse = rows + floats,
                                .attended = outputs_ > 0 ? outputs : nullptr}));
-  if (attention_number_[local(layer)] % 4 == 3) host_->reserve_ahead(*step_);
+  constexpr uint32_t layers_between = 4;  // the GPU has work while the CPU clears a slab
+  if (attention_number_[local(layer)] % layers_between == 0) host_->reserve_ahead(*step_);
   if (config_.layer(layer).is_windowed()) return {};
   enqueue(prefill_attention_.put_ahead(step_->store, local_kv(layer), slot_of(layer), step_->pool,
                                        copies));

@@ -169,10 +169,10 @@ class KvStore {
                       const Cancel* cancel = nullptr);
   Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
   // A part of a later prepare_pages(n), while a GPU is at work: PageStore::make_spare.
-  void end_ahead() { pages_.drop_spare(); }
   void prepare_ahead(uint32_t n, ThreadPool* pool) {
     pages_.make_spare(pages_.pages() + pages_after(window_count_ + n), pool);
   }
+  void end_ahead() { pages_.drop_spare(); }  // after the last step of a text
   // Writes the step's n tokens of one layer, or of one of its heads. k, v:
   // [n][kv_heads][head_dim], K after RoPE. Calls for different layers and heads may overlap. pool:
   // the threads that write; null: the calling thread.

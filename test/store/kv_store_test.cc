@@ -344,3 +344,52 @@ TEST_CASE("room for pages that is cancelled is made by the next step") {
   append(&plain, 5000, 2);
   CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
 }
+
+TEST_CASE("a sketch that is found layer by layer has no layer whose pages are not sealed") {
+  constexpr uint32_t n = 700;
+  KvStore store(store_shape, 64);
+  append(&store, n, 1);  // the first keys get their centre behind their step
+  REQUIRE(store.prepare(n).ok());
+  for (uint32_t l = 0; l < store_layers; ++l) {
+    const Tokens t = random_tokens(n, 20 + l);
+    store.write(l, n, t.k.data(), t.v.data());
+  }
+  KeySketch::Build build;
+  const auto add = [&](uint32_t layer) {
+    store.add_to_sketch(layer, n, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
+  };
+  store.seal(1, n, cpu_kernels(), &pool(2));
+  add(1);  // as where one of two GPUs has no room for its layers' pages
+  CHECK(build.layers() == 0);
+  CHECK_FALSE(build.complete(store_shape));
+  store.seal(0, n, cpu_kernels(), &pool(2));
+  add(0), add(1);
+  CHECK(build.complete(store_shape));
+  store.commit(n, cpu_kernels(), &pool(2));
+  CHECK(store.take_sketch(std::move(build)));
+}
+
+TEST_CASE("memory that is made ahead is counted, used by the next step and given back") {
+  constexpr uint32_t n = 1400;
+  KvStore store(store_shape, 64);
+  append(&store, n, 1);
+  const uint64_t before = store.pages().private_bytes();
+  const auto slabs = [&] {
+    return (store.pages().private_bytes() - before) / store_shape.slab_bytes();
+  };
+  store.prepare_ahead(n, &pool(2));
+  CHECK(slabs() == 1);  // one a call
+  store.prepare_ahead(n, &pool(2));
+  CHECK(slabs() == 2);
+  const KvStore fork(store);  // without them
+  CHECK(fork.pages().private_bytes() <= before);
+  REQUIRE(store.prepare(n).ok());
+  const uint64_t needed = slabs();
+  CHECK(needed >= 2);
+  store.prepare_ahead(n, &pool(2));  // there is room already
+  CHECK(slabs() == needed);
+  store.prepare_ahead(4 * n, &pool(2));
+  CHECK(slabs() == needed + 1);
+  store.end_ahead();
+  CHECK(slabs() == needed);
+}
