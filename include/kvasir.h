@@ -743,8 +743,8 @@ KV_API kv_status kv_load_prefix(kv_model* model, const char* path, uint64_t toke
 /* Options of kv_session_compose. */
 typedef struct kv_compose_options {
   uint32_t struct_size;
-  uint32_t max_documents;            /* that an answer attends; 0: up to 8. If there are no more,
-                                      * and all fit, it attends all; 0 always chooses */
+  uint32_t max_documents;            /* that an answer attends; 0: up to 8. At least as many as
+                                      * there are: all, without a choice, if they fit */
   const kv_session_options* session; /* as for kv_load; NULL: defaults */
 } kv_compose_options;
 

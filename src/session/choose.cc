@@ -12,7 +12,8 @@
 // The mean takes out what all documents have. A long document has more blocks than a short one, but
 // a block must answer for the whole question: "code" here and "gate" there are no evidence.
 //
-// The question is run twice. Alone, with scores that the sketches estimate, it finds 16 documents.
+// The question is run twice. Alone, with scores that the sketches estimate, it finds 16 documents,
+// or as many as the caller allows.
 // Then it sees the best eight of them, its queries look for what those have, and scores are exact.
 // The evidence of this second run chooses:
 //
@@ -211,7 +212,8 @@ Status Session::order_documents(const Choice& choice, uint64_t own, std::vector<
   if (order->size() > looked_documents || !all_fit(*order, own)) RETURN_IF_ERROR(find(false));
   RETURN_IF_ERROR(fit_documents(*order, looked_documents, own, false, &seen));
   attend(std::move(seen));
-  order->resize(std::min<std::size_t>(order->size(), scored_documents));
+  const uint32_t most = sequence_.composed.documents->max_documents;
+  order->resize(std::min<std::size_t>(order->size(), std::max(scored_documents, most)));
   RETURN_IF_ERROR(find(true));
   order->resize(chosen_count(*order, *scores));
   return {};
