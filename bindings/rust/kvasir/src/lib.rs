@@ -62,6 +62,7 @@
 mod answer;
 mod cache;
 mod checkpoint;
+mod composed;
 mod control;
 mod error;
 #[cfg(feature = "experimental")]
@@ -84,13 +85,14 @@ use kvasir_sys as sys;
 pub use answer::{Answer, Passage, Prefilled, StopReason, Token};
 pub use cache::{Cache, Number, Shape, BF16, F16};
 pub use checkpoint::{Checkpoint, LayerState, StateLayout};
+pub use composed::ComposedDocument;
 pub use control::{CancelToken, Control, Phase, Progress};
 pub use error::{Error, Failure, Result};
 pub use library::{Document, Found, Library, Problem};
 pub use log::LogLevel;
 pub use model::{Model, ModelInfo, Tokenize};
 pub use options::*;
-pub use session::{ComposedDocument, Session};
+pub use session::Session;
 pub use stats::{CacheStats, SessionStats};
 pub use strategy::{strategies, Param, Strategy, StrategyInfo};
 pub use stream::{Continuation, Stream};

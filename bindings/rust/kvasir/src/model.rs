@@ -253,43 +253,6 @@ impl Model {
         })
     }
 
-    /// Creates a session over several cache files by mapping them; nothing is prefilled again.
-    /// Answers attend all documents, or those that a choice by the question finds.
-    /// [`Session::save`] writes a small file that refers to them, which [`Model::load`] takes.
-    ///
-    /// # Errors
-    /// Those of [`Model::compose_with`].
-    pub fn compose<P: AsRef<Path>>(&self, paths: impl IntoIterator<Item = P>) -> Result<Session> {
-        self.compose_with(paths, 0, &SessionOptions::new(), Control::new())
-    }
-
-    /// Does what [`Model::compose`] does, with options. `max_documents`: that an answer attends; 0:
-    /// all if they fit, otherwise up to 8.
-    ///
-    /// # Errors
-    /// `Unsupported` (the model or the strategy cannot), `BadArgument` (no path; a file with a
-    /// question), and those of [`Model::load_with`].
-    pub fn compose_with<P: AsRef<Path>>(
-        &self,
-        paths: impl IntoIterator<Item = P>,
-        max_documents: u32,
-        options: &SessionOptions,
-        mut control: Control,
-    ) -> Result<Session> {
-        let paths =
-            paths.into_iter().map(|path| ffi::path(path.as_ref())).collect::<Result<Vec<_>>>()?;
-        let list: Vec<_> = paths.iter().map(|path| path.as_ptr()).collect();
-        let (raw, control) = (options.raw()?, control.raw());
-        let mut compose = ffi::sized::<sys::kv_compose_options>();
-        compose.max_documents = max_documents;
-        compose.session = &raw.value;
-        // SAFETY: the model is open; paths, options and control live during the call.
-        Session::open(self, options, |out, error| unsafe {
-            let (first, count) = (list.as_ptr(), list.len());
-            sys::kv_session_compose(self.raw(), first, count, &compose, &control, out, error)
-        })
-    }
-
     /// Creates a session over a cache that another engine has filled. `tokens` are all of the
     /// cache's. The session shares the pages; the cache stays as it is.
     ///
