@@ -10,7 +10,9 @@ import (
 
 // ComposeOptions are the options of Model.Compose and Library.Compose.
 type ComposeOptions struct {
-	MaxDocuments int             // that an answer attends; 0: up to 8, always chosen
+	// MaxDocuments are the documents that an answer attends; 0: up to 8. At least as many as there
+	// are documents: all, without a choice, if they fit.
+	MaxDocuments int
 	Session      *SessionOptions // nil: the defaults
 }
 

@@ -153,7 +153,8 @@ class Library(Handle):
 
         names: of the documents, in this order; none: all of this model, by name. Then documents
             that cannot be used are left out, and the log has the reason
-        max_documents: that an answer attends; 0: up to 8, always chosen
+        max_documents: that an answer attends; 0: up to 8. At least as many as there are
+            documents: all, without a choice, if they fit
         cancel: a Cancel; fire() stops the call
 
         Raises NotFoundError (no document of this model, or of a name), and the errors of

@@ -228,7 +228,8 @@ class Model(Handle):
         Session.documents has them, and Passage.document refers to them. Session.save writes a small
         file that refers to them, which load takes; file_documents lists them.
 
-        max_documents: that an answer attends; 0: up to 8, always chosen
+        max_documents: that an answer attends; 0: up to 8. At least as many as there are
+            documents: all, without a choice, if they fit
         cancel: a Cancel; fire() stops the call
 
         Raises UnsupportedError (the model or the strategy cannot), BadArgumentError (a file with a
