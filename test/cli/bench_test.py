@@ -5,7 +5,10 @@ import json
 import math
 import os
 import pathlib
+import signal
+import time
 import unittest
+import unittest.mock
 
 import tool
 from tool import FIXTURES, MODEL, OnTerminal, run
@@ -139,11 +142,18 @@ class Measuring(tool.InFolder):
         self.expect_error(run(*bench, "--synthetic"), 2, "--cache")
         self.expect_error(run(*bench[:4], document), 3, "book.txt")
 
-    def compare(self, *more, how="", program=FAKE):
+    def comparison(self, *more, program=FAKE):
         bench = ["bench", "-m", MODEL, "--depth", "0,64", "--prompt", 16, "--generate", 2]
         once = ["--repetitions", 2, "--strategy", "full,bounded", "--threads", 1]
-        environment = dict(os.environ, FAKE_LLAMA_BENCH=how)
-        return run(*bench, *once, "--compare", program, *more, env=environment)
+        return [*bench, *once, "--compare", program, *more]
+
+    def failing(self, how):
+        """The environment in which the program fails so."""
+        return {"FAKE_LLAMA_BENCH": how, "FAKE_PROCESS": str(self.folder / "process")}
+
+    def compare(self, *more, how="", program=FAKE):
+        environment = dict(os.environ, **self.failing(how))
+        return run(*self.comparison(*more, program=program), env=environment)
 
     def test_bench_compares_with_llama_bench(self):
         report = self.expect_json(self.compare("--json"))
@@ -193,12 +203,29 @@ class Measuring(tool.InFolder):
             ("unknown-option", 1, "does not know the option -d", "newer"),
             ("model", 1, "cannot use", MODEL),
             ("no-depth", 1, "no result, or several, at depth 0"),
+            ("endless", 1, "more than 64 MB"),
         ):
             self.expect_error(self.compare(how=how), code, *words)
         self.expect_error(self.compare("--compare-options", "--odd 1"), 1, "--odd")
         self.expect_error(self.compare("--compare-options", "-ub 512,1024"), 1, "several")
         self.expect_error(self.compare("--mapped"), 2, "--mapped")
         self.expect_error(run("bench", "-m", MODEL, "--compare-options", "-fa 0"), 2, "--compare")
+
+    def test_bench_ends_a_comparison_with_the_program(self):
+        with unittest.mock.patch.dict(os.environ, self.failing("hang")):
+            bench = OnTerminal(*self.comparison())
+        process = self.folder / "process"
+        end = time.monotonic() + 60
+        while not (process.exists() and process.read_text().endswith("\n")):
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.02)
+        bench.interrupt()  # the signal reaches Kvasir alone
+        self.assertEqual(bench.finish(), 130, bench.seen)
+        with self.assertRaises(ProcessLookupError):
+            os.kill(int(process.read_text()), 0)
+        # what the program leaves behind has its output, and is not waited for
+        self.expect(self.compare(how="behind"), 0)
+        os.kill(int(process.read_text()), signal.SIGKILL)
 
     def test_bench_makes_up_documents_that_no_model_has_read(self):
         def bench(*more):

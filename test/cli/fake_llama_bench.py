@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
 """Stands for llama.cpp's llama-bench: the same options, and the same fields with -o json.
 
-FAKE_LLAMA_BENCH says how it fails: exit, signal, no-json, empty, unknown-option, model, no-depth.
+FAKE_LLAMA_BENCH says how it fails: exit, signal, no-json, empty, unknown-option, model, no-depth,
+hang, endless; or that it leaves a program behind, which has its output: behind. FAKE_PROCESS is the
+file for the process number of hang and behind.
 """
 
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
 
 how = os.environ.get("FAKE_LLAMA_BENCH", "")
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
@@ -21,6 +25,16 @@ print("load_backend: loaded CPU backend", file=sys.stderr)
 if how == "exit":
     print("ggml_abort: the device is lost", file=sys.stderr)
     sys.exit(3)
+if how in ("hang", "behind"):
+    process = os.getpid()
+    if how == "behind":
+        process = subprocess.Popen(["sleep", "600"]).pid
+    with open(os.environ["FAKE_PROCESS"], "w", encoding="ascii") as file:
+        file.write(f"{process}\n")
+if how == "hang":
+    time.sleep(600)
+while how == "endless":
+    print("x" * 65536)
 if how == "signal":
     os.kill(os.getpid(), signal.SIGKILL)
 if how == "model":

@@ -125,11 +125,16 @@ void add_run(const std::string& output, OtherProgram* other) {
 void run_other(Console& console, const BenchArguments& arguments, OtherProgram* other) {
   console.terminal.draw("Measuring with " + arguments.compare);
   ProgramResult result;
-  if (!run_program(other->command, &result))
+  if (!run_program(
+          other->command, [&] { return console.interrupt.fired(); }, &result))
     throw Failure(exit_file,
                   "--compare: cannot run " + arguments.compare + ": " + std::strerror(errno));
   console.terminal.erase();
   if (console.interrupt.fired()) throw Failure(exit_cancelled, "stopped");
+  if (result.is_too_long)
+    throw Failure(exit_failure, arguments.compare + " printed more than " +
+                                    std::to_string(max_program_megabytes) +
+                                    " MB: is it llama-bench?");
   if (result.code != 0 || result.signal != 0) fail_of_program(*other, result, arguments.model.path);
   add_run(result.output, other);
   for (const OtherSpeeds& at : other->depths)
@@ -170,7 +175,7 @@ std::vector<DepthResult> measure_compared(Console& console, BenchModel* model,
   std::vector<DepthResult> results;
   for (uint32_t i = 0; i < arguments.repetitions; ++i) {
     model->model.reset();
-    run_other(console, arguments, other);  // first: what is wrong with it shows at once
+    run_other(console, arguments, other);  // first: its failures are reported at once
     model->model = open_model(console, arguments.model);
     add_results(measure(console, *model, once), &results);
   }

@@ -18,11 +18,11 @@ struct OtherProgram {
   std::vector<std::string> command;
   std::string version;  // build_commit and build_number
   std::vector<OtherSpeeds> depths;
-  Json runs = Json::array();  // of each run, what it printed
+  Json runs = Json::array();  // what each run printed
 };
 
-// Measures once for each repetition: the other program at all depths, then Kvasir. The model is
-// closed while that runs, so that each has the memory of the machine and of its GPUs.
+// Measures in each repetition the other program at all depths, then Kvasir. The model is closed
+// while the other program runs, so that each has the memory of the machine and of its GPUs.
 std::vector<DepthResult> measure_compared(Console& console, BenchModel* model,
                                           const BenchArguments& arguments, OtherProgram* other);
 

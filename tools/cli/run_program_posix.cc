@@ -45,7 +45,7 @@ class Pipe {
   int error_ = 0;
 };
 
-// The program's SIGPIPE is what it is elsewhere: this one ignores it.
+// Kvasir ignores SIGPIPE; the program does not inherit that.
 int start(const std::vector<std::string>& command, const Pipe& output, const Pipe& errors,
           pid_t* process) {
   std::vector<char*> arguments;
@@ -81,23 +81,40 @@ void read_some(Pipe* pipe, std::string* text) {
   else if (size == 0 || errno != EINTR) pipe->close_read();
 }
 
+// Reads what the program prints until it has ended, and ends it where it must stop. Returns its
+// status. A program that it started may hold the pipes open: they need not end.
+int wait_for(pid_t process, Pipe* output, Pipe* errors, const std::function<bool()>& stopped,
+             ProgramResult* out) {
+  constexpr int poll_milliseconds = 50;
+  int status = 0;
+  bool ended = false, stop = false;
+  while (!ended || output->read_end() >= 0 || errors->read_end() >= 0) {
+    pollfd ends[2] = {{output->read_end(), POLLIN, 0}, {errors->read_end(), POLLIN, 0}};
+    const int ready = poll(ends, 2, ended ? 0 : poll_milliseconds);
+    if (ready > 0 && ends[0].revents != 0) read_some(output, &out->output);
+    if (ready > 0 && ends[1].revents != 0) read_some(errors, &out->errors);
+    if (ended && (ready == 0 || stop)) break;
+    out->is_too_long = (out->output.size() + out->errors.size()) >> 20 >= max_program_megabytes;
+    stop = out->is_too_long || stopped();
+    if (ended) continue;
+    if (stop) kill(process, SIGKILL);
+    const pid_t found = waitpid(process, &status, WNOHANG);
+    ended = found == process || (found < 0 && errno != EINTR);
+  }
+  return status;
+}
+
 }  // namespace
 
-bool run_program(const std::vector<std::string>& command, ProgramResult* out) {
+bool run_program(const std::vector<std::string>& command, const std::function<bool()>& stopped,
+                 ProgramResult* out) {
   Pipe output, errors;
   pid_t process = 0;
   int error = output.error() ? output.error() : errors.error();
   if (error == 0) error = start(command, output, errors, &process);
   if (error != 0) return errno = error, false;
   output.close_write(), errors.close_write();
-  while (output.read_end() >= 0 || errors.read_end() >= 0) {
-    pollfd ends[2] = {{output.read_end(), POLLIN, 0}, {errors.read_end(), POLLIN, 0}};
-    if (poll(ends, 2, -1) < 0) continue;  // EINTR
-    if (ends[0].revents != 0) read_some(&output, &out->output);
-    if (ends[1].revents != 0) read_some(&errors, &out->errors);
-  }
-  int status = 0;
-  while (waitpid(process, &status, 0) < 0 && errno == EINTR) continue;
+  const int status = wait_for(process, &output, &errors, stopped, out);
   if (WIFSIGNALED(status)) out->signal = WTERMSIG(status);
   else out->code = WEXITSTATUS(status);
   return true;

@@ -4,7 +4,7 @@
 
 namespace tool {
 
-bool run_program(const std::vector<std::string>&, ProgramResult*) {
+bool run_program(const std::vector<std::string>&, const std::function<bool()>&, ProgramResult*) {
   errno = ENOTSUP;
   return false;
 }
