@@ -24,13 +24,14 @@ kv_status kvasir_go_library_session(kv_library* library, kv_model* model, const 
                                     const kv_session_options* session, const kv_control* control,
                                     kv_session** out, kv_library_result* result, kv_error* error);
 
-/* kv_cache_update and kv_cache_attention with arrays of bytes. For a void *, Go looks for pointers
- * in the whole variable that contains the array, and refuses a variable with pointers. */
+/* kv_library_compose, or kv_session_compose where library is NULL. */
 kv_status kvasir_go_compose(kv_library* library, kv_model* model, char** names, size_t count,
                             uint32_t max_documents, const kv_session_options* session,
                             const kv_control* control, kv_session** out, kv_error* error);
 kv_status kvasir_go_set_documents(kv_session* session, char** paths, size_t count,
                                   const kv_control* control, kv_error* error);
+/* kv_cache_update and kv_cache_attention with arrays of bytes. For a void *, Go looks for pointers
+ * in the whole variable that contains the array, and refuses a variable with pointers. */
 kv_status kvasir_go_cache_update(kv_cache* cache, uint32_t layer, uint32_t type, const uint8_t* k,
                                  const uint8_t* v, const uint8_t* q, uint32_t tokens,
                                  kv_error* error);

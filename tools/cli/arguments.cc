@@ -33,7 +33,7 @@ void add_all_of_library(CLI::App* command, Arguments* arguments) {
         "With --library, only these of its documents; NAME* stands for all that begin so",
         [=](const std::string& given) { arguments->only = parts_of(given); });
   count<uint32_t>(command, "--documents", &arguments->max_documents, 1, 1024,
-                  "With --library, documents that an answer attends at most [all that fit, or 8]");
+                  "With --library, documents that an answer attends at most [8, always chosen]");
 }
 
 void add_ask(Grammar& grammar) {

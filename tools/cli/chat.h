@@ -11,14 +11,12 @@ namespace tool {
 // Throws Failure(exit_usage) with --json, or where the document is standard input.
 void expect_chat_possible(const Console& console, const std::string& document);
 
-// Answers the lines of standard input until its end. `start` has the document or documents, if any.
-// passages: quoted under an answer; 0: none, of several documents default_sources.
-// refresh: called for the conversation before each question, where set.
 struct Conversation {
   const SamplingFlags& sampling;
-  uint32_t passages = 0;
-  std::function<void(kv_session*)> refresh = {};
+  uint32_t passages = 0;  // quoted under an answer; 0: none, of several documents default_sources
+  std::function<void(kv_session*)> refresh = {};  // called before each question, where set
 };
+// Answers the lines of standard input until its end. `start` has the document or documents, if any.
 void converse(Console& console, kv_model* model, Session start, Conversation conversation);
 
 }  // namespace tool

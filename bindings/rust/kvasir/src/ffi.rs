@@ -172,7 +172,7 @@ sized! {
     kv_library_session_options kv_cache_options kv_cache_attention_options kv_cache_shape
     kv_model_info kv_strategy_info kv_answer kv_session_stats kv_cache_stats kv_file_info
     kv_file_document kv_compose_options kv_session_document
-        kv_packed_info kv_library_document kv_library_result kv_checkpoint
+    kv_packed_info kv_library_document kv_library_result kv_checkpoint
 }
 
 /// A struct with its size and otherwise zeros, which are the defaults, as `kv_init` makes it.
