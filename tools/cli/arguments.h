@@ -201,14 +201,14 @@ struct EvalArguments {
   std::vector<Task> tasks;
   std::vector<uint64_t> lengths = {8192};  // tokens
   std::vector<std::string> strategies = {"all"};
-  std::vector<NamedBudget> budgets;
-  uint32_t documents = 0;   // of each kind and length; 0: 2, of a collection 8
-  uint32_t questions = 10;  // of each task per document
-  uint32_t depths = 5;
+  std::vector<NamedBudget> budgets;  // none: 1%, 2%, 5%
+  uint32_t documents = 0;            // of each kind and length; 0: 2, of a collection 8
+  uint32_t questions = 10;           // of each task per document
+  uint32_t depths = 0;               // 0: 5
   uint64_t seed = 1;
-  std::vector<std::string> ways = {"all"};  // to ask a collection
-  uint32_t attend = 0;                      // documents of a collection that an answer attends
-  uint64_t retrieve = 1024;                 // tokens of passages before a question
+  std::vector<std::string> ways;  // to ask a collection; none: all
+  uint32_t attend = 0;            // documents of a collection that an answer attends
+  uint64_t retrieve = 0;          // tokens of passages before a question; 0: 1024
   std::string work = "kvasir-eval";
   std::string output;  // empty: results.json in the work folder
   bool force = false;

@@ -68,7 +68,6 @@ void add_eval(Grammar& grammar) {
       grammar.add("eval", "Measure the right answers of strategies and budgets", run_eval);
   EvalArguments* const a = arguments.get();
   a->tasks = tasks_of("all");
-  a->budgets = budgets_of("1%,2%,5%");
   add_model(command, &a->model);
   texts(command, "-f,--file", &a->texts, "FILE",
         "Plain text that documents are cut from; may be given several times")
@@ -100,9 +99,8 @@ void add_eval(Grammar& grammar) {
   choice(
       command, "--way", "NAME,...", "Ways to ask a collection, any of: %s [all]", way_choices(),
       [=](const std::string& given) { a->ways = parts_of(given); }, true);
-  count<uint32_t>(command, "--attend", &a->attend, 0, 1000,
-                  "Documents of a collection that an answer attends; 0: up to 8, always chosen "
-                  "[0]");
+  count<uint32_t>(command, "--attend", &a->attend, 1, 1000,
+                  "Documents of a collection that an answer attends at most [8, always chosen]");
   value(command, "--retrieve", "N", "Tokens of the passages that --way retrieved prefills [1K]",
         [=](const std::string& given) { a->retrieve = length_of(given); });
   text(command, "--work", &a->work, "DIR", "Folder of cache files and answers [kvasir-eval]");
@@ -119,16 +117,13 @@ void add_eval(Grammar& grammar) {
       "finished answer is not computed again unless model, text, seed or build change. Remove the "
       "folder after a change of prefill. A document of 128K tokens needs more than half a megabyte "
       "of text.\n\n"
-      "The tasks of a collection ask several documents at once, in several ways: composed, over "
-      "the "
-      "saved documents; joined, over one prefill of all; alone, each document, of whose answers "
-      "the "
-      "most likely one counts; and retrieved, over passages found by words (BM25). fact asks for a "
+      "The tasks of a collection ask several documents at once, in several ways. composed asks a "
+      "session over the saved documents, joined one prefill of all. alone asks each document; the "
+      "most likely answer counts. retrieved asks passages found by words (BM25). fact asks for a "
       "fact of one document, lookup for an entry of a table, values for the values of a key in "
-      "several documents, pair for a fact of each of two documents. source asks for a fact, and "
-      "the "
-      "document that the answer attended most must be the right one. no-answer asks for what no "
-      "document has; right is an answer without any hidden value.\n\n"
+      "several documents, pair for a fact of each of two documents. source asks for a fact; right "
+      "is an answer that attended the fact's document most. no-answer asks for what no document "
+      "has; right is an answer without any hidden value.\n\n"
       "An answer is right if it contains the expected words, whatever its capitals and "
       "punctuation. tools/scripts/plot.py draws the results.\n\n"
       "Examples:\n"

@@ -145,7 +145,6 @@ void report(Console& console, const std::vector<Summary>& summaries,
 }
 
 // The loss of replacing this file: none where the folder has all of its results.
-template <class AnyEvaluation>
 std::string lost_with(const AnyEvaluation& evaluation, const std::string& path,
                       const std::string& work) {
   try {
@@ -169,20 +168,22 @@ void run_eval(Console& console, const EvalArguments& arguments) {
   expect_writable(output);
   if (std::any_of(arguments.tasks.begin(), arguments.tasks.end(), is_of_collection))
     return run_collection(console, arguments, output);
+  if (!arguments.ways.empty() || arguments.attend > 0 || arguments.retrieve > 0)
+    throw Failure(exit_usage, "--way, --attend and --retrieve need the tasks of a collection");
   Evaluation evaluation(console, arguments);
   if (exists(output))
     if (const std::string lost = lost_with(evaluation, output, arguments.work); !lost.empty())
       expect_force(output, lost, arguments.force);
   evaluation.run();
   const std::vector<const Result*> results = evaluation.results();
-  const std::vector<Summary> summaries = summarise(results, arguments.depths);
+  const std::vector<Summary> summaries = summarise(results, evaluation.depths());
   const kv_model_info& model = evaluation.model();
   const double kv_bytes =
       static_cast<double>(model.kv_bytes_per_token) / (model.layers * model.kv_heads);
 
   console.result = header_json(model, arguments);
-  console.result["documents"] = arguments.documents > 0 ? arguments.documents : 2;
-  console.result["depths"] = arguments.depths;
+  console.result["documents"] = evaluation.documents();
+  console.result["depths"] = evaluation.depths();
   console.result["filter_layers"] = evaluation.flags().filter_layers;
   report(console, summaries, results, output, kv_bytes);
   if (!console.json) print_tables(console.terminal, summaries);
@@ -201,7 +202,7 @@ void run_collection(Console& console, const EvalArguments& arguments, const std:
   console.result = header_json(model, arguments);
   console.result["documents"] = evaluation.documents();
   console.result["attend"] = arguments.attend;
-  console.result["retrieve"] = arguments.retrieve;
+  console.result["retrieve"] = evaluation.retrieve();
   const double kv_bytes =
       static_cast<double>(model.kv_bytes_per_token) / (model.layers * model.kv_heads);
   report(console, summaries, results, output, kv_bytes);

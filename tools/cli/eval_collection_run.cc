@@ -5,13 +5,10 @@
 #include <cmath>
 #include <limits>
 
-#include "answer.h"
-#include "calibration.h"
 #include "failure.h"
 #include "files.h"
 #include "number_text.h"
 #include "strategies.h"
-#include "system.h"
 
 namespace tool {
 namespace {
@@ -56,40 +53,33 @@ double score_given(const CollectionQuestion& question, const Collection& collect
 }  // namespace
 
 CollectionEvaluation::CollectionEvaluation(Console& console, const EvalArguments& arguments)
-    : console_(console), arguments_(arguments),
-      documents_(arguments.documents > 0 ? arguments.documents : 8), flags_(arguments.session),
-      stored_(arguments.work + "/results.jsonl"), progress_(console.terminal, &estimate_) {
+    : AnyEvaluation(console, arguments) {
   if (!std::all_of(arguments.tasks.begin(), arguments.tasks.end(), is_of_collection))
     throw Failure(exit_usage,
-                  "--task: a collection is measured apart from single documents; name tasks of one "
-                  "of them");
+                  "--task: tasks of a collection and tasks of single documents are measured apart; "
+                  "name only one kind");
+  if (!arguments.budgets.empty() || arguments.depths > 0)
+    throw Failure(exit_usage, "--budget and --depths do not apply to the tasks of a collection");
   std::vector<std::string> strategies = arguments.strategies;
   if (strategies == std::vector<std::string>{"all"}) strategies = {"auto"};
   for (const std::string& name : strategies)
     if (const std::vector<std::string> known = strategy_choices("auto");
         std::find(known.begin(), known.end(), name) == known.end())
       throw Failure(exit_usage, "--strategy: unknown strategy '" + name + "'");
-  for (const Way way : ways_of(arguments.ways))
+  for (const Way way :
+       ways_of(arguments.ways.empty() ? std::vector<std::string>{"all"} : arguments.ways))
     for (const std::string& strategy : strategies) askings_.push_back({way, strategy});
-  model_ = open_model(console, arguments.model);
-  info_ = info_of(model_.get());
-  flags_ = with_calibration(console, arguments.model, model_.get(), arguments.session, strategies);
-  model_identity_ = model_identity_of(console, arguments.model, model_.get());
-  program_identity_ = hex(sampled_hash(system::program_path()));
-  files_.emplace(EvalDocuments::Parts{console, model_.get(), arguments.work,
-                                      eval_flags(flags_, "auto"), estimate_, progress_,
-                                      [this] { stopped(); }});
+  expect_parameters_used(arguments.session, strategies);
+  prepare(strategies);
   console.terminal.draw("Generating documents");
-  make_jobs(Haystack(joined_texts(arguments.texts), [model = model_.get()](std::string_view text) {
-    return count_tokens(model, text);
-  }));
+  make_jobs(haystack());
   console.terminal.erase();
 }
 
 CollectionEvaluation::Job CollectionEvaluation::make_job(const Haystack& haystack,
                                                          uint64_t length) const {
   Job job{length,
-          make_collection(haystack, {documents_, length, arguments_.questions, arguments_.seed}),
+          make_collection(haystack, {documents(), length, arguments_.questions, arguments_.seed}),
           {},
           {},
           {},
@@ -125,10 +115,10 @@ void CollectionEvaluation::make_jobs(const Haystack& haystack) {
 
 std::string CollectionEvaluation::key_of(const Job& job, const Asking& asking,
                                          const CollectionQuestion& question) const {
-  std::string parts = program_identity_ + " " + job.joined_name + " " + name_of(asking.way) + " " +
-                      asking.strategy + " " + name_of(question.question.task);
+  std::string parts = answer_identity(asking.strategy) + " " + job.joined_name + " " +
+                      name_of(asking.way) + " " + name_of(question.question.task);
   if (asking.way == Way::composed) parts += " " + std::to_string(arguments_.attend);
-  if (asking.way == Way::retrieved) parts += " " + std::to_string(arguments_.retrieve);
+  if (asking.way == Way::retrieved) parts += " " + std::to_string(retrieve());
   return hex(hash_of(parts + "\n" + question.question.turns.front().question));
 }
 
@@ -147,24 +137,21 @@ std::vector<const Result*> CollectionEvaluation::results() const {
   return results;
 }
 
-void CollectionEvaluation::stopped() const {
+size_t CollectionEvaluation::requested() const {
   size_t requested = 0;
   for (const Job& job : jobs_)
     for (const Asking& asking : askings_)
       requested += fits(job, asking.way) ? job.collection.questions.size() : 0;
-  throw Failure(exit_cancelled, "stopped; " + grouped(results().size()) + " of " +
-                                    grouped(requested) + " answers are in " + arguments_.work +
-                                    "; run the same command again to continue");
+  return requested;
 }
 
 // Of a question, in units of Estimate.
 double CollectionEvaluation::cost_of(const Job& job, Way way) const {
   switch (way) {
     case Way::alone:
-      return 2 * static_cast<double>(documents_) * decode_cost(steps_of_question, job.length);
+      return 2 * static_cast<double>(documents()) * decode_cost(steps_of_question, job.length);
     case Way::retrieved:
-      return prefill_cost(arguments_.retrieve) / 8 +
-             decode_cost(steps_of_question, arguments_.retrieve);
+      return prefill_cost(retrieve()) / 8 + decode_cost(steps_of_question, retrieve());
     default:
       return decode_cost(steps_of_question, job.tokens());
   }
@@ -184,7 +171,7 @@ void CollectionEvaluation::expect(const Job& job) {
       (asking.way == Way::joined ? any_joined : any) |= asking.way != Way::retrieved;
     }
   }
-  if (any) estimate_.expect(Work::prefill, documents_ * prefill_cost(job.length));
+  if (any) estimate_.expect(Work::prefill, documents() * prefill_cost(job.length));
   if (any_joined) estimate_.expect(Work::prefill, prefill_cost(job.tokens()));
 }
 
@@ -200,7 +187,7 @@ std::vector<Session> CollectionEvaluation::open(const Job& job, const Asking& as
   if (asking.way == Way::retrieved) return sessions;
   for (size_t d = 0; d < job.names.size(); ++d)
     files_->prefill({job.names[d],
-                     "document " + std::to_string(d + 1) + " of " + std::to_string(documents_),
+                     "document " + std::to_string(d + 1) + " of " + std::to_string(documents()),
                      job.length, job.collection.texts[d]});
   if (asking.way == Way::composed) sessions.push_back(compose(job, flags));
   else
@@ -220,32 +207,21 @@ Session CollectionEvaluation::compose(const Job& job, const SessionFlags& flags)
   const kv_control control = control_of(console_);
   kv_error error{};
   kv_session* session = nullptr;
-  const kv_status status = kv_session_compose(model_.get(), given.data(), given.size(), &options,
-                                              &control, &session, &error);
-  if (status == KV_CANCELLED) stopped();
-  check(status, error);
+  expect_done(kv_session_compose(model_.get(), given.data(), given.size(), &options, &control,
+                                 &session, &error),
+              error);
   return Session(session);
 }
 
-kv_answer CollectionEvaluation::generate(kv_session* session, const std::string& question,
-                                         uint32_t flags, std::string* text, Result* result) {
+kv_answer CollectionEvaluation::answer_briefly(kv_session* session, const std::string& question,
+                                               uint32_t flags, std::string* text, Result* result) {
   kv_generate_options options = initialised<kv_generate_options>();
   options.max_tokens = short_answer_tokens;
   options.flags = flags;
-  const kv_control control = control_of(console_);
-  kv_answer facts = initialised<kv_answer>();
-  kv_error error{};
-  const kv_status status = kv_generate(session, question.data(), question.size(), &options,
-                                       &control, append_text, text, &facts, &error);
-  if (status == KV_CANCELLED) stopped();
-  check(status, error);
-  result->steps += facts.question_tokens + facts.answer_tokens;
-  result->tokens_read += facts.tokens_read;
-  result->tokens_present += facts.tokens_present;
-  return facts;
+  return generate(session, question, options, text, result);
 }
 
-// What the last answer, which was traced, attended most.
+// The passage that the last answer, which was traced, attended most.
 std::optional<kv_passage> CollectionEvaluation::first_passage(kv_session* session) {
   std::vector<kv_passage> passages(64);
   size_t count = 0;
@@ -259,9 +235,9 @@ CollectionEvaluation::Given CollectionEvaluation::ask_composed(kv_session* sessi
                                                                const std::string& question,
                                                                Result* result) {
   Given given;
-  generate(session, question, KV_TRACE_PASSAGES, &given.text, result);
+  answer_briefly(session, question, KV_TRACE_PASSAGES, &given.text, result);
   if (const auto passage = first_passage(session)) given.document = passage->document;
-  for (uint32_t d = 0; d < documents_; ++d) {
+  for (uint32_t d = 0; d < documents(); ++d) {
     kv_session_document document = initialised<kv_session_document>();
     kv_error error{};
     check(kv_session_get_document(session, d, &document, &error), error);
@@ -274,12 +250,12 @@ CollectionEvaluation::Given CollectionEvaluation::ask_joined(const Job& job, kv_
                                                              const std::string& question,
                                                              Result* result) {
   Given given;
-  generate(session, question, KV_TRACE_PASSAGES, &given.text, result);
+  answer_briefly(session, question, KV_TRACE_PASSAGES, &given.text, result);
   if (const auto passage = first_passage(session); passage && passage->first_byte != UINT64_MAX) {
     const auto after = std::upper_bound(job.starts.begin(), job.starts.end(), passage->first_byte);
     given.document = static_cast<size_t>(after - job.starts.begin()) - 1;
   }
-  for (size_t d = 0; d < documents_; ++d) given.attended.push_back(d);
+  for (size_t d = 0; d < documents(); ++d) given.attended.push_back(d);
   return given;
 }
 
@@ -291,10 +267,9 @@ double CollectionEvaluation::certainty(kv_session* session, uint64_t answer_at) 
   const kv_control control = control_of(console_);
   kv_error error{};
   check(kv_session_rewind(session, answer_at, &error), error);
-  const kv_status status = kv_session_score(session, tokens.data() + answer_at, logarithms.size(),
-                                            logarithms.data(), &control, &error);
-  if (status == KV_CANCELLED) stopped();
-  check(status, error);
+  expect_done(kv_session_score(session, tokens.data() + answer_at, logarithms.size(),
+                               logarithms.data(), &control, &error),
+              error);
   double sum = 0;
   for (const float logarithm : logarithms) sum += static_cast<double>(logarithm);
   return sum / static_cast<double>(logarithms.size());
@@ -309,7 +284,8 @@ CollectionEvaluation::Given CollectionEvaluation::ask_alone(std::vector<Session>
     const Session conversation = fork(sessions[d].get());
     const uint64_t before = token_count(conversation.get());
     std::string text;
-    const kv_answer facts = generate(conversation.get(), question, KV_KEEP_TURN, &text, result);
+    const kv_answer facts =
+        answer_briefly(conversation.get(), question, KV_KEEP_TURN, &text, result);
     const double certain = certainty(conversation.get(), before + facts.question_tokens);
     if (d == 0 || certain > most) best = {std::move(text), d, {d}}, most = certain;
   }
@@ -320,7 +296,7 @@ CollectionEvaluation::Given CollectionEvaluation::ask_retrieved(const Job& job,
                                                                 const SessionFlags& flags,
                                                                 const std::string& question,
                                                                 Result* result) {
-  const std::vector<FoundPassage> passages = job.index.find(question, arguments_.retrieve);
+  const std::vector<FoundPassage> passages = job.index.find(question, retrieve());
   Given given;
   std::string text;
   std::vector<size_t> ends;  // of each passage in `text`
@@ -334,7 +310,7 @@ CollectionEvaluation::Given CollectionEvaluation::ask_retrieved(const Job& job,
   bool interrupted = false;
   if (!text.empty()) files_->append(session.get(), text, 0, &interrupted);
   if (interrupted) stopped();
-  generate(session.get(), question, KV_TRACE_PASSAGES, &given.text, result);
+  answer_briefly(session.get(), question, KV_TRACE_PASSAGES, &given.text, result);
   if (const auto attended = first_passage(session.get());
       attended && attended->first_byte != UINT64_MAX) {
     const auto at = static_cast<size_t>(
@@ -368,7 +344,7 @@ void CollectionEvaluation::answer_all(const Job& job, const Asking& asking) {
     return;
   std::vector<Session> sessions = open(job, asking);
   progress_.begin(std::string(name_of(asking.way)) + " " + asking.strategy + " over " +
-                  std::to_string(documents_) + " documents of " + grouped(job.length) + " tokens");
+                  std::to_string(documents()) + " documents of " + grouped(job.length) + " tokens");
   for (const CollectionQuestion& question : questions) {
     Result result;
     result.key = key_of(job, asking, question);

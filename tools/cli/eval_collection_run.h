@@ -6,23 +6,20 @@
 #include <string>
 #include <vector>
 
+#include "eval_base.h"
 #include "eval_collection.h"
-#include "eval_documents.h"
-#include "eval_results.h"
 #include "eval_retrieval.h"
 
 namespace tool {
 
-class CollectionEvaluation {
+class CollectionEvaluation : public AnyEvaluation {
  public:
   CollectionEvaluation(Console& console, const EvalArguments& arguments);
 
-  // Computes the missing answers. Throws Failure; finished answers stay in the work folder.
-  void run();
-  const kv_model_info& model() const { return info_; }
-  uint32_t documents() const { return documents_; }
-  std::vector<const Result*> results() const;
-  bool has(const std::string& key) const { return stored_.find(key) != nullptr; }
+  void run() override;
+  std::vector<const Result*> results() const override;
+  uint32_t documents() const { return arguments_.documents > 0 ? arguments_.documents : 8; }
+  uint64_t retrieve() const { return arguments_.retrieve > 0 ? arguments_.retrieve : 1024; }
 
  private:
   struct Job {
@@ -38,11 +35,10 @@ class CollectionEvaluation {
     Way way;
     std::string strategy;
   };
-  // Answer and the document that it attended most.
   struct Given {
     std::string text;
-    std::optional<size_t> document;
-    std::vector<size_t> attended;  // documents, in whole or in part
+    std::optional<size_t> document;  // that the answer attended most
+    std::vector<size_t> attended;    // documents, in whole or in part
   };
 
   void make_jobs(const Haystack& haystack);
@@ -55,7 +51,7 @@ class CollectionEvaluation {
   bool fits(const Job& job, Way way) const;
   double cost_of(const Job& job, Way way) const;
   void expect(const Job& job);
-  [[noreturn]] void stopped() const;
+  size_t requested() const override;
   void prefill(const Job& job);
   Session compose(const Job& job, const SessionFlags& flags);
   void answer_all(const Job& job, const Asking& asking);
@@ -68,24 +64,13 @@ class CollectionEvaluation {
   Given ask_alone(std::vector<Session>& sessions, const std::string& question, Result* result);
   Given ask_retrieved(const Job& job, const SessionFlags& flags, const std::string& question,
                       Result* result);
-  kv_answer generate(kv_session* session, const std::string& question, uint32_t flags,
-                     std::string* text, Result* result);
+  kv_answer answer_briefly(kv_session* session, const std::string& question, uint32_t flags,
+                           std::string* text, Result* result);
   double certainty(kv_session* session, uint64_t answer_at);
   std::optional<kv_passage> first_passage(kv_session* session);
 
-  Console& console_;
-  const EvalArguments& arguments_;
-  uint32_t documents_;
-  SessionFlags flags_;
-  Model model_;
-  kv_model_info info_{};
-  std::string model_identity_, program_identity_;
   std::vector<Asking> askings_;
   std::vector<Job> jobs_;
-  ResultFile stored_;
-  Estimate estimate_;
-  EvalProgress progress_;
-  std::optional<EvalDocuments> files_;
 };
 
 }  // namespace tool

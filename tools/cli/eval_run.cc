@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "answer.h"
-#include "calibration.h"
+#include "argument_values.h"
 #include "failure.h"
 #include "files.h"
 #include "number_text.h"
 #include "sequence_text.h"
 #include "strategies.h"
-#include "system.h"
 
 namespace tool {
 namespace {
@@ -63,27 +61,18 @@ SessionFlags flags_for(const SessionFlags& flags, const Method& method) {
 }
 
 Evaluation::Evaluation(Console& console, const EvalArguments& arguments)
-    : console_(console), arguments_(arguments), flags_(arguments.session),
-      methods_(methods_of(arguments.strategies, arguments.budgets, arguments.session)),
-      stored_(arguments.work + "/results.jsonl"), progress_(console.terminal, &estimate_) {
-  model_ = open_model(console, arguments.model);
-  info_ = info_of(model_.get());
+    : AnyEvaluation(console, arguments),
+      methods_(methods_of(arguments.strategies,
+                          arguments.budgets.empty() ? budgets_of("1%,2%,5%") : arguments.budgets,
+                          arguments.session)) {
+  prepare(arguments.strategies);
   for (const uint64_t length : arguments.lengths)
     if (length > info_.context_tokens)
       throw Failure(exit_usage, "--length: " + grouped(length) +
                                     " tokens are more than the model's context of " +
                                     grouped(info_.context_tokens));
-  flags_ = with_calibration(console, arguments.model, model_.get(), arguments.session,
-                            arguments.strategies);
-  model_identity_ = model_identity_of(console, arguments.model, model_.get());
-  files_.emplace(EvalDocuments::Parts{console, model_.get(), arguments.work,
-                                      eval_flags(flags_, "auto"), estimate_, progress_,
-                                      [this] { stopped(); }});
-  program_identity_ = hex(sampled_hash(system::program_path()));
   console.terminal.draw("Generating documents");
-  make_jobs(Haystack(joined_texts(arguments.texts), [model = model_.get()](std::string_view text) {
-    return count_tokens(model, text);
-  }));
+  make_jobs(haystack());
   console.terminal.erase();
 }
 
@@ -91,14 +80,13 @@ Evaluation::Evaluation(Console& console, const EvalArguments& arguments)
 void Evaluation::make_jobs(const Haystack& haystack) {
   const std::vector<Task>& tasks = arguments_.tasks;
   const std::string prefill = prefill_identity_of(flags_);
-  const uint32_t documents = arguments_.documents > 0 ? arguments_.documents : 2;
   for (const uint64_t length : arguments_.lengths) {
     for (const Kind kind : {Kind::story, Kind::table}) {
       if (std::none_of(tasks.begin(), tasks.end(),
                        [=](Task task) { return kind_for(task) == kind; }))
         continue;
-      for (uint32_t number = 0; number < documents; ++number) {
-        DocumentPlan plan{length, number, arguments_.questions, arguments_.depths, arguments_.seed};
+      for (uint32_t number = 0; number < documents(); ++number) {
+        DocumentPlan plan{length, number, arguments_.questions, depths(), arguments_.seed};
         plan.tokens = std::min(
             length, info_.context_tokens - std::min(eval_question_room, info_.context_tokens / 2));
         Job job{kind, length, plan.tokens, {}, {}};
@@ -115,18 +103,10 @@ void Evaluation::make_jobs(const Haystack& haystack) {
   }
 }
 
-// Includes the program: another build may give other answers.
 std::string Evaluation::key_of(const Job& job, const Method& method,
                                const Question& question) const {
-  std::string parts = program_identity_ + " " + job.name + " " + method.strategy + " " +
-                      method.budget.name + " " +
-                      (flags_.dense_layers ? std::to_string(*flags_.dense_layers) : "default") +
-                      (flags_.separate_heads ? " separate " : " shared ") +
-                      (flags_.coverage > 0 ? std::to_string(flags_.coverage) : "") +
-                      (flags_.head_graphs ? " graphs " : "") + name_of(question.task) +
-                      (flags_.select_tokens ? " by " + std::to_string(flags_.select_tokens) : "");
-  if (method.strategy == filter_strategy)
-    parts += " " + flags_.filter_layers + " " + std::to_string(flags_.filter_window);
+  std::string parts = answer_identity(method.strategy) + " " + job.name + " " + method.budget.name +
+                      " " + name_of(question.task);
   for (const Turn& turn : question.turns) {
     parts += "\n" + turn.question;
     for (const std::string& expected : turn.expected) parts += "\n" + expected;
@@ -150,12 +130,6 @@ std::vector<const Result*> Evaluation::results() const {
   return results;
 }
 
-void Evaluation::stopped() const {
-  throw Failure(exit_cancelled, "stopped; " + grouped(results().size()) + " of " +
-                                    grouped(requested_) + " answers are in " + arguments_.work +
-                                    "; run the same command again to continue");
-}
-
 void Evaluation::expect(const Job& job) {
   bool any = false;
   for (const Method& method : methods_) {
@@ -173,20 +147,11 @@ void Evaluation::ask(kv_session* session, const Turn& turn, uint32_t max_tokens,
   kv_generate_options options = initialised<kv_generate_options>();
   options.max_tokens = max_tokens;
   options.flags = keep ? KV_KEEP_TURN : 0;
-  const kv_control control = control_of(console_);
-  kv_answer facts = initialised<kv_answer>();
-  kv_error error{};
   std::string text;
-  const kv_status status = kv_generate(session, turn.question.data(), turn.question.size(),
-                                       &options, &control, append_text, &text, &facts, &error);
-  if (status == KV_CANCELLED) stopped();
-  check(status, error);
+  const kv_answer facts = generate(session, turn.question, options, &text, result);
   result->questions.push_back(turn.question);
   result->expected.push_back(turn.expected);
   result->answers.push_back(std::move(text));
-  result->steps += facts.question_tokens + facts.answer_tokens;
-  result->tokens_read += facts.tokens_read;
-  result->tokens_present += facts.tokens_present;
   result->summary_bytes += stats_json(session).value("last_summary_bytes", uint64_t{0});
   result->seconds += static_cast<double>(facts.total_ns) * 1e-9;
 }
@@ -211,10 +176,9 @@ void Evaluation::score_text(kv_session* session, const std::string& text, Result
   const kv_control control = control_of(console_);
   kv_error error{};
   const auto start = std::chrono::steady_clock::now();
-  const kv_status status =
-      kv_session_score(session, tokens.data(), tokens.size(), logarithms.data(), &control, &error);
-  if (status == KV_CANCELLED) stopped();
-  check(status, error);
+  expect_done(
+      kv_session_score(session, tokens.data(), tokens.size(), logarithms.data(), &control, &error),
+      error);
   result->seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   for (const float logarithm : logarithms)
     result->score += static_cast<double>(logarithm) / static_cast<double>(tokens.size());

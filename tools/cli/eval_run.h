@@ -2,15 +2,11 @@
 // questions over the mapped cache file.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "eval_documents.h"
-#include "eval_progress.h"
-#include "eval_results.h"
+#include "eval_base.h"
 #include "eval_tasks.h"
-#include "sessions.h"
 
 namespace tool {
 
@@ -27,20 +23,15 @@ std::vector<Method> methods_of(const std::vector<std::string>& strategies,
 // The flags for one method.
 SessionFlags flags_for(const SessionFlags& flags, const Method& method);
 
-class Evaluation {
+class Evaluation : public AnyEvaluation {
  public:
   // Makes documents and questions; throws Failure.
   Evaluation(Console& console, const EvalArguments& arguments);
 
-  // Computes the missing answers. Throws Failure; finished answers stay in the work folder.
-  void run();
-
-  const kv_model_info& model() const { return info_; }
-  const SessionFlags& flags() const { return flags_; }  // with calibrated filter layers
-  // Results of all requested documents, methods and tasks, in their order.
-  std::vector<const Result*> results() const;
-  // Whether the work folder has the result.
-  bool has(const std::string& key) const { return stored_.find(key) != nullptr; }
+  void run() override;
+  std::vector<const Result*> results() const override;
+  uint32_t documents() const { return arguments_.documents > 0 ? arguments_.documents : 2; }
+  uint32_t depths() const { return arguments_.depths > 0 ? arguments_.depths : 5; }
 
  private:
   struct Job {
@@ -55,24 +46,14 @@ class Evaluation {
   std::string key_of(const Job& job, const Method& method, const Question& question) const;
   bool is_open(const Job& job, const Method& method) const;
   void expect(const Job& job);
-  [[noreturn]] void stopped() const;
+  size_t requested() const override { return requested_; }
   void answer_all(const Job& job, const Method& method);
   void converse(kv_session* session, const Question& question, Result* result);
   void ask(kv_session* session, const Turn& turn, uint32_t max_tokens, bool keep, Result* result);
   void score_text(kv_session* session, const std::string& text, Result* result);
 
-  Console& console_;
-  const EvalArguments& arguments_;
-  SessionFlags flags_;
-  Model model_;
-  kv_model_info info_{};
-  std::string model_identity_, program_identity_;
   std::vector<Method> methods_;
   std::vector<Job> jobs_;
-  ResultFile stored_;
-  Estimate estimate_;
-  EvalProgress progress_;
-  std::optional<EvalDocuments> files_;
   size_t requested_ = 0;  // results
 };
 
