@@ -35,31 +35,9 @@ typedef struct Question {
   DeskOutcome outcome;
 } Question;
 
-typedef struct Part {
-  DeskAnswer* answer;
-  char* text;
-} Part;
-
-static void show_part(gpointer pointer) {
-  Part* part = pointer;
-  part->answer->state = DESK_ANSWER_COMING;
-  g_string_append(part->answer->text, part->text);
-  desk_answer_changed(part->answer);
-  g_object_unref(part->answer);
-  g_free(part->text);
-  g_free(part);
-}
-
-static int32_t on_text(const char* text, size_t size, void* user) {
-  Part* part = g_new(Part, 1);
-  *part = (Part){g_object_ref(user), g_utf8_make_valid(text, (gssize)size)};
-  desk_worker_post(show_part, part);
-  return 0;
-}
-
 static void answer_work(gpointer pointer) {
   Question* q = pointer;
-  const DeskAsking asking = {q->question, q->cancel, on_text, q->answer};
+  const DeskAsking asking = {q->question, q->cancel, desk_answer_on_text, q->answer};
   q->status = desk_collection_ask(desk_library_shelf(q->library), desk_library_model(q->library),
                                   &asking, &q->outcome, &q->error);
 }

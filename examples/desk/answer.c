@@ -1,5 +1,7 @@
 #include "answer.h"
 
+#include "worker.h"
+
 G_DEFINE_TYPE(DeskAnswer, desk_answer, G_TYPE_OBJECT)
 
 static guint changed;
@@ -28,3 +30,25 @@ DeskAnswer* desk_answer_new(const char* question) {
 }
 
 void desk_answer_changed(DeskAnswer* answer) { g_signal_emit(answer, changed, 0); }
+
+typedef struct Part {
+  DeskAnswer* answer;
+  char* text;
+} Part;
+
+static void show_part(gpointer pointer) {
+  Part* part = pointer;
+  part->answer->state = DESK_ANSWER_COMING;
+  g_string_append(part->answer->text, part->text);
+  desk_answer_changed(part->answer);
+  g_object_unref(part->answer);
+  g_free(part->text);
+  g_free(part);
+}
+
+int32_t desk_answer_on_text(const char* text, size_t size, void* answer) {
+  Part* part = g_new(Part, 1);
+  *part = (Part){g_object_ref(answer), g_utf8_make_valid(text, (gssize)size)};
+  desk_worker_post(show_part, part);
+  return 0;
+}

@@ -1,5 +1,5 @@
 /* A question and its answer. The document that answers writes it, a DeskExchange shows it. Main
- * loop only. */
+ * loop only, unless a function says otherwise. */
 #ifndef DESK_ANSWER_H
 #define DESK_ANSWER_H
 
@@ -31,5 +31,8 @@ struct _DeskAnswer {
 
 DeskAnswer* desk_answer_new(const char* question);
 void desk_answer_changed(DeskAnswer* answer);
+
+/* A kv_text_fn whose user is a DeskAnswer, which the text joins on the main loop. Any thread. */
+int32_t desk_answer_on_text(const char* text, size_t size, void* answer);
 
 #endif

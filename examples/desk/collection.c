@@ -51,29 +51,13 @@ static guint count_attended(kv_session* session) {
   return attended;
 }
 
-static kv_status ask(kv_session* session, const DeskAsking* asking, DeskOutcome* outcome,
-                     kv_error* error) {
-  kv_generate_options options;
-  kv_control control;
-  kv_init(&options, sizeof options);
-  kv_init(&control, sizeof control);
-  kv_init(&outcome->facts, sizeof outcome->facts);
-  options.flags = KV_TRACE_PASSAGES;
-  control.cancel = asking->cancel;
-  const kv_status status =
-      kv_generate(session, asking->question, strlen(asking->question), &options, &control,
-                  asking->on_text, asking->user, &outcome->facts, error);
-  if (status == KV_OK || status == KV_CANCELLED) desk_outcome_take_statistics(outcome, session);
-  return status;
-}
-
 kv_status desk_collection_ask(const DeskShelf* shelf, kv_model* model, const DeskAsking* asking,
                               DeskOutcome* outcome, kv_error* error) {
   kv_session* session = NULL;
   kv_status status =
       kv_library_compose(shelf->library, model, NULL, 0, NULL, NULL, &session, error);
   if (status != KV_OK) return status;
-  status = ask(session, asking, outcome, error);
+  status = desk_session_ask(session, asking, outcome, error);
   if ((status == KV_OK || status == KV_CANCELLED) && outcome->facts.answer_tokens > 0) {
     outcome->documents = count_attended(session);
     const kv_status traced = sources_of(session, shelf, &outcome->passages, error);

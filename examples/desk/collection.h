@@ -6,13 +6,6 @@
 #include "document.h"
 #include "sequence.h"
 
-typedef struct DeskAsking {
-  const char* question;
-  kv_cancel* cancel;
-  kv_text_fn on_text;
-  void* user; /* of on_text */
-} DeskAsking;
-
 /* Answers over all cache files of the shelf. Documents that came or went since the last question
  * count: nothing is kept. Fills *outcome also for a stopped answer. Any thread. */
 kv_status desk_collection_ask(const DeskShelf* shelf, kv_model* model, const DeskAsking* asking,

@@ -81,28 +81,6 @@ static int32_t on_progress(int32_t phase, uint64_t done, uint64_t total, void* u
   return 0;
 }
 
-typedef struct Part {
-  DeskAnswer* answer;
-  char* text;
-} Part;
-
-static void show_part(gpointer pointer) {
-  Part* part = pointer;
-  part->answer->state = DESK_ANSWER_COMING;
-  g_string_append(part->answer->text, part->text);
-  desk_answer_changed(part->answer);
-  g_object_unref(part->answer);
-  g_free(part->text);
-  g_free(part);
-}
-
-static int32_t on_text(const char* text, size_t size, void* user) {
-  Part* part = g_new(Part, 1);
-  *part = (Part){g_object_ref(user), g_utf8_make_valid(text, (gssize)size)};
-  desk_worker_post(show_part, part);
-  return 0;
-}
-
 /* ---- the work -------------------------------------------------------------------------------- */
 
 static void refuse(DeskJob* job, kv_status status, const char* message) {
@@ -150,9 +128,9 @@ static void prefill(DeskJob* job) {
 
 static void answer(DeskJob* job) {
   job->was_mapped = job->sequence->mapped;
+  const DeskAsking asking = {job->answer->question, job->cancel, desk_answer_on_text, job->answer};
   if (job->sequence->session)
-    job->status = desk_sequence_ask(job->sequence, job->answer->question, job->cancel, on_text,
-                                    job->answer, &job->outcome, &job->error);
+    job->status = desk_sequence_ask(job->sequence, &asking, &job->outcome, &job->error);
   else refuse(job, KV_BAD_STATE, "Nothing of the document is prefilled.");
 }
 

@@ -192,7 +192,7 @@ kv_status desk_sequence_save(DeskSequence* sequence, kv_error* error) {
   return status;
 }
 
-void desk_outcome_take_statistics(DeskOutcome* outcome, kv_session* session) {
+static void take_statistics(DeskOutcome* outcome, kv_session* session) {
   kv_session_stats stats;
   kv_init(&stats, sizeof stats);
   if (kv_session_get_stats(session, &stats, NULL) != KV_OK) return;
@@ -202,19 +202,26 @@ void desk_outcome_take_statistics(DeskOutcome* outcome, kv_session* session) {
   outcome->tokens_read = present > 0 ? (double)outcome->facts.tokens_read / present : 1;
 }
 
-kv_status desk_sequence_ask(DeskSequence* sequence, const char* question, kv_cancel* cancel,
-                            kv_text_fn on_text, void* user, DeskOutcome* outcome, kv_error* error) {
+kv_status desk_session_ask(kv_session* session, const DeskAsking* asking, DeskOutcome* outcome,
+                           kv_error* error) {
   kv_generate_options options;
   kv_control control;
   kv_init(&options, sizeof options);
   kv_init(&control, sizeof control);
   kv_init(&outcome->facts, sizeof outcome->facts);
   options.flags = KV_TRACE_PASSAGES;
-  control.cancel = cancel;
-  kv_status status = kv_generate(sequence->session, question, strlen(question), &options, &control,
-                                 on_text, user, &outcome->facts, error);
+  control.cancel = asking->cancel;
+  const kv_status status =
+      kv_generate(session, asking->question, strlen(asking->question), &options, &control,
+                  asking->on_text, asking->user, &outcome->facts, error);
+  if (status == KV_OK || status == KV_CANCELLED) take_statistics(outcome, session);
+  return status;
+}
+
+kv_status desk_sequence_ask(DeskSequence* sequence, const DeskAsking* asking, DeskOutcome* outcome,
+                            kv_error* error) {
+  const kv_status status = desk_session_ask(sequence->session, asking, outcome, error);
   if (status != KV_OK && status != KV_CANCELLED) return status;
-  desk_outcome_take_statistics(outcome, sequence->session);
   if (outcome->facts.answer_tokens == 0) return status;
   const kv_status traced = desk_passages_of(sequence, &outcome->passages, error);
   return traced == KV_OK ? status : traced;

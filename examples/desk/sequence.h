@@ -34,8 +34,18 @@ typedef struct DeskOutcome {
 } DeskOutcome;
 
 void desk_outcome_clear(DeskOutcome* outcome);
-/* Of the session's last answer, whose facts *outcome has. */
-void desk_outcome_take_statistics(DeskOutcome* outcome, kv_session* session);
+
+typedef struct DeskAsking {
+  const char* question;
+  kv_cancel* cancel;
+  kv_text_fn on_text;
+  void* user; /* of on_text */
+} DeskAsking;
+
+/* Answers, and records what passages need. The session stays as before. Fills *outcome, but for the
+ * passages, also for a stopped answer. */
+kv_status desk_session_ask(kv_session* session, const DeskAsking* asking, DeskOutcome* outcome,
+                           kv_error* error);
 
 /* An empty array of DeskPassage, which owns its elements. (passages.c) */
 GPtrArray* desk_passages_new(void);
@@ -69,9 +79,9 @@ GBytes* desk_sequence_first_part(const DeskSequence* sequence);
 /* Saves the cache file and maps it in place of memory. */
 kv_status desk_sequence_save(DeskSequence* sequence, kv_error* error);
 
-/* Answers. The sequence stays as before. Fills *outcome also for a stopped answer. */
-kv_status desk_sequence_ask(DeskSequence* sequence, const char* question, kv_cancel* cancel,
-                            kv_text_fn on_text, void* user, DeskOutcome* outcome, kv_error* error);
+/* Answers as desk_session_ask, and fills the passages. */
+kv_status desk_sequence_ask(DeskSequence* sequence, const DeskAsking* asking, DeskOutcome* outcome,
+                            kv_error* error);
 
 /* Widens text[begin, end) to whole sentences where they are near, otherwise to whole words.
  * (passages.c) */
