@@ -9,6 +9,12 @@
 namespace kvasir::cuda {
 namespace {
 
+// All types of weights.
+#define KVASIR_TYPE(name) TensorType::name,
+constexpr TensorType weight_types[] = {TensorType::f32, TensorType::f16, TensorType::bf16,
+                                       KVASIR_QUANTISED_TYPES(KVASIR_TYPE)};
+#undef KVASIR_TYPE
+
 // The first error of several calls stays; after it, calls do nothing.
 class Finder {
  public:

@@ -29,12 +29,6 @@ inline const char* suffix_of(TensorType type) {
   return "";
 }
 
-// All types of weights.
-#define KVASIR_TYPE(name) TensorType::name,
-inline constexpr TensorType weight_types[] = {TensorType::f32, TensorType::f16, TensorType::bf16,
-                                              KVASIR_QUANTISED_TYPES(KVASIR_TYPE)};
-#undef KVASIR_TYPE
-
 inline bool is_quantised(TensorType type) { return layout_of(type).low_bits != 0; }
 
 inline unsigned blocks_for(std::size_t n, unsigned each) {
