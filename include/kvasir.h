@@ -758,7 +758,9 @@ typedef struct kv_compose_options {
  * kv_session_stats includes the documents.
  * Each kv_generate with a question chooses the documents that the question is about
  * (kv_session_get_document): one or several; if none stands out, as many as allowed. It runs the
- * question up to three times. The context holds the documents that an answer attends too. Room for
+ * question up to three times. If the question is about several documents and nothing was kept
+ * yet, the answer reads a passage of each again, 128 tokens, as far as the context has room; kept
+ * turns have none of them. The context holds the documents that an answer attends too. Room for
  * max_tokens of the answer, up to an eighth of the context, counts with the question. Without a
  * question kv_generate goes on with the documents of the last answer, as do kv_session_next and
  * kv_session_score; while kv_session_tokens is empty these two return KV_BAD_STATE.

@@ -7,6 +7,7 @@
 #include "attention/worker.h"
 #include "backend/query_groups.h"
 #include "base/checked.h"
+#include "select/blocks.h"
 
 namespace kvasir {
 
@@ -109,7 +110,8 @@ Status Attention::run(const AttentionRequest& req, float* out, float* lse) {
                              lse ? lse + std::size_t{req.first} * config_.heads : nullptr);
   if (trace_ && s.ok() && !req.cancel.fired()) {
     if (!req.selector) trace_exact(req, lse);
-    if (!req.is_apart) trace_->end_layer(lse + std::size_t{req.tokens - 1} * config_.heads, pool_);
+    if (!req.is_apart && !req.is_part)
+      trace_->end_layer(lse + std::size_t{req.tokens - 1} * config_.heads, pool_);
   }
   if (compare && s.ok() && !req.selector) s = compare_exact(req, out);
   if (compare && s.ok() && !req.cancel.fired()) comparison_.end(kernels_, req.layer);
@@ -172,18 +174,25 @@ void Attention::attend_sinks_and_window(const HeadQueries& queries, const HeadTo
   }
 }
 
+// The number of entry `i` of page_lists_.
+uint32_t Attention::listed_page(const AttentionRequest& req, uint32_t i) {
+  return i + 1 < req.hidden.first || req.hidden.count() == 0 ? i + 1 : i + 1 + req.hidden.count();
+}
+
 // Verifies and lists the sealed pages after that of the sinks. After a cancel the lists are
 // incomplete.
 Status Attention::list_pages(const AttentionRequest& req) {
-  const uint32_t sealed = req.store.pages().pages(), pages = sealed > 1 ? sealed - 1 : 0;
+  const uint32_t sealed = req.store.pages().pages(),
+                 pages = (sealed > 1 ? sealed - 1 : 0) - req.hidden.count();
   std::atomic<bool> intact{true};
   pool_->run(config_.kv_heads, [&](uint32_t h, uint32_t) {
     page_lists_[h].resize(pages);
     for (uint32_t p = 0; p < pages; ++p) {
       // the call may read and verify a page of a mapped file
       if (p % extent_pages == 0 && req.cancel.fired()) return;
-      page_lists_[h][p] = req.store.pages().page(req.layer, h, p + 1);
-      if (!req.store.pages().intact_page(req.layer, h, p + 1)) intact = false;
+      const uint32_t number = listed_page(req, p);
+      page_lists_[h][p] = req.store.pages().page(req.layer, h, number);
+      if (!req.store.pages().intact_page(req.layer, h, number)) intact = false;
     }
   });
   return intact ? Status() : req.store.pages().damaged();
@@ -336,6 +345,7 @@ Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_
       query.near_m = near.m + query.first_row, query.near_l = near.l + query.first_row;
       req.selector->choose(query, &w.selector, &w.selection);
       if (!w.selection.intact) return failure.note(req.store.pages().damaged());
+      if (req.hidden.count() > 0) remove_pages(req.hidden.first, req.hidden.end, &w.selection);
       const HeadQueries token = queries.of_rows(query.first_row, group);
       const AttentionState token_state = row_of(state, query.first_row, dim);
       const bool traced = trace_ && block.first + t + 1 == count;

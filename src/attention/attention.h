@@ -224,6 +224,7 @@ class Attention {
 
   uint32_t pages_of_part(uint32_t pages) const;
   Status exact(const AttentionRequest& req, float cap, float* out, float* lse);
+  static uint32_t listed_page(const AttentionRequest& req, uint32_t i);
   Status list_pages(const AttentionRequest& req);
   // For the `count` tokens req.first + i * stride; out: [count][heads][head_dim].
   Status selective(const AttentionRequest& req, uint32_t count, uint32_t stride, float* out,
@@ -328,7 +329,7 @@ class Attention {
   ThreadPool* pool_;
   const uint32_t block_rows_;  // query rows of a block: its tokens times the heads of a group
   std::vector<Worker> workers_;
-  std::vector<Array<PageRef>> page_lists_;  // [kv_heads] all sealed pages but that of the sinks
+  std::vector<Array<PageRef>> page_lists_;  // [kv_heads] sealed pages but the first, hidden ones
   Array<float> partials_;                   // of the parts of a block
   // Selections: [blocks of the step] of the last filter layer, one list each; or [kv_heads] of a
   // query batch; or [kv_heads][tokens] of co-execution.

@@ -26,19 +26,10 @@ namespace {
 
 // Adds the whole pages from `first` on, which every block attends.
 void add_recent(uint32_t first, uint32_t pages, uint32_t page_tokens, Selection* out) {
-  if (out->sampled)
-    for (Array<uint32_t>& numbers = out->sample_numbers[0];
-         !numbers.empty() && numbers.back() >= first; numbers.pop_back())
-      out->samples[0].pop_back(), out->tokens -= quad_tokens;
-  Array<PageRef>& list = out->lists[0];
-  Array<uint32_t>& numbers = out->page_numbers[0];
-  while (!numbers.empty() && numbers.back() >= first) {
-    out->tokens -= static_cast<uint64_t>(std::popcount(list.back().tokens));
-    list.pop_back(), numbers.pop_back();
-  }
+  remove_pages(first, pages, out);
   for (uint32_t p = first; p < pages; ++p) {
-    list.push_back({nullptr, nullptr, ~uint64_t{0} >> (64 - page_tokens)});
-    numbers.push_back(p);
+    out->lists[0].push_back({nullptr, nullptr, ~uint64_t{0} >> (64 - page_tokens)});
+    out->page_numbers[0].push_back(p);
     out->tokens += page_tokens;
   }
 }

@@ -135,6 +135,8 @@ Status Attention::choose_for_batch(const QueryBatch& batch) {
     SelectorQuery query = query_of({req, task, rows, 0}, req.plan.budget(req.layer));
     query.share = true;
     req.selector->choose_by_sums(query, sums, &w.selector, &block_choices_[task]);
+    if (req.hidden.count() > 0)
+      remove_pages(req.hidden.first, req.hidden.end, &block_choices_[task]);
   });
   for (uint32_t h = 0; h < heads; ++h)
     if (!block_choices_[h].intact) return pages.damaged();

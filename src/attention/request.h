@@ -22,6 +22,12 @@ struct AttentionWindow {
   }
 };
 
+// Pages after the first one.
+struct PageRange {
+  uint32_t first = 0, end = 0;
+  uint32_t count() const { return end - first; }
+};
+
 struct AttentionRequest {
   uint32_t layer = 0;
   uint32_t first = 0;                  // first token of the step whose attention is computed
@@ -37,7 +43,10 @@ struct AttentionRequest {
   // The store is a document's that was prefilled apart: it lacks the step's rows. The output is
   // merged with others: lse is of the scores that were attended, with the cap if there is one.
   bool is_apart = false;
-  uint32_t skipped = 0;       // of such a store: first tokens, of its first page, not attended
+  uint32_t skipped = 0;  // of such a store: first tokens, of its first page, not attended
+  PageRange hidden;      // of such a store: not attended either
+  // Documents are attended besides: the caller ends the trace's layer.
+  bool is_part = false;
   const CancelLatch& cancel;  // after it has fired, results are undefined
 };
 
@@ -48,6 +57,7 @@ struct AttendedDocument {
   const KvStore* store = nullptr;
   uint64_t tokens_before = 0;          // from the document's first token to the sequence's first
   uint32_t skipped = 0;                // AttentionRequest::skipped
+  PageRange hidden = {};               // AttentionRequest::hidden
   const Plan* plan = nullptr;          // of this store
   const Selector* selector = nullptr;  // null: every token is attended
   Trace* trace = nullptr;              // where set, receives what the step's last token attends

@@ -71,6 +71,11 @@ void Trace::commit() {
   ++steps_;
 }
 
+void Trace::take(const Trace& other, uint64_t from, uint64_t to, uint64_t tokens) {
+  for (uint64_t t = 0; t < tokens; t += block_tokens_)
+    sums_[(to + t) / block_tokens_] += other.sums_[(from + t) / block_tokens_];
+}
+
 double Trace::sum() const { return std::accumulate(sums_.begin(), sums_.end(), 0.0); }
 
 double Trace::largest() const {

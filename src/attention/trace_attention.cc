@@ -71,7 +71,7 @@ void Attention::trace_exact(const AttentionRequest& req, const float* lse) {
     const float* bases = lse + std::size_t{req.tokens - 1} * config_.heads + h * config_.group();
     if (part == 0) trace_near(queries, req.tokens - 1, bases, &w);
     for (uint32_t p = part * part_pages; p < end; ++p)
-      trace_page(queries, page_lists_[h][p], p + 1, bases, &w);
+      trace_page(queries, page_lists_[h][p], listed_page(req, p), bases, &w);
   });
 }
 

@@ -74,6 +74,7 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
         .plan = plan,
         .is_apart = true,
         .skipped = document.skipped,
+        .hidden = document.hidden,
         .cancel = own.cancel};
     attention_.set_trace(document.trace);
     Status s = attention_.run(request, part_.data(), part_lse_.data());
@@ -96,6 +97,7 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
     c.step.documents[d].trace->end_layer(totals, pool_);
   }
   attention_.add_centre_scores(own, -1, lse_.get());
+  if (c.step.trace) c.step.trace->end_layer(lse_.get() + std::size_t{n - 1} * heads, pool_);
   return {};
 }
 

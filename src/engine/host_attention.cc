@@ -127,6 +127,7 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
                                  .plan = plan,
                                  .memory = step.memory,
                                  .sink_logits = sink_logits(layer),
+                                 .is_part = !step.documents.empty(),
                                  .cancel = c.cancel};
   RETURN_IF_ERROR(attention_.run(request, out, lse_.get()));
   if (step.scores) RETURN_IF_ERROR(score_documents(c, config_.layer(layer), request));

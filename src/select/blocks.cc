@@ -1,6 +1,7 @@
 #include "select/blocks.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "base/checked.h"
 
@@ -32,6 +33,27 @@ void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens,
 }
 
 }  // namespace
+
+void remove_pages(uint32_t first, uint32_t end, Selection* out) {
+  const auto remove = [&](Array<PageRef>* refs, Array<uint32_t>* numbers, auto&& tokens_of) {
+    std::size_t kept = 0;
+    for (std::size_t i = 0; i < numbers->size(); ++i) {
+      if ((*numbers)[i] >= first && (*numbers)[i] < end) {
+        out->tokens -= tokens_of((*refs)[i]);
+        continue;
+      }
+      (*refs)[kept] = (*refs)[i], (*numbers)[kept++] = (*numbers)[i];
+    }
+    refs->resize(kept), numbers->resize(kept);
+  };
+  for (std::size_t i = 0; i < out->lists.size(); ++i) {
+    remove(&out->lists[i], &out->page_numbers[i],
+           [](const PageRef& page) { return static_cast<uint64_t>(std::popcount(page.tokens)); });
+    if (out->sampled)
+      remove(&out->samples[i], &out->sample_numbers[i],
+             [](const PageRef&) { return uint64_t{quad_tokens}; });
+  }
+}
 
 void choose_list(const SelectorQuery& query, const BlockRange& range, std::size_t list,
                  uint32_t count, SelectorScratch* scratch, Selection* out) {

@@ -19,6 +19,9 @@ inline void begin_selection(uint32_t lists, Selection* out) {
   out->sampled = false;
 }
 
+// Takes pages from `first` on and before `end` out of all lists and samples.
+void remove_pages(uint32_t first, uint32_t end, Selection* out);
+
 // Converts scores to shares of attention, with sinks and window included, where a block counts for
 // e^score * tokens. Sums them into the first row when the rows share a list. scores:
 // [rows][stride], n per row.

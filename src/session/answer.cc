@@ -11,11 +11,12 @@ namespace kvasir {
 // While it exists, traces the attention of the tokens whose logits choose the answer's tokens. The
 // constructor drops the trace of an earlier answer.
 struct Session::Tracing {
-  Tracing(Session* s, bool trace) : session(s) {
+  Tracing(Session* s, bool trace, uint64_t passage_tokens) : session(s) {
     s->trace_.reset(), s->document_traces_.clear();
     if (!trace) return;
-    const uint64_t document = s->sequence_.turn == Turn::answer ? s->sequence_.document_tokens
-                                                                : s->sequence_.tokens.size();
+    const uint64_t document = s->sequence_.turn == Turn::answer
+                                  ? s->sequence_.document_tokens
+                                  : s->sequence_.tokens.size() + passage_tokens;
     s->trace_ = std::make_unique<Trace>(s->model_->config().heads,
                                         s->sequence_.store.shape().page.block_tokens, document,
                                         s->opening_tokens());
@@ -103,6 +104,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   } catch (const std::bad_alloc&) {
     s = Status::error(Code::no_memory, "out of memory");
   }
+  end_passages();  // also of a question that failed
   if (!s.ok() && sequence_.tokens.size() == tokens) take_back_choice(before);
   if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
   return s;
@@ -124,7 +126,10 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
   if (o.thinking && o.keep && !o.keep_thinking)
     RETURN_IF_ERROR(question_tokens(question, o, marks.skip, &turn->kept));
   const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
-  RETURN_IF_ERROR(choose_documents({turn->tokens, asked, thought + o.max_tokens, o.cancel}));
+  std::vector<PageRange> passages;
+  RETURN_IF_ERROR(
+      choose_documents({turn->tokens, asked, thought + o.max_tokens, o.cancel}, &passages));
+  if (!(o.thinking && o.keep && o.keep_thinking)) read_again(std::move(passages), o.keep, turn);
   RETURN_IF_ERROR(check_room(turn->tokens.size()));
   RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
   // of a model with states before Restore, so that the next call needs no prefill
@@ -139,7 +144,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   Restore restore(this);
   forward_->attention().reset_counts();
   drafts_ = {}, no_device_room_ = false;
-  const Tracing tracing(this, o.trace);
+  const Tracing tracing(this, o.trace, turn->passage_tokens);
   Status s;
   if (turn->tokens.empty()) {
     s = refresh_logits(o.cancel, {});
@@ -154,7 +159,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
     // the question was prefilled exactly: its reads are not those of decode
     if (chooses_once()) forward_->attention().reset_counts();
   }
-  answer.question_tokens = turn->tokens.size();
+  answer.question_tokens = turn->tokens.size() - turn->passage_tokens;
   std::size_t first = 0;  // token of the answer
   if (s.ok()) {
     begin_conversation(restore.tokens);
@@ -164,6 +169,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
     if (s.ok() && answer.reason == StopReason::none) s = answer_loop(o, state);
   }
   answer.read = forward_->attention().counts();
+  end_passages();
   const bool has_answer = first > 0 && sequence_.tokens.size() > first;
   if (!turn->kept.empty() && (s.ok() || (has_answer && !is_cancelled(o.cancel)))) {
     turn->kept.insert(turn->kept.end(),

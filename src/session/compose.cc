@@ -234,6 +234,7 @@ std::vector<DocumentReport> Session::documents() const {
 void Session::attend(std::vector<uint32_t> documents) {
   ComposedState& composed = sequence_.composed;
   composed.chosen = std::move(documents);
+  composed.passages.clear();
   composed.tokens = 0;
   for (std::size_t i = 0; i < composed.chosen.size(); ++i) {
     const ComposedDocument& document = composed.documents->documents[composed.chosen[i]];
@@ -275,6 +276,7 @@ void Session::plan_documents() {
     document.store = &store;
     document.tokens_before = after + chosen(i).tokens;
     document.skipped = i > 0 ? chosen(i).skipped : 0;
+    if (!composed.passages.empty()) document.hidden = composed.passages[i];
     document.plan = &plan;
     document.selector = document_selectors_[i].get();
     after += chosen(i).tokens - document.skipped;

@@ -52,6 +52,8 @@ struct ComposedState {
   std::vector<float> scores;                     // [candidates] of the last choice, or empty
   uint64_t tokens = 0;                           // of the chosen ones
   bool is_apart = false;                         // false: the only document is the sequence itself
+  // [chosen] passages that the running answer reads again, behind the documents; empty: none.
+  std::vector<PageRange> passages = {};
 };
 
 // A fork is a copy that shares the pages; both write only their own tails.

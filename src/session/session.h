@@ -303,6 +303,7 @@ class Session {
     ThinkingMarks marks;
     Array<Token> tokens;
     Array<Token> kept;  // in place of `tokens` and a thought once the answer is complete, if any
+    uint64_t passage_tokens = 0;  // of them, before the question's marks (reread.cc)
   };
   // The answer that is being decoded.
   struct AnswerState {
@@ -378,13 +379,21 @@ class Session {
     const Cancel* cancel;
   };
   void take_back_choice(const ComposedState& before);
-  Status choose_documents(const Choice& choice);
-  Status find_evidence(const Choice& choice, std::span<const uint32_t> documents, bool sees,
-                       std::vector<float>* out);
+  Status choose_documents(const Choice& choice, std::vector<PageRange>* passages);
+  struct Ranking {
+    std::vector<uint32_t> order;   // documents, the best first
+    std::vector<float> evidence;   // [documents of the composition], 0 of those without
+    std::vector<uint32_t> blocks;  // [same] whose evidence it is, with that of the next one
+    bool stands_out = false;       // of the best document's
+  };
+  Status rank_documents(const Choice& choice, bool sees, Ranking* ranking);
   Status fit_documents(std::span<const uint32_t> order, uint32_t most, uint64_t own, bool logs,
                        std::vector<uint32_t>* out) const;
-  Status order_documents(const Choice& choice, uint64_t own, std::vector<uint32_t>* order,
-                         std::vector<float>* scores);
+  Status find_documents(const Choice& choice, uint64_t own, Ranking* ranking);
+  std::vector<PageRange> passages_of(const Ranking& ranking) const;
+  // reread.cc
+  void read_again(std::vector<PageRange> passages, bool keeps, AskedTurn* turn);
+  void end_passages();
   bool all_fit(std::span<const uint32_t> documents, uint64_t own) const;
   void attend(std::vector<uint32_t> documents);
   void plan_documents();

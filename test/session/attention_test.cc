@@ -319,3 +319,57 @@ TEST_CASE("tokens that choose together, with a budget of everything, attend ever
   for (std::size_t i = 0; i < full.size(); ++i)
     REQUIRE(all[i] == doctest::Approx(full[i]).epsilon(1e-3));
 }
+
+// With hidden pages a merge by log-sum-exp must give what all pages give: those of a half, those of
+// the other one, and sinks and window once.
+TEST_CASE("hidden pages are not attended, and all others are") {
+  const Reading reading({1, 6, 2, 64});
+  const uint32_t pages = sealed / reading.store.shape().page.page_tokens, middle = pages / 3;
+  SelectOptions select = select_by("bounded", true);
+  select.budget_tokens = sealed;
+  Plan plan = make_plan(select, sealed, 1, {});
+  const auto selector = plan.strategy->make();
+  const CancelLatch never(nullptr);
+  struct Result {
+    std::vector<float> out, lse;
+  };
+  const auto attend = [&](PageRange hidden, const Selector* by) {
+    Attention attention(reading.heads, reading.store.shape().page, cpu_kernels(), &pool(2));
+    Result r;
+    r.out.resize(asked * reading.heads.q_width()), r.lse.resize(asked * reading.heads.heads);
+    REQUIRE(attention
+                .run({.tokens = asked,
+                      .q = reading.q.data(),
+                      .store = reading.store,
+                      .selector = by,
+                      .plan = plan,
+                      .is_apart = true,
+                      .hidden = hidden,
+                      .cancel = never},
+                     r.out.data(), r.lse.data())
+                .ok());
+    return r;
+  };
+  for (const Selector* by : {static_cast<const Selector*>(nullptr), selector.get()})
+    for (const bool together : {false, true}) {
+      plan.query_batch = together;
+      const Result all = attend({}, by), none = attend({1, pages}, by),
+                   first = attend({middle, pages}, by), second = attend({1, middle}, by);
+      for (std::size_t i = 0; i < all.lse.size(); ++i) {
+        const double a = std::exp(static_cast<double>(first.lse[i])),
+                     b = std::exp(static_cast<double>(second.lse[i])),
+                     twice = std::exp(static_cast<double>(none.lse[i])),
+                     sum = std::exp(static_cast<double>(all.lse[i]));
+        CHECK(a + b - twice == doctest::Approx(sum).epsilon(1e-3));
+        CHECK((a < sum && b < sum && twice < a));
+        for (uint32_t d = 0; d < reading.heads.head_dim; ++d) {
+          const std::size_t at = i * reading.heads.head_dim + d;
+          const double merged =
+              (a * static_cast<double>(first.out[at]) + b * static_cast<double>(second.out[at]) -
+               twice * static_cast<double>(none.out[at])) /
+              sum;
+          REQUIRE(std::abs(merged - static_cast<double>(all.out[at])) < 2e-3);
+        }
+      }
+    }
+}

@@ -59,6 +59,35 @@ inline const Documents& saved() {
   return documents;
 }
 
+// Seven documents, of which the third, the fifth and the seventh have a number each.
+inline constexpr const char* numbers[] = {"2235936", "1668644", "1199767"};
+inline constexpr const char* numbers_question =
+    "What are all the special magic numbers for harbor mentioned in the document?";
+struct Numbered {
+  std::vector<std::string> texts, paths;
+  TempFolder folder;
+
+  Numbered() {
+    texts.push_back(text_of(0, 16000)), paths.push_back(saved().long_paths[0]);
+    for (std::size_t i = 0; i < 6; ++i) {
+      std::string text = book_text(12000 * (i + 1)).substr(12000 * i);
+      if (i % 2 == 1)
+        text.insert(5000, "\nOne of the special magic numbers for harbor is: " +
+                              std::string(numbers[i / 2]) + ".\n");
+      auto session = open_session(mini_model(), options_of("auto"));
+      uint64_t tokens = 0, bytes = 0;
+      REQUIRE(session->prefill(text, false, nullptr, {}, &tokens, &bytes).ok());
+      paths.push_back(folder.file(std::to_string(i) + ".kv"));
+      REQUIRE(session->save(paths.back(), nullptr, {}).ok());
+      texts.push_back(std::move(text));
+    }
+  }
+};
+inline const Numbered& numbered() {
+  static const Numbered documents;
+  return documents;
+}
+
 inline std::unique_ptr<Session> compose(const std::shared_ptr<const Model>& model,
                                         std::span<const std::string> paths, const SessionOptions& o,
                                         uint32_t most = 0) {

@@ -335,7 +335,7 @@ TEST_CASE("drafts by lookup change no bit of answers over a composition") {
     options.lookup_tokens = 0;
     auto alone = compose(mini_model(), saved().paths, options);
     uint64_t looked_up = 0;
-    for (const std::size_t i : {0, 1, 0}) {
+    for (const std::size_t i : {0u, 1u, 0u}) {
       CHECK(ask(drafting.get(), question_of(i), keeping(40)) ==
             ask(alone.get(), question_of(i), keeping(40)));
       looked_up += drafting->stats().drafts.looked_up;
