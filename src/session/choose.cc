@@ -26,6 +26,10 @@
 //     about no place ("Summarize the documents.") 35 had at most 12.3; of 218 about a fact, all but
 //     one had at least 19.
 //
+// The rule was chosen with the bundled model on facts in 100 parts of "Sherlock Holmes" of 4,500
+// tokens: the right document is the best one for 49 of 50 questions, and 48 answers are right; with
+// the right document alone, all. Held out, 200 parts of "War and Peace" of 8,000 tokens: 50 of 50,
+// and 49 answers; with the right document alone, 49 too. Without c it was 41 and 42 of the former.
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
