@@ -774,8 +774,8 @@ typedef struct kv_compose_options {
  * character), KV_LIMIT (relative paths of more than about 1 MB together).
  * KV_BAD_ARGUMENT (no path; a file with a question or without text), KV_MODEL_MISMATCH (as kv_load;
  * other instructions, another chat format or kind of text than the first document's),
- * KV_UNSUPPORTED (a model on a GPU, with recurrent layers, sliding windows or scaled norms after
- * RoPE; a strategy other than auto, full, bounded, window, quest, flat and dipr; draft_tokens), and
+ * KV_UNSUPPORTED (a model with recurrent layers, sliding windows or scaled norms after RoPE; a
+ * strategy other than auto, full, bounded, window, quest, flat and dipr; draft_tokens), and
  * the codes of kv_load. */
 KV_API kv_status kv_session_compose(kv_model* model, const char* const* paths, size_t count,
                                     const kv_compose_options* options, const kv_control* control,

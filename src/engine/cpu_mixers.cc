@@ -150,9 +150,7 @@ void CpuExecutor::scale_queries(const LayerConfig& c) {
   const Temperature& t = model_.config().temperature;
   const bool varies = c.temperature && t.scale != 0;
   if (c.query_scale == 1 && !varies) return;
-  const auto& documents = step_->step.documents;
-  const uint64_t position =
-      step_->store.tokens() + (documents.empty() ? 0 : documents.front().tokens_before);
+  const uint64_t position = step_->position();
   const std::size_t cols = c.q_width();
   by_rows(n_, [&](std::size_t first, uint32_t count) {
     for (std::size_t i = first; i < first + count; ++i) {

@@ -7,12 +7,14 @@ namespace kvasir {
 using GpuWork = HostAttention::GpuWork;
 
 // What a GPU may attend. Of an open step each token is attended as in a step of its own. A budget
-// spills pages, which no GPU follows. A trace, a probe and an index need every query on the CPU.
+// spills pages, which no GPU follows. A trace, a probe, an index and documents before the sequence
+// need every query on the CPU.
 LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const ForwardStep& step = c.step;
   const uint32_t n = c.tokens();
   const bool chooses = step.selector != nullptr;
   const Fallback why = chooses && step.trace ? Fallback::traced : Fallback::attends_everything;
+  if (!step.documents.empty() || step.scores) return {GpuWork::none, Fallback::documents};
   if (c.gpus == 0 || step.trace || step.keys_only) return {GpuWork::none, why};
   if (!chooses && !step.memory && n > 1 && !step.open) return {GpuWork::prefill, Fallback::none};
   const bool few = n <= KvMirror::max_tokens && (chooses || n == 1 || step.open);

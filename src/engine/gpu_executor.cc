@@ -201,7 +201,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   std::vector<float> factors, staged;  // until the wait
   if (config_.temperature.scale != 0) {
     factors.resize(n_);
-    for (uint32_t i = 0; i < n_; ++i) factors[i] = config_.temperature.at(c.store.tokens() + i);
+    for (uint32_t i = 0; i < n_; ++i) factors[i] = config_.temperature.at(c.position() + i);
     enqueue(ops_.upload(stream_, work_.factors, factors.data(), n_ * sizeof(float)));
   }
   if (config_.layer_input > 0) enqueue_layer_inputs(&staged);

@@ -110,6 +110,10 @@ struct StepContext {
   const float* turns = nullptr;
 
   uint32_t tokens() const { return step.size(); }
+  // Of the first token, with the documents before the sequence.
+  uint64_t position() const {
+    return store.tokens() + (step.documents.empty() ? 0 : step.documents.front().tokens_before);
+  }
   bool attends_everything() const { return !step.selector; }
   // Of the step's products. An open step has the method of one token.
   ProductMethod product_method() const {

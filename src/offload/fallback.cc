@@ -10,6 +10,8 @@ const char* text_of(Fallback reason) {
       return "no step was planned yet";
     case Fallback::traced:
       return "passages are traced";
+    case Fallback::documents:
+      return "several documents are attended";
     case Fallback::attends_everything:
       return "every token is attended";
     case Fallback::other_strategy:

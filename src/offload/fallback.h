@@ -11,6 +11,7 @@ enum class Fallback : uint8_t {
   // Why the CPU attends a layer that a GPU computes.
   not_planned,
   traced,
+  documents,
   attends_everything,
   other_strategy,
   is_prefill,

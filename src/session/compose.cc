@@ -11,8 +11,6 @@ namespace {
 // Why a model's documents cannot be composed; null: they can.
 const char* why_not_composable(const Model& model) {
   const ModelConfig& config = model.config();
-  if (!model.device_weights().empty())
-    return "it is open on a GPU, and only CPUs attend several documents: open it without a device";
   if (config.recurrent_layers > 0)
     return "it has recurrent layers, and the state of one document cannot be joined with another's";
   if (config.windows.layers > 0)

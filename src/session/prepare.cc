@@ -159,7 +159,8 @@ Status Session::prepare(const Cancel* cancel, Progress::Report report) {
 }
 
 Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
-  if (model_->device_weights().empty() || sequence_.tokens.empty()) return {};
+  if (model_->device_weights().empty() || sequence_.tokens.empty() || sequence_.is_composed())
+    return {};
   ForwardStep step;
   step.cancel = cancel;
   plan_step(&step);

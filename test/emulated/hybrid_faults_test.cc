@@ -16,7 +16,7 @@ std::shared_ptr<const Model> hybrid_model_on(const char* devices) {
   return model;
 }
 
-SessionOptions options_of(const char* strategy) {
+SessionOptions faulty_options(const char* strategy) {
   SessionOptions o = bounded_options(200);
   o.select.strategy = strategy;
   return o;
@@ -30,8 +30,8 @@ TEST_CASE("co-execution with two devices attends like one, to the bit") {
   for (const char* strategy : {"quest", "filter-layers"}) {
     CAPTURE(strategy);
     // Layers of a group that another device has choose for themselves there, from the same pages.
-    const auto one = load(hybrid_model_on("cuda"), read_file(), options_of(strategy)),
-               two = load(hybrid_model_on("cuda:0,cuda:1"), read_file(), options_of(strategy));
+    const auto one = load(hybrid_model_on("cuda"), read_file(), faulty_options(strategy)),
+               two = load(hybrid_model_on("cuda:0,cuda:1"), read_file(), faulty_options(strategy));
     const std::vector<float> of_one = score(one.get(), next), of_two = score(two.get(), next);
     if (strategy == std::string("quest")) CHECK(of_one == of_two);
     CHECK(mean_difference(of_one, of_two) < 0.15);
@@ -47,7 +47,7 @@ TEST_CASE("a device launches the graphs of one token again for the next ones") {
   const auto model = hybrid_model_on("cuda");
   for (const char* strategy : {"quest", "filter-layers", "full", "bounded"}) {
     CAPTURE(strategy);
-    SessionOptions o = options_of(strategy);
+    SessionOptions o = faulty_options(strategy);
     if (strategy == std::string("full")) o.select.budget_tokens = 0;
     const auto session = load(model, read_file(), o);
     REQUIRE(session->prepare_devices(nullptr, {}).ok());
@@ -64,7 +64,7 @@ TEST_CASE("a device that may not read host memory attends the window, and the CP
   const emulated::Changed refuses(emulated::machine().refuses_sharing, emulated::refused);
   for (const char* strategy : {"quest", "filter-layers", "full"}) {
     CAPTURE(strategy);
-    SessionOptions o = options_of(strategy);
+    SessionOptions o = faulty_options(strategy);
     if (strategy == std::string("full")) o.select.budget_tokens = 0;
     const auto session = load(hybrid_model_on("cuda"), read_file(), o);
     REQUIRE(session->prepare_devices(nullptr, {}).ok());
@@ -86,7 +86,7 @@ TEST_CASE(
   const auto model = hybrid_model_on("cuda");
   for (const char* strategy : {"filter-layers", "quest", "full"}) {
     CAPTURE(strategy);
-    SessionOptions o = options_of(strategy);
+    SessionOptions o = faulty_options(strategy);
     if (strategy == std::string("full")) o.select.budget_tokens = 0;
     const auto take_steps = [&](Session* session, const Cancel& cancel) {
       std::vector<float> scores(5);
