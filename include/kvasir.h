@@ -752,7 +752,8 @@ typedef struct kv_compose_options {
  * nothing is prefilled again. The documents follow one another in this order, then the questions
  * and answers. Each document was prefilled without the others, so its KV cache says nothing of
  * them. Of later documents, the marks and instructions before the text are left out as far as the
- * first page has them.
+ * first page has them. Layers with a sliding window or a recurrent state see the questions and
+ * answers alone.
  * One path: as kv_load, bit for bit.
  * kv_session_tokens and kv_session_rewind count the questions and answers alone; the memory in
  * kv_session_stats includes the documents.
@@ -774,9 +775,8 @@ typedef struct kv_compose_options {
  * character), KV_LIMIT (relative paths of more than about 1 MB together).
  * KV_BAD_ARGUMENT (no path; a file with a question or without text), KV_MODEL_MISMATCH (as kv_load;
  * other instructions, another chat format or kind of text than the first document's),
- * KV_UNSUPPORTED (a model with recurrent layers, sliding windows or scaled norms after RoPE; a
- * strategy other than auto, full, bounded, window, quest, flat and dipr; draft_tokens), and
- * the codes of kv_load. */
+ * KV_UNSUPPORTED (a model with scaled norms after RoPE; a strategy other than auto, full, bounded,
+ * window, quest, flat and dipr; draft_tokens), and the codes of kv_load. */
 KV_API kv_status kv_session_compose(kv_model* model, const char* const* paths, size_t count,
                                     const kv_compose_options* options, const kv_control* control,
                                     kv_session** out, kv_error* error);

@@ -1,4 +1,9 @@
 // Sessions over several saved documents.
+//
+// Layers with a sliding window or a recurrent state see the questions and answers alone: a window
+// would hold the end of the last document, and states of documents cannot be joined. The other
+// layers find what is asked for. Trained readers, facts in 8 documents of 4,500 tokens: the shape
+// of gemma3 answers 26 of 32 (28 with the right document alone), that of qwen35 21 of 32 (24).
 #include <algorithm>
 #include <cinttypes>
 #include <numeric>
@@ -10,12 +15,7 @@ namespace {
 
 // Why a model's documents cannot be composed; null: they can.
 const char* why_not_composable(const Model& model) {
-  const ModelConfig& config = model.config();
-  if (config.recurrent_layers > 0)
-    return "it has recurrent layers, and the state of one document cannot be joined with another's";
-  if (config.windows.layers > 0)
-    return "it has layers with a sliding window, which see only the end of one document";
-  for (const LayerConfig& layer : config.layer_configs)
+  for (const LayerConfig& layer : model.config().layer_configs)
     if (layer.has_attention() && layer.has_rope() && layer.qk_norm_after_rope &&
         layer.qk_norm != QkNorm::none && layer.qk_norm != QkNorm::plain)
       return "it scales queries after RoPE, so that they cannot be turned to other positions";

@@ -92,6 +92,50 @@ TEST_CASE("trained models with windows and with states answer by a twelfth of th
   }
 }
 
+// Windows and states see the questions and answers alone; the other layers see the documents.
+TEST_CASE("trained models with windows and with states answer over several documents") {
+  for (const char* name : {"windows", "states"}) {
+    CAPTURE(name);
+    const auto model = reader(name);
+    const SessionOptions options = options_of("auto", 0);
+    const std::string text = text_with_facts();
+    TempFolder folder;
+    std::vector<std::string> paths;
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto at = [&](std::size_t part) { return std::min(text.size(), 500 + part * 8000); };
+      auto document = open_session(model, options);
+      uint64_t tokens = 0, bytes = 0;
+      REQUIRE(
+          document
+              ->prefill(text.substr(at(i), at(i + 1) - at(i)), false, nullptr, {}, &tokens, &bytes)
+              .ok());
+      paths.push_back(folder.file(std::to_string(i) + ".kv"));
+      REQUIRE(document->save(paths.back(), nullptr, {}).ok());
+    }
+    std::unique_ptr<Session> session;
+    REQUIRE(Session::compose(model, {.paths = paths}, options, &session).ok());
+    CHECK(right_answers(session.get()) >= 5);
+    CHECK(session->tokens().empty());
+    // kept, it goes on as its fork, as what was saved of it, and after a rewind
+    GenerateOptions kept;
+    kept.keep = true, kept.max_tokens = 30;
+    const std::string question = "What is the birth year of Madam Rosier?",
+                      answer = ask(session.get(), question, kept);
+    CHECK(answer.find("1853") != std::string::npos);
+    const std::string path = folder.file("kept.kv");
+    REQUIRE(session->save(path, nullptr, {}).ok());
+    std::unique_ptr<Session> fork, loaded;
+    REQUIRE(session->fork(&fork).ok());
+    Status s = Session::load(model, path, options, false, nullptr, {}, &loaded);
+    REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+    const std::string again = ask(session.get(), "What is the budget for the harbor?", kept);
+    CHECK(ask(fork.get(), "What is the budget for the harbor?", kept) == again);
+    CHECK(ask(loaded.get(), "What is the budget for the harbor?", kept) == again);
+    REQUIRE(session->rewind(0).ok());
+    CHECK(ask(session.get(), question, kept) == answer);
+  }
+}
+
 TEST_CASE("drafts of a trained MTP layer are accepted, and the answer is the same") {
   const auto model = reader("states");
   SessionOptions options = options_of("full", 0);
