@@ -759,12 +759,15 @@ typedef struct kv_compose_options {
  * kv_session_stats includes the documents.
  * Each kv_generate with a question chooses the documents that the question is about
  * (kv_session_get_document): one or several; if none stands out, as many as allowed. It runs the
- * question up to three times. If the question is about several documents and nothing was kept
- * yet, the answer reads a passage of each again, 128 tokens, as far as the context has room; kept
- * turns have none of them. The context holds the documents that an answer attends too. Room for
- * max_tokens of the answer, up to an eighth of the context, counts with the question. Without a
- * question kv_generate goes on with the documents of the last answer, as do kv_session_next and
- * kv_session_score; while kv_session_tokens is empty these two return KV_BAD_STATE.
+ * question up to three times. If the question is about several documents, but not all, the call
+ * first prefills a passage of each again, up to 128 tokens: while kv_session_tokens is empty, where
+ * the context and the memory_limit have room for them besides max_tokens, and without a kept
+ * thought. Progress counts them, kv_answer.question_tokens does not. A kept turn has none of
+ * them, and the next call prefills it. The context holds the documents that an answer attends too.
+ * Room for max_tokens of the answer, up to an eighth of the context, counts with the question.
+ * Without a question kv_generate goes on with the documents of the last answer, as do
+ * kv_session_next and kv_session_score; while kv_session_tokens is empty these two return
+ * KV_BAD_STATE.
  * The session takes no text (kv_prefill, kv_prefill_tokens): KV_UNSUPPORTED. Its memory_limit holds
  * for all documents together. The caller closes *out with kv_session_close.
  * kv_save writes a small file with the questions and answers. It refers to the documents by their

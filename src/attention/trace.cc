@@ -72,8 +72,10 @@ void Trace::commit() {
 }
 
 void Trace::take(const Trace& other, uint64_t from, uint64_t to, uint64_t tokens) {
-  for (uint64_t t = 0; t < tokens; t += block_tokens_)
-    sums_[(to + t) / block_tokens_] += other.sums_[(from + t) / block_tokens_];
+  for (uint64_t t = 0; t < tokens; t += block_tokens_) {
+    const uint64_t at = (to + t) / block_tokens_, of = (from + t) / block_tokens_;
+    if (at < blocks_ && of < other.blocks_) sums_[at] += other.sums_[of];
+  }
 }
 
 double Trace::sum() const { return std::accumulate(sums_.begin(), sums_.end(), 0.0); }

@@ -45,7 +45,7 @@ class Trace {
   void end_layer(const float* totals, ThreadPool* pool);
   void commit();
   // Counts what `other` recorded in `tokens` tokens from `from` on as that of tokens from `to` on.
-  // All are multiples of block_tokens, or end with the document.
+  // All are multiples of block_tokens.
   void take(const Trace& other, uint64_t from, uint64_t to, uint64_t tokens);
 
   // What shares relate to: the sum of all blocks and the largest one, of one document or several.

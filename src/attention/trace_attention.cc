@@ -57,7 +57,7 @@ void Attention::trace_page(const HeadQueries& queries, PageRef page, uint32_t nu
                 std::span(w->traced).subspan(std::size_t{r} * tokens, tokens), bases[r]);
 }
 
-// Records after exact(), which has set page_lists_ to all pages. lse: [n][heads].
+// Records after exact(), which has set page_lists_. lse: [n][heads].
 void Attention::trace_exact(const AttentionRequest& req, const float* lse) {
   const uint32_t heads = config_.kv_heads, pages = static_cast<uint32_t>(page_lists_[0].size());
   const uint32_t part_pages = part_tokens / shape_.page_tokens,

@@ -104,7 +104,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   } catch (const std::bad_alloc&) {
     s = Status::error(Code::no_memory, "out of memory");
   }
-  end_passages();  // also of a question that failed
+  end_passages(false);
   if (!s.ok() && sequence_.tokens.size() == tokens) take_back_choice(before);
   if (s.code() == Code::cancelled) answer->reason = StopReason::cancelled;
   return s;
@@ -126,10 +126,12 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
   if (o.thinking && o.keep && !o.keep_thinking)
     RETURN_IF_ERROR(question_tokens(question, o, marks.skip, &turn->kept));
   const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
+  if (sequence_.is_composed()) RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
   std::vector<PageRange> passages;
   RETURN_IF_ERROR(
       choose_documents({turn->tokens, asked, thought + o.max_tokens, o.cancel}, &passages));
-  if (!(o.thinking && o.keep && o.keep_thinking)) read_again(std::move(passages), o.keep, turn);
+  if (!passages.empty() && !(o.thinking && o.keep))
+    insert_passages(std::move(passages), thought + o.max_tokens, turn);
   RETURN_IF_ERROR(check_room(turn->tokens.size()));
   RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
   // of a model with states before Restore, so that the next call needs no prefill
@@ -145,6 +147,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   forward_->attention().reset_counts();
   drafts_ = {}, no_device_room_ = false;
   const Tracing tracing(this, o.trace, turn->passage_tokens);
+  state->passage_tokens = turn->passage_tokens;
   Status s;
   if (turn->tokens.empty()) {
     s = refresh_logits(o.cancel, {});
@@ -163,13 +166,16 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   std::size_t first = 0;  // token of the answer
   if (s.ok()) {
     begin_conversation(restore.tokens);
-    if (o.keep && turn->kept.empty()) restore.release();  // complete tokens stay, also on an error
+    // complete tokens stay, also on an error
+    if (o.keep && turn->kept.empty() && turn->passage_tokens == 0) restore.release();
     if (o.thinking) s = think(o, turn->marks, state);
     first = sequence_.tokens.size();
     if (s.ok() && answer.reason == StopReason::none) s = answer_loop(o, state);
   }
   answer.read = forward_->attention().counts();
-  end_passages();
+  end_passages(true);
+  if (o.keep && turn->passage_tokens > 0 && first > 0)
+    keep_unread(&restore, std::span<const Token>(sequence_.tokens).subspan(turn->passage_tokens));
   const bool has_answer = first > 0 && sequence_.tokens.size() > first;
   if (!turn->kept.empty() && (s.ok() || (has_answer && !is_cancelled(o.cancel)))) {
     turn->kept.insert(turn->kept.end(),
@@ -192,7 +198,8 @@ void Session::begin_conversation(uint64_t tokens_before) {
 Status Session::sample(const GenerateOptions& o, AnswerState* state, std::span<float> logits,
                        Token* token) {
   if (is_cancelled(o.cancel)) return answer_stopped();
-  RETURN_IF_ERROR(state->sampler.sample(logits, sequence_.tokens, token));
+  RETURN_IF_ERROR(state->sampler.sample(
+      logits, std::span<const Token>(sequence_.tokens).subspan(state->passage_tokens), token));
   Answer& answer = *state->answer;
   if (answer.thinking_tokens + answer.answer_tokens == 0)
     answer.first_token_ns = os::now_ns() - state->begin_ns;

@@ -13,7 +13,7 @@
 //
 // The mean takes out what all documents have. A long document has more blocks than a short one, but
 // a block must answer for the whole question: "code" here and "gate" there are no evidence.
-// Keys tell what is meant, words tell names and numbers apart.
+// Keys find what is meant; words separate names and numbers.
 //
 // The question is run twice. Alone, with scores that the sketches estimate, it finds 16 documents,
 // or as many as the caller allows.
@@ -159,8 +159,8 @@ Status Session::rank_documents(const Choice& choice, bool sees, Ranking* ranking
          .tokens_before = document.tokens,
          .skipped = std::min(std::max(document.skipped, first_tokens), near - std::min(near, 1u)),
          .selector = sees ? nullptr : estimates.get()});
-    texts.push_back({document_tokens(d), store.sealed_tokens(), Attention::score_block_count(store),
-                     Attention::score_block_tokens});
+    texts.push_back({document_tokens(d), scores.documents.back().skipped, store.sealed_tokens(),
+                     Attention::score_block_count(store), Attention::score_block_tokens});
     blocks += texts.back().blocks;
   }
   scores.layers = retrieval_layers(sequence_.layer_errors, model_->config().layers);
@@ -190,7 +190,9 @@ Status Session::rank_documents(const Choice& choice, bool sees, Ranking* ranking
   }
   const auto question =
       text.subspan(choice.question.begin, choice.question.end - choice.question.begin);
-  const auto overlap = find_overlap(model_->tokenizer(), question, texts, pool_.get());
+  std::vector<std::vector<float>> overlap;
+  RETURN_IF_ERROR(
+      find_overlap(model_->tokenizer(), question, texts, choice.cancel, pool_.get(), &overlap));
   std::fill(ranking->evidence.begin(), ranking->evidence.end(), 0.0f);
   ranking->stands_out = false;
   for (std::size_t i = 0; i < documents.size(); ++i) {
@@ -251,7 +253,8 @@ Status Session::find_documents(const Choice& choice, uint64_t own, Ranking* rank
   return {};
 }
 
-// [chosen] where the evidence of the chosen documents is; empty: in one document, or nowhere.
+// [chosen] where the evidence of the chosen documents is; empty: in one document, or not in whole
+// pages of each.
 std::vector<PageRange> Session::passages_of(const Ranking& ranking) const {
   std::vector<PageRange> out;
   const ComposedState& composed = sequence_.composed;
@@ -260,10 +263,8 @@ std::vector<PageRange> Session::passages_of(const Ranking& ranking) const {
     const KvStore& store = composed.documents->documents[d].session->store();
     const uint32_t pages = Attention::score_block_tokens / store.shape().page.page_tokens,
                    first = ranking.blocks[d] * pages;
-    // the first block has the sinks and the window too
-    out.push_back(first == 0
-                      ? PageRange()
-                      : PageRange{first, std::min(first + 2 * pages, store.pages().pages())});
+    if (first == 0) return {};  // the first block has the sinks and the window too
+    out.push_back({first, std::min(first + 2 * pages, store.pages().pages())});
   }
   return out;
 }

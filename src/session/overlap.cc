@@ -9,6 +9,8 @@
 namespace kvasir {
 namespace {
 
+constexpr std::size_t most_tokens = 512;  // of a question
+
 struct Hit {
   uint32_t feature, block;
 };
@@ -16,7 +18,7 @@ struct Hit {
 // A token's text in small letters, without a space before it.
 std::string plain_text(const Tokenizer& tokenizer, Token token) {
   std::string out(tokenizer.piece(token, false));
-  if (out.size() > 1 && out[0] == ' ') out.erase(0, 1);
+  if (out.size() > 1) out.erase(0, std::min(out.find_first_not_of(' '), out.size() - 1));
   for (char& c : out)
     if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
   return out;
@@ -31,7 +33,6 @@ class Features {
     std::vector<uint32_t> in_order;
     for (Token token : question) {
       const std::string text = plain_text(tokenizer, token);
-      if (text.empty()) continue;
       const auto [at, is_new] = known.emplace(text, count_);
       if (is_new) add_spellings(tokenizer, text, count_++);
       of_token_[static_cast<std::size_t>(token)] = at->second;
@@ -44,7 +45,7 @@ class Features {
   uint32_t count() const { return count_; }
 
   // Each feature of a block once, blocks ascending.
-  std::vector<Hit> find(const BlockText& document) const {
+  std::vector<Hit> find(const BlockText& document, const Cancel* cancel) const {
     std::vector<Hit> out;
     std::vector<uint32_t> last(count_, none);  // block where it was found last
     const auto note = [&](uint32_t feature, uint32_t block) {
@@ -53,6 +54,7 @@ class Features {
     const auto scan = [&](std::size_t begin, std::size_t end, uint32_t block_tokens) {
       uint32_t before = none;
       for (std::size_t t = begin; t < end; ++t) {
+        if (t % 65536 == 0 && is_cancelled(cancel)) return;
         const auto token = static_cast<std::size_t>(document.tokens[t]);
         const uint32_t feature = token < of_token_.size() ? of_token_[token] : none;
         if (feature != none) {
@@ -66,9 +68,10 @@ class Features {
       }
     };
     const auto all = document.tokens.size();
-    const std::size_t sealed = std::min<uint64_t>(document.sealed, all);
-    scan(sealed, all, 0);
-    scan(0, sealed, document.block_tokens);
+    const std::size_t sealed = std::min<uint64_t>(document.sealed, all),
+                      first = std::min<uint64_t>(document.first, all);
+    scan(std::max(first, sealed), all, 0);
+    scan(std::min(first, sealed), sealed, document.block_tokens);
     return out;
   }
 
@@ -85,8 +88,10 @@ class Features {
     for (const std::string& spelled : {text, first, all})
       for (const char* before : {"", " "}) {
         tokens.clear();
-        if (tokenizer.encode(before + spelled, false, false, &tokens).ok() && tokens.size() == 1)
-          of_token_[static_cast<std::size_t>(tokens[0])] = feature;
+        if (!tokenizer.encode(before + spelled, false, false, &tokens).ok() || tokens.size() != 1)
+          continue;
+        uint32_t& of = of_token_[static_cast<std::size_t>(tokens[0])];
+        if (of == none) of = feature;
       }
   }
 
@@ -113,14 +118,14 @@ std::vector<float> covered(std::span<const Hit> found, std::span<const float> id
 
 }  // namespace
 
-std::vector<std::vector<float>> find_overlap(const Tokenizer& tokenizer,
-                                             std::span<const Token> question,
-                                             std::span<const BlockText> documents,
-                                             ThreadPool* pool) {
-  const Features features(tokenizer, question);
+Status find_overlap(const Tokenizer& tokenizer, std::span<const Token> question,
+                    std::span<const BlockText> documents, const Cancel* cancel, ThreadPool* pool,
+                    std::vector<std::vector<float>>* c) {
+  const Features features(tokenizer, question.last(std::min(question.size(), most_tokens)));
   const auto count = static_cast<uint32_t>(documents.size());
   std::vector<std::vector<Hit>> hits(count);
-  pool->run(count, [&](uint32_t d, uint32_t) { hits[d] = features.find(documents[d]); });
+  pool->run(count, [&](uint32_t d, uint32_t) { hits[d] = features.find(documents[d], cancel); });
+  if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled");
   std::vector<float> idf(features.count());
   float blocks = 1, all = 0;
   for (uint32_t d = 0; d < count; ++d) {
@@ -128,11 +133,11 @@ std::vector<std::vector<float>> find_overlap(const Tokenizer& tokenizer,
     for (const Hit& hit : hits[d]) ++idf[hit.feature];
   }
   for (float& x : idf) all += x = std::max(0.0f, std::log(blocks / (x + 0.5f)));
-  std::vector<std::vector<float>> out(count);
+  c->assign(count, {});
   pool->run(count, [&](uint32_t d, uint32_t) {
-    out[d] = covered(hits[d], idf, documents[d].blocks, all > 0 ? all : 1);
+    (*c)[d] = covered(hits[d], idf, documents[d].blocks, all > 0 ? all : 1);
   });
-  return out;
+  return {};
 }
 
 }  // namespace kvasir

@@ -52,7 +52,7 @@ struct ComposedState {
   std::vector<float> scores;                     // [candidates] of the last choice, or empty
   uint64_t tokens = 0;                           // of the chosen ones
   bool is_apart = false;                         // false: the only document is the sequence itself
-  // [chosen] passages that the running answer reads again, behind the documents; empty: none.
+  // [chosen] passages that the running answer prefills again, behind the documents; empty: none.
   std::vector<PageRange> passages = {};
 };
 

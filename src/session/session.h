@@ -311,6 +311,7 @@ class Session {
     const TextFn& on_text;
     uint64_t begin_ns;
     Answer* answer;
+    uint64_t passage_tokens = 0;  // of the sequence, its first ones: no text of the conversation
   };
   Status question_tokens(std::string_view question, const GenerateOptions& options,
                          std::string_view lead, Array<Token>* out,
@@ -383,8 +384,8 @@ class Session {
   struct Ranking {
     std::vector<uint32_t> order;   // documents, the best first
     std::vector<float> evidence;   // [documents of the composition], 0 of those without
-    std::vector<uint32_t> blocks;  // [same] whose evidence it is, with that of the next one
-    bool stands_out = false;       // of the best document's
+    std::vector<uint32_t> blocks;  // [same] b of the evidence
+    bool stands_out = false;       // the best one's is enough
   };
   Status rank_documents(const Choice& choice, bool sees, Ranking* ranking);
   Status fit_documents(std::span<const uint32_t> order, uint32_t most, uint64_t own, bool logs,
@@ -392,8 +393,9 @@ class Session {
   Status find_documents(const Choice& choice, uint64_t own, Ranking* ranking);
   std::vector<PageRange> passages_of(const Ranking& ranking) const;
   // reread.cc
-  void read_again(std::vector<PageRange> passages, bool keeps, AskedTurn* turn);
-  void end_passages();
+  void insert_passages(std::vector<PageRange> passages, uint64_t more, AskedTurn* turn);
+  void end_passages(bool were_read);
+  void keep_unread(Restore* before, std::span<const Token> tokens);
   bool all_fit(std::span<const uint32_t> documents, uint64_t own) const;
   void attend(std::vector<uint32_t> documents);
   void plan_documents();

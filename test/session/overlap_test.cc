@@ -21,13 +21,15 @@ struct Text {
 constexpr uint32_t block_tokens = 8;
 
 std::vector<float> overlap_of(const std::string& question, const std::string& text,
-                              uint64_t window = 0) {
+                              uint64_t window = 0, uint64_t first = 0) {
   const Text asked(question), document(text);
   const uint64_t sealed = document.tokens.size() - window;
   const auto blocks =
       static_cast<uint32_t>(std::max<uint64_t>(1, (sealed + block_tokens - 1) / block_tokens));
-  const BlockText texts[] = {{document.tokens, sealed, blocks, block_tokens}};
-  return find_overlap(mini_model()->tokenizer(), asked.tokens, texts, &pool(2))[0];
+  const BlockText texts[] = {{document.tokens, first, sealed, blocks, block_tokens}};
+  std::vector<std::vector<float>> c;
+  REQUIRE(find_overlap(mini_model()->tokenizer(), asked.tokens, texts, nullptr, &pool(2), &c).ok());
+  return c[0];
 }
 
 const std::string filler = " It was a long way to go, and he went there by himself.";
@@ -76,4 +78,26 @@ TEST_CASE("tokens of the window belong to the first block, and count once") {
   for (std::size_t b = 1; b < c.size(); ++b) CHECK(c[b] < 0.01f);
   for (float x : overlap_of(" castle", " castle castle" + filler + " castle", 1))
     CHECK(x <= 1.0001f);
+}
+
+TEST_CASE("tokens before the text do not count, a long question ends, and a fired token stops it") {
+  const std::vector<float> c = overlap_of(" castle locker", " castle locker" + filler + filler, 0,
+                                          Text(" castle locker").tokens.size());
+  for (float x : c) CHECK(x < 0.01f);
+  // of many tokens the last ones count
+  std::string question = " castle locker";
+  for (int i = 0; i < 100; ++i) question += filler;
+  CHECK(overlap_of(question, " castle locker" + std::string(200, 'x'))[0] < 0.01f);
+  Cancel cancel;
+  cancel.fire();
+  const Text asked(" castle"), document(filler);
+  const BlockText texts[] = {{document.tokens, 0, document.tokens.size(), 2, 64}};
+  std::vector<std::vector<float>> none;
+  CHECK(find_overlap(mini_model()->tokenizer(), asked.tokens, texts, &cancel, &pool(2), &none)
+            .code() == Code::cancelled);
+  // tokens that no vocabulary has
+  const std::vector<Token> odd = {-1, 1 << 30, 5};
+  const BlockText hostile[] = {{odd, 0, 3, 1, 64}};
+  CHECK(find_overlap(mini_model()->tokenizer(), asked.tokens, hostile, nullptr, &pool(2), &none)
+            .ok());
 }

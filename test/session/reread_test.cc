@@ -14,6 +14,13 @@ GenerateOptions listing() {
   o.max_tokens = 60;
   return o;
 }
+// Options that write the session's log to `log`.
+SessionOptions logged(std::string* log) {
+  SessionOptions o = options_of("bounded");
+  o.log = [log](int, const char* message) { *log += message; };
+  return o;
+}
+bool says(const std::string& log, const char* what) { return log.find(what) != std::string::npos; }
 std::string text_of_tokens(std::span<const Token> tokens) {
   std::string out;
   for (Token token : tokens) out += mini_model()->tokenizer().piece(token, true);
@@ -47,14 +54,19 @@ TEST_CASE("an answer about several documents reads the passage of each again, an
 }
 
 TEST_CASE("a kept turn has no passage, and what follows it attends the saved text") {
-  auto session = compose(mini_model(), numbered().paths, options_of("bounded"));
+  std::string log;
+  auto session = compose(mini_model(), numbered().paths, logged(&log));
   GenerateOptions kept = listing();
   kept.keep = true;
   const std::string answer = ask(session.get(), numbers_question, kept),
                     text = text_of_tokens(session->tokens());
+  CHECK(says(log, "prefills 384 tokens of 3 documents again"));
+  log.clear();
   CHECK(text.find(numbers_question) != std::string::npos);
   CHECK(text.find("One of the special") == std::string::npos);
   CHECK(text.find(answer) != std::string::npos);
+  std::unique_ptr<Session> fork;
+  REQUIRE(session->fork(&fork).ok());
   TempFolder folder;
   const std::string path = folder.file("kept.kv");
   REQUIRE(session->save(path, nullptr, {}).ok());
@@ -64,28 +76,92 @@ TEST_CASE("a kept turn has no passage, and what follows it attends the saved tex
               ->tokenizer()
               .encode(" One of the special magic numbers is", false, false, &more)
               .ok());
-  CHECK(scores_of(session.get(), more) == scores_of(loaded.get(), more));
+  const std::vector<float> scores = scores_of(session.get(), more);
+  CHECK(scores_of(loaded.get(), more) == scores);
+  CHECK(scores_of(fork.get(), more) == scores);
+  // the next turn has the conversation, and no passages
+  ask(session.get(), numbers_question, kept);
+  CHECK_FALSE(says(log, "passages"));
+  CHECK_FALSE(says(log, "again"));
+  REQUIRE(session->rewind(10).ok());
+  CHECK(scores_of(session.get(), more).size() == more.size());
 }
 
-TEST_CASE("a question that is cancelled while passages are read leaves nothing of them") {
+TEST_CASE("a kept turn that is stopped keeps what was decoded, without passages") {
   auto session = compose(mini_model(), numbered().paths, options_of("bounded"));
+  Cancel cancel;
+  GenerateOptions kept = listing();
+  kept.keep = true, kept.cancel = &cancel;
+  int pieces = 0;
+  std::string heard;
+  Answer answer;
+  const Status s = session->generate(
+      numbers_question, kept,
+      [&](std::string_view t) {
+        heard += t;
+        if (++pieces == 6) cancel.fire();
+        return 0;
+      },
+      &answer);
+  CHECK(s.code() == Code::cancelled);
+  const std::string text = text_of_tokens(session->tokens());
+  CHECK(text.find(heard.substr(0, heard.size() / 2)) != std::string::npos);
+  CHECK(text.find("One of the special") == std::string::npos);
+  cancel.reset();
+  CHECK(!ask(session.get(), question_of(0), keeping(8)).empty());
+}
+
+TEST_CASE("a question that fails before or in its passages leaves all as it was") {
+  auto session = compose(mini_model(), numbered().paths, options_of("bounded"));
+  GenerateOptions traced = listing();
+  traced.trace = true;
+  ask(session.get(), question_of(0), traced);
+  std::vector<Passage> before, after;
+  REQUIRE(session->passages(&before).ok());
+  // 400 tokens in chunks: stopped after the first
+  SessionOptions small = options_of("bounded");
+  small.prefill_chunk = 64;
+  auto chunked = compose(mini_model(), numbered().paths, small);
+  ask(chunked.get(), question_of(0), traced);
   GenerateOptions failing = listing();
   Cancel cancel;
   failing.cancel = &cancel;
-  failing.progress = [&](uint64_t, uint64_t) { return cancel.fire(), 0; };
+  failing.progress = [&](uint64_t, uint64_t all) {
+    CHECK(all > 384);
+    return cancel.fire(), 0;
+  };
   Answer answer;
-  CHECK(session->generate(numbers_question, failing, {}, &answer).code() == Code::cancelled);
-  CHECK(session->tokens().empty());
-  auto fresh = compose(mini_model(), numbered().paths, options_of("bounded"));
-  for (const char* question : {"What is the depth of the old well?", numbers_question})
-    CHECK(ask(session.get(), question, keeping(24)) == ask(fresh.get(), question, keeping(24)));
+  CHECK(chunked->generate(numbers_question, failing, {}, &answer).code() == Code::cancelled);
+  CHECK(chunked->tokens().empty());
+  // a question too long for the context fails before
+  std::string endless = numbers_question;
+  for (int i = 0; i < 20000; ++i) endless += " harbor";
+  SessionOptions tight = options_of("bounded");
+  tight.context = 16000;
+  auto limited = compose(mini_model(), numbered().paths, tight);
+  CHECK(!limited->generate(endless, listing(), {}, &answer).ok());
+  for (Session* s : {chunked.get(), limited.get()}) {
+    auto fresh = compose(mini_model(), numbered().paths, s == limited.get() ? tight : small);
+    for (const char* question : {"What is the depth of the old well?", numbers_question})
+      CHECK(ask(s, question, keeping(24)) == ask(fresh.get(), question, keeping(24)));
+  }
 }
 
-TEST_CASE("without room for them passages are not read again") {
-  SessionOptions options = options_of("bounded");
-  options.context = 11000;  // three documents of 3,300 tokens and an answer
-  auto session = compose(mini_model(), numbered().paths, options);
+TEST_CASE("passages take no room that an answer needs, of the context or of the memory") {
+  std::string log;
+  SessionOptions options = logged(&log);
   Answer answer;
-  const Status s = session->generate(numbers_question, listing(), {}, &answer);
-  CHECK_MESSAGE(s.ok(), std::string(s.message()));
+  uint64_t tokens = 0;
+  for (const bool tight : {false, true}) {
+    options.context = tight ? tokens + 300 : 11000;
+    auto session = compose(mini_model(), numbered().paths, options);
+    log.clear();
+    GenerateOptions o = listing();
+    o.max_tokens = 100;
+    const Status s = session->generate(numbers_question, o, {}, &answer);
+    CHECK_MESSAGE(s.ok(), std::string(s.message()));
+    CHECK(says(log, "prefills 384 tokens") == !tight);
+    CHECK(says(log, "no room to prefill passages") == tight);
+    for (const DocumentReport& d : session->documents()) tokens += d.is_chosen ? d.tokens : 0;
+  }
 }
