@@ -146,6 +146,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   Restore restore(this);
   forward_->attention().reset_counts();
   drafts_ = {}, no_device_room_ = false;
+  pace_.begin_answer();
   const Tracing tracing(this, o.trace, turn->passage_tokens);
   state->passage_tokens = turn->passage_tokens;
   Status s;

@@ -2,18 +2,25 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace kvasir {
 
-constexpr uint32_t alone_every = 32;    // at least one step of one token in so many and one
-constexpr std::size_t enough = 5;       // costs of a size: before, others follow each step
-constexpr uint32_t first_drafts = 2;    // while no cost is known
-constexpr double min_slope = 0.02;      // of a token more
-constexpr double earned = 0.01;         // credit for a step of one token
-constexpr double max_credit = 4;        // steps
-constexpr double min_gain = 1.05;       // that is expected of a step with drafts
-constexpr double decay = 0.9;           // of what was accepted, a step
-constexpr uint32_t forgets_after = 64;  // steps without drafts
+constexpr uint32_t alone_every = 32;     // at least one step of one token in so many and one
+constexpr std::size_t few_costs = 2;     // of a size: before, a step of one token follows each step
+constexpr std::size_t enough = 5;        // costs of a size: before, one follows every fourth step
+constexpr double min_slope = 0.02;       // of a token more
+constexpr double larger_size = 0.75;     // a slope that was not noted, of that of a smaller size
+constexpr double earned = 0.006;         // credit for a step of one token
+constexpr double earned_right = 0.3;     // for one whose first draft would have been right
+constexpr double earned_layer = 0.1;     // for one without a draft of a layer that is mostly right
+constexpr double max_credit = 4;         // steps
+constexpr double min_gain = 1.05;        // that is expected of a step with drafts
+constexpr double decay = 0.95;           // of what was accepted, a draft
+constexpr double expected_weight = 3;    // drafts that count as much as what is expected of all
+constexpr double rate_decay = 0.97;      // of tokens and times, a step
+constexpr double rate_weight = 5;        // steps that a session begins with
+constexpr uint32_t forgets_after = 128;  // steps without drafts
 
 template <std::size_t n, class T>
 static T middle_of(std::array<T, n> values, std::size_t count) {
@@ -35,24 +42,26 @@ void StepCosts::note(uint32_t tokens, double cost) {
   s.count = std::min(s.count + 1, Slopes::kept);
 }
 
-// Of a few costs the lowest: what is tried again is learned. Of one, its mean with what is
-// expected, by the next smaller size that has several, or by a larger one.
+// Of two costs the lower one: what is tried again is learned. Of one, a mean with what is expected,
+// or the latter if that is lower: a first step may load what later ones have.
 double StepCosts::slope_of(std::size_t size) const {
   const Slopes& own = slopes_[size];
   std::array<double, Slopes::kept> values{};
   for (std::size_t i = 0; i < own.count; ++i)
     values[i] = own.newest[(own.next + Slopes::kept - 1 - i) % Slopes::kept];
-  if (own.count >= enough) return middle_of(values, own.count);
+  if (own.count > 1) return middle_of(values, own.count);
   double expected = expected_;
-  for (std::size_t i = sizes; i-- > 0;)
-    if (i != size && slopes_[i].count >= enough && (i < size || expected == expected_)) {
-      expected = slope_of(i);
-      if (i < size) break;
+  const auto is_known = [&](std::size_t i) { return slopes_[i].count > 1; };
+  std::size_t other = size;
+  while (other > 0 && !is_known(other)) --other;
+  if (is_known(other)) {
+    expected = larger_size * slope_of(other);
+  } else {
+    while (++other < sizes && !is_known(other)) {
     }
-  if (own.count > 1)
-    return *std::min_element(values.begin(),
-                             values.begin() + static_cast<std::ptrdiff_t>(own.count));
-  return own.count == 1 ? (values[0] + expected) / 2 : expected;
+    if (other < sizes) expected = slope_of(other);
+  }
+  return own.count == 1 ? std::min((2 * values[0] + expected) / 3, expected) : expected;
 }
 
 double StepCosts::of(uint32_t tokens) const {
@@ -61,54 +70,63 @@ double StepCosts::of(uint32_t tokens) const {
 
 std::size_t StepCosts::known(uint32_t tokens) const { return slopes_[size_of(tokens)].count; }
 
-bool StepCosts::empty() const {
-  return std::all_of(slopes_.begin(), slopes_.end(), [](const Slopes& s) { return s.count == 0; });
-}
-
 void StepCosts::forget_oldest() {
   for (Slopes& s : slopes_) s.count -= std::min<std::size_t>(s.count, 1);
 }
 
-// What is expected before anything is known weighs as much as three drafts.
 std::array<DraftPace::Accepted, DraftPace::kinds> DraftPace::expected_accepted() {
-  constexpr std::array<double, kinds> shares = {0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 0.92, 0.6};
+  constexpr std::array<double, kinds> shares = {
+      0.2, 0.4,  0.3,  0.5,  0.4,  0.6,  0.55, 0.7,  // matches of 2 to 6 tokens
+      0.7, 0.85, 0.85, 0.92, 0.92, 0.95,             // of 7, 11, 19 tokens and more
+      0.6, 0.65, 0.6};                               // the layer's first drafts, its later ones
   std::array<Accepted, kinds> out{};
-  for (std::size_t i = 0; i < kinds; ++i) out[i] = {3 * shares[i], 3};
+  for (std::size_t i = 0; i < kinds; ++i) out[i] = {expected_weight * shares[i], expected_weight};
   return out;
 }
 
-std::size_t DraftPace::kind_of(const Offer& offer) {
-  if (offer.source == DraftSource::layer) return kinds - 1;
+// A match is longer by the drafts that were right.
+std::size_t DraftPace::kind_of(const Offer& offer, uint32_t i) const {
+  if (offer.source == DraftSource::layer && i > 0) return kinds - 1;
   std::size_t kind = 0;
-  for (const uint32_t longer : {2u, 3u, 4u, 6u, 10u, 18u}) kind += offer.match > longer;
-  return kind;
+  if (offer.source == DraftSource::layer) kind = matches;
+  else
+    for (const uint32_t longer : {2u, 3u, 4u, 6u, 10u, 18u}) kind += offer.match + i > longer;
+  return 2 * kind + (i > 0 || right_[index_of(offer.source)] ? 1 : 0);
 }
 
-// The number of drafts by which a token takes the least time.
+// The number of drafts with most tokens for its time. What that time is worth is how fast newest
+// steps are: after a quote it may pay to have no drafts until the next one begins.
 DraftPace::Choice DraftPace::choose(const Offer& offer) const {
   const BySource& source = by_[index_of(offer.source)];
-  const Accepted& a = accepted_[kind_of(offer)];
-  const double share = a.accepted / a.decided;
-  Choice best{0, min_gain};
+  const double rate = std::max((kept_ + rate_weight) / (time_ + rate_weight), 1.0);
+  Choice best;
   double kept = 1, next = 1;
-  const uint32_t most = source.costs.empty() ? std::min(offer.most, first_drafts) : offer.most;
-  for (uint32_t drafts = 1; drafts <= most; ++drafts) {
-    next *= share, kept += next;
-    const double cost = source.costs.of(drafts + 1);
-    if (cost - 1 <= source.credit && kept / cost > best.gain) best = {drafts, kept / cost};
+  for (uint32_t drafts = 1; drafts <= offer.most; ++drafts) {
+    const Accepted& a = accepted_[kind_of(offer, drafts - 1)];
+    next *= a.accepted / a.decided, kept += next;
+    const double cost = source.costs.of(drafts + 1), gain = kept - 1 - rate * (cost - 1);
+    if (cost - 1 <= credit_ && kept > min_gain * cost && gain > best.gain) best = {drafts, gain};
   }
   return best;
 }
 
 bool DraftPace::measures(DraftSource source) const {
-  const bool begins = by_[index_of(source)].costs.known(last_.drafts + 1) < enough;
-  return since_alone_ >= (begins ? 1 : alone_every);
+  const std::size_t known = by_[index_of(source)].costs.known(last_.drafts + 1);
+  return since_alone_ >= (known < few_costs ? 1 : known < enough ? 4 : alone_every);
 }
 
 void DraftPace::note_accepted(const Offer& offer, uint32_t accepted, uint32_t drafts) {
-  Accepted& a = accepted_[kind_of(offer)];
-  a.accepted = decay * a.accepted + accepted;
-  a.decided = decay * a.decided + std::min(accepted + 1, drafts);
+  for (uint32_t i = 0; i < std::min(accepted + 1, drafts); ++i) {
+    Accepted& a = accepted_[kind_of(offer, i)];
+    a.accepted = decay * a.accepted + (i < accepted ? 1 : 0);
+    a.decided = decay * a.decided + 1;
+  }
+  right_[index_of(offer.source)] = accepted >= drafts;
+}
+
+void DraftPace::note_passed(const Offer& offer, bool accepted) {
+  note_accepted(offer, accepted, 1);
+  if (accepted) credit_ = std::min(credit_ + earned_right, max_credit);
 }
 
 // The cost of a step with drafts next to one of one token.
@@ -127,30 +145,51 @@ void DraftPace::note(const Step& step) {
     return note_alone(step.ns);
   }
   BySource& source = by_[index_of(step.offer.source)];
-  if (follows) source.costs.note(step.drafts + 1, cost_of(step.ns, last.ns));
+  layer_drafts_ |= step.offer.source == DraftSource::layer;
+  double cost = source.costs.of(step.drafts + 1);
+  if (follows) {
+    const double measured = cost_of(step.ns, last.ns);
+    source.costs.note(step.drafts + 1, measured);
+    cost = std::clamp(measured, 1.0, 2 * cost - 1);
+  }
   note_accepted(step.offer, step.kept - 1, step.drafts);
-  source.credit =
-      std::min(source.credit + step.kept - source.costs.of(step.drafts + 1), max_credit);
+  credit_ = std::min(credit_ + step.kept - cost, max_credit);
+  note_rate(step.kept, source.costs.of(step.drafts + 1));
   source.idle = 0;
   ++since_alone_;
   drafted_[drafted_count_++ % drafted_kept] = step.ns;
+}
+
+void DraftPace::note_rate(double kept, double time) {
+  kept_ = rate_decay * kept_ + kept;
+  time_ = rate_decay * time_ + time;
 }
 
 // What was found long ago counts less: a source that does not draft learns nothing of its costs.
 void DraftPace::note_alone(uint64_t ns) {
   alone_[alone_count_++ % alone_kept] = ns;
   since_alone_ = 0;
+  const Accepted& layer = accepted_[kind_of({DraftSource::layer, 1, 0}, 0)];
+  const double right = layer_drafts_ ? std::max(layer.accepted / layer.decided - 0.5, 0.0) : 0;
+  credit_ = std::min(credit_ + earned + earned_layer * right, max_credit);
+  note_rate(1, 1);
   const std::array<Accepted, kinds> expected = expected_accepted();
   for (std::size_t i = 0; i < draft_sources; ++i) {
-    BySource& source = by_[i];
-    source.credit = std::min(source.credit + earned, max_credit);
-    if (++source.idle % forgets_after != 0) continue;
-    source.costs.forget_oldest();
-    Accepted& layer = accepted_[kinds - 1];
-    if (i == index_of(DraftSource::layer))
-      layer = {(layer.accepted + expected.back().accepted) / 2,
-               (layer.decided + expected.back().decided) / 2};
+    if (++by_[i].idle % forgets_after != 0) continue;
+    by_[i].costs.forget_oldest();
+    if (i != index_of(DraftSource::layer)) continue;
+    for (std::size_t kind = 2 * matches; kind < kinds; ++kind) {
+      Accepted& a = accepted_[kind];
+      a = {(a.accepted + expected[kind].accepted) / 2, (a.decided + expected[kind].decided) / 2};
+    }
   }
+}
+
+void DraftPace::begin_answer() {
+  credit_ = std::min(credit_, first_credit);
+  right_ = {};
+  kept_ = time_ = 0;
+  has_last_ = false, since_alone_ = 0;
 }
 
 uint64_t DraftPace::alone_ns() const {

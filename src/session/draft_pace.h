@@ -11,7 +11,8 @@ enum class DraftSource : uint8_t { lookup, layer };  // session/lookup.h, the MT
 constexpr std::size_t draft_sources = 2;
 
 // What a step of several tokens takes, in steps of one token: 1 + slope * (tokens - 1). Slopes are
-// kept by size, and each is the median of the newest ones: another process may delay a step.
+// kept by size, and each is the median of the newest ones: another process may delay a step. A size
+// that was not tried is expected to take less a token than a smaller one: weights are read once.
 class StepCosts {
  public:
   explicit StepCosts(double expected) : expected_(expected) {}
@@ -19,8 +20,7 @@ class StepCosts {
   void note(uint32_t tokens, double cost);
   double of(uint32_t tokens) const;
   std::size_t known(uint32_t tokens) const;  // costs of steps of this size
-  bool empty() const;
-  void forget_oldest();  // of each size
+  void forget_oldest();                      // of each size
 
  private:
   static constexpr std::size_t sizes = 4;  // 2, 3 to 4, 5 to 8, 9 and more tokens
@@ -36,12 +36,18 @@ class StepCosts {
 };
 
 // A step with drafts is compared with its neighbours of one token: what makes the machine slow for
-// a while makes both slow. A source of drafts has a credit, in steps of one token. A step with
-// drafts takes what it costs from it and adds the tokens that it keeps. A step is drafted where it
-// is expected to pay, and where the credit covers its loss. A step of one token adds a hundredth.
-// So drafts that are never accepted cost a hundredth of the time, and what a session began with.
+// a while makes both slow. Drafts have a credit, in steps of one token. A step with drafts takes
+// what it costs from it and adds the tokens that it keeps. A step is drafted where it is expected
+// to pay, and where the credit covers its loss. A step of one token adds little, and more where a
+// draft would have been right. So drafts that are never accepted take a hundredth of the time, and
+// first_credit of an answer: short answers have what earlier ones left.
+//
+// Whether a draft is right depends on the length of its match, and on the draft before: answers
+// quote in runs. So shares of right drafts are kept for those that follow a right one, and others.
 class DraftPace {
  public:
+  static constexpr double first_credit = 0.36;
+
   // What a source has for the next step: at most so many drafts. match: LookupMatch::length.
   struct Offer {
     DraftSource source = DraftSource::lookup;
@@ -49,7 +55,7 @@ class DraftPace {
   };
   struct Choice {
     uint32_t drafts = 0;  // 0: none
-    double gain = 1;      // tokens in the time of a step of one
+    double gain = 0;      // expected tokens more than newest steps would keep in its time
   };
   struct Step {
     Offer offer;          // if it had drafts
@@ -58,38 +64,51 @@ class DraftPace {
     uint64_t ns = 0;
   };
 
+  void begin_answer();
+
   Choice choose(const Offer& offer) const;
   // Whether the next step is to have one token, as a measure.
   bool measures(DraftSource source) const;
   void note(const Step& step);
   // After a step of one token: whether the first draft of an offer would have been accepted.
-  void note_passed(const Offer& offer, bool accepted) { note_accepted(offer, accepted, 1); }
+  void note_passed(const Offer& offer, bool accepted);
+  // The text has nothing to offer.
+  void note_no_match() { right_[index_of(DraftSource::lookup)] = false; }
 
   // Medians of the newest steps in nanoseconds; 0: none yet.
   uint64_t alone_ns() const;
   uint64_t drafted_ns() const;
-  double credit(DraftSource source) const { return by_[index_of(source)].credit; }
+  double credit() const { return credit_; }
 
  private:
-  // Of drafts after matches of similar lengths; older ones weigh less.
+  // Of drafts with similar matches; older ones weigh less.
   struct Accepted {
     double accepted, decided;
   };
-  static constexpr std::size_t kinds = 8;  // seven of matches, and the layer's
+  static constexpr std::size_t matches = 7;  // kinds of them, by length
+  // Each after a wrong draft and after a right one; the layer's likewise, and its later drafts of a
+  // step.
+  static constexpr std::size_t kinds = 2 * matches + 3;
   struct BySource {
     StepCosts costs;
-    double credit;
     uint32_t idle = 0;  // steps of one token since its last draft
   };
   static std::size_t index_of(DraftSource source) { return static_cast<std::size_t>(source); }
-  static std::size_t kind_of(const Offer& offer);
+  // Of draft i of a step, after drafts that were right.
+  std::size_t kind_of(const Offer& offer, uint32_t i) const;
   void note_accepted(const Offer& offer, uint32_t accepted, uint32_t drafts);
   void note_alone(uint64_t ns);
+  void note_rate(double kept, double time);
 
-  std::array<BySource, draft_sources> by_ = {BySource{StepCosts(0.25), 1},
-                                             BySource{StepCosts(0.35), 3}};
+  std::array<BySource, draft_sources> by_ = {BySource{StepCosts(0.25)}, BySource{StepCosts(0.35)}};
   std::array<Accepted, kinds> accepted_ = expected_accepted();
   static std::array<Accepted, kinds> expected_accepted();
+  std::array<bool, draft_sources> right_{};  // whether the newest draft was
+  double credit_ = first_credit;
+  bool layer_drafts_ = false;  // it has drafted
+  // Of the newest steps, older ones weigh less: tokens that they kept, and their time in steps of
+  // one token.
+  double kept_ = 0, time_ = 0;
 
   Step last_;  // the newest step
   bool has_last_ = false;

@@ -119,6 +119,7 @@ Session::Lookup Session::look_up(Token next, uint32_t room) {
   const uint64_t begin = os::now_ns();
   out.match = find_newest(sequence_.tokens, next);
   if (out.match.found()) out.offer = {DraftSource::lookup, most, out.match.length};
+  else pace_.note_no_match();
   const uint64_t alone = pace_.alone_ns();
   if (alone > 0 && choose_drafts(out.offer).drafts == 0)
     scans_passed_ =
@@ -158,9 +159,16 @@ Status Session::draft(const Cancel* cancel, Array<Token>* tokens) {
 Status Session::draft_by_source(uint32_t room, const Cancel* cancel, Array<Token>* tokens) {
   const Token next = tokens->back();
   if (propose_) {
-    offer_ = {DraftSource::lookup, room, LookupMatch::max_length};
-    if (const uint32_t n = choose_drafts(offer_).drafts; n > 0) propose_(next, n, tokens);
-    else if (!pace_.measures(offer_.source)) drafts_.off = DraftsOff::slower;
+    offer_ = {DraftSource::lookup, room,
+              proposed_match_ ? proposed_match_() : LookupMatch::max_length};
+    if (const uint32_t n = choose_drafts(offer_).drafts; n > 0)
+      return propose_(next, n, tokens), Status();
+    if (proposed_match_) {
+      Array<Token> first;
+      propose_(next, 1, &first);
+      if (!first.empty()) passed_ = first[0];
+    }
+    if (!pace_.measures(offer_.source)) drafts_.off = DraftsOff::slower;
     return {};
   }
   const Lookup lookup = look_up(next, room);

@@ -150,9 +150,11 @@ class Session {
   Status generate(std::string_view question, const GenerateOptions& options, const TextFn& on_text,
                   Answer* answer);
   // Drafts of later answers, in place of all others: appends at most `count` tokens that may follow
-  // `next`.
+  // `next`. match: LookupMatch::length of the next step; none: the longest.
   using DraftFn = std::function<void(Token next, uint32_t count, Array<Token>* out)>;
-  void draft_by(DraftFn propose) { propose_ = std::move(propose); }
+  void draft_by(DraftFn propose, std::function<uint32_t()> match = {}) {
+    propose_ = std::move(propose), proposed_match_ = std::move(match);
+  }
   Status next(const SamplingOptions& sampling, const Cancel* cancel, Token* token, bool* end);
   // log_probabilities: [tokens], written only on success.
   Status score(std::span<const Token> tokens, float* log_probabilities, const Cancel* cancel,
@@ -432,6 +434,7 @@ class Session {
   std::unique_ptr<Forward> forward_;
   std::unique_ptr<Drafter> drafter_;  // of the MTP layer, or null
   DraftFn propose_;                   // draft_by(), or nothing
+  std::function<uint32_t()> proposed_match_;
   SequenceState sequence_;
   Array<float> next_logits_;  // of the running step; kept apart because it may fail
   Array<float> open_logits_;  // of a step with drafts

@@ -1,16 +1,34 @@
 // What steps with drafts take, and what answers gain by them.
 //
-//   bench-drafts MODEL [document tokens [answer tokens [percent]]]      [512, 192, several]
+//   bench-drafts MODEL --costs --script chance:50 --script quotes:48:3
+//   bench-drafts MODEL --file TEXT --ask QUESTION --lookup --mtp 3
 //
-// percent: of drafts that are right; with it, only answers are measured.
-// First the time of a step by its tokens, in steps of one: drafts that are never accepted, as many
-// as asked for. Then the time of answers, against the same without drafts: of each step's drafts a
-// part is right, and the session chooses how many it has. The model may have random weights: the
-// text decides nothing.
+// Each case is measured next to answers without drafts, in turn, and must have the same tokens.
+// Times are those of a token after the first one: of the clock, and of all the process's threads,
+// which other processes disturb less.
+//
+// Scripts draft tokens of the answer itself, or wrong ones. The text decides nothing, and the model
+// may have random weights:
+//
+//   chance:P            each draft is right with P per cent, whatever the others are. At 50 no
+//                       number of drafts keeps more than two tokens a step.
+//   quotes:LENGTH:GAP   runs: all drafts within a quote of LENGTH tokens are right, all within the
+//                       GAP tokens between two quotes wrong. The lookup's match is as long as the
+//                       part of the quote that the answer has; in a gap, two tokens.
+//   runs:LENGTH:GAP     the same, where the match says nothing: it is always a long one.
+//
+// Of the drafts of a session that always has 15, quotes:48:3 has half right: three steps keep 16
+// tokens, three keep one (--always counts them). In quotes:48:48 half of the answer is quoted.
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
+#include <fstream>
+#include <map>
 #include <memory>
+#include <sstream>
+#include <string>
 #include <vector>
 
 #include "session/session.h"
@@ -19,122 +37,277 @@ using namespace kvasir;
 
 namespace {
 
-[[noreturn]] void fail(const Status& s) {
-  std::fprintf(stderr, "bench-drafts: %s\n", s.message());
+[[noreturn]] void fail(const char* why) {
+  std::fprintf(stderr, "bench-drafts: %s\n", why);
   std::exit(1);
 }
 
 void check(const Status& s) {
-  if (!s.ok()) fail(s);
+  if (!s.ok()) fail(s.message());
 }
 
-struct Bench {
-  std::shared_ptr<const Model> model;
-  Array<Token> document;
-  uint32_t answer_tokens;
-  std::vector<Token> answer = {};  // of the sequence without drafts
+uint64_t cpu_ns() { return static_cast<uint64_t>(std::clock()) * (1'000'000'000 / CLOCKS_PER_SEC); }
 
+// Whose drafts an answer has.
+struct Case {
+  enum class Kind { alone, lookup, layer, both, chance, quotes, runs } kind = Kind::alone;
+  std::string name;
+  uint32_t percent = 0, length = 0, gap = 0;
+
+  bool scripted() const { return kind >= Kind::chance; }
+  bool by_layer() const { return kind == Kind::layer || kind == Kind::both; }
+  bool in_quote(std::size_t at) const { return at % (length + gap) >= gap; }
+};
+
+Case parse_script(const std::string& text) {
+  Case c{.name = text};
+  if (std::sscanf(text.c_str(), "chance:%u", &c.percent) == 1 && c.percent <= 100)
+    return c.kind = Case::Kind::chance, c;
+  for (const auto& [form, kind] :
+       {std::pair{"quotes:%u:%u", Case::Kind::quotes}, std::pair{"runs:%u:%u", Case::Kind::runs}})
+    if (std::sscanf(text.c_str(), form, &c.length, &c.gap) == 2 && c.length > 0 &&
+        c.length <= 1 << 20 && c.gap <= 1 << 20)
+      return c.kind = kind, c;
+  fail("--script is chance:PERCENT, quotes:LENGTH:GAP or runs:LENGTH:GAP");
+}
+
+struct Options {
+  std::string model, file;
+  std::vector<std::string> questions, scripts;
+  uint32_t answer = 192, document = 256, threads = 0, repetitions = 5, layer = 0;
+  bool costs = false, lookup = false, always = false, fresh = false, cpu_clock = false;
+};
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+class Bench {
+ public:
+  explicit Bench(Options o) : o_(std::move(o)) { reopen(); }
+
+  void run_costs();
+  void run_case(const Case& c);
+
+ private:
   struct Result {
-    double seconds = 0;
+    double wall = 0, cpu = 0;  // nanoseconds of a token
+    uint64_t tokens = 0, steps = 0;
     DraftCounts drafts;
+    std::vector<Token> answer;
   };
 
-  std::unique_ptr<Session> open(bool always) const {
-    SessionOptions options;
-    options.lookup_tokens = 0;
-    options.drafts_always = always;
-    std::unique_ptr<Session> session;
-    check(Session::open(model, options, &session));
-    uint64_t done = 0;
-    check(session->prefill_tokens(document, nullptr, nullptr, {}, &done));
-    return session;
+  void reopen() {
+    documents_.clear(), model_.reset();
+    check(Model::open(o_.model, "", &model_));
   }
+  std::unique_ptr<Session> open(const Case& c);
+  void script(const Case& c, Session* session);
+  Result answer(const Case& c, const std::string& question);
+  void add_question(const Case& c, const std::string& question);
 
-  Result run(Session* session) {
-    GenerateOptions options;
-    options.max_tokens = answer_tokens;
-    options.keep = true;
-    Answer out;
-    check(session->generate(
-        "", options, [](std::string_view) { return 0; }, &out));
-    answer.assign(session->tokens().begin(), session->tokens().end());
-    return {1e-9 * static_cast<double>(out.total_ns - out.first_token_ns) /
-                static_cast<double>(out.answer_tokens),
-            session->stats().drafts};
-  }
-
-  // A part of a step's drafts is right, the first ones: `share` in the mean.
-  Session::DraftFn scripted(const Session& session, double share, uint32_t most) const {
-    return [&session, script = answer, share, most, state = uint32_t{1}](
-               Token, uint32_t count, Array<Token>* out) mutable {
-      const std::size_t at = session.tokens().size() + 1;
-      state = state * 1664525 + 1013904223;
-      const double random = (state >> 8) / double{1 << 24};
-      count = std::min(count, most);
-      // uniform, but for shares next to none and all
-      const double part = share <= 0.5 ? 2 * share * random : 1 - 2 * (1 - share) * random;
-      const auto right = static_cast<uint32_t>(part * (count + 1));
-      for (uint32_t i = 0; i < count; ++i) {
-        const Token good = at + i < script.size() ? script[at + i] : 3;
-        out->push_back(i < right ? good : good == 5 ? 6 : 5);
-      }
-    };
-  }
+  const Options o_;
+  std::shared_ptr<const Model> model_;
+  std::map<Case::Kind, std::unique_ptr<Session>> documents_;
+  std::vector<Token> script_;  // the answer of the newest session without drafts
+  // Of a case.
+  struct Sums {
+    std::vector<double> walls, cpus;  // ratios
+    uint64_t drafted = 0, accepted = 0, tokens = 0, steps = 0, drafted_steps = 0;
+  } sums_;
 };
+
+// A fork of the session that has the document.
+std::unique_ptr<Session> Bench::open(const Case& c) {
+  std::unique_ptr<Session>& document = documents_[c.scripted() ? Case::Kind::chance : c.kind];
+  if (!document) {
+    SessionOptions options;
+    options.threads = o_.threads;
+    options.lookup_tokens =
+        c.kind == Case::Kind::lookup || c.kind == Case::Kind::both ? options.lookup_tokens : 0;
+    options.draft_tokens = c.by_layer() ? o_.layer : 0;
+    options.drafts_always = o_.always;
+    if (o_.cpu_clock) options.clock = cpu_ns;
+    check(Session::open(model_, options, &document));
+    uint64_t done = 0, bytes = 0;
+    if (!o_.file.empty()) {
+      std::ifstream in(o_.file, std::ios::binary);
+      std::ostringstream text;
+      text << in.rdbuf();
+      if (!in || text.str().empty()) fail("--file cannot be read");
+      check(document->prefill(text.str(), false, nullptr, {}, &done, &bytes));
+    } else {
+      Array<Token> tokens;
+      for (uint32_t i = 0; i < o_.document; ++i)
+        tokens.push_back(static_cast<Token>(10 + i * 7919 % 200));
+      check(document->prefill_tokens(tokens, nullptr, nullptr, {}, &done));
+    }
+  }
+  std::unique_ptr<Session> out;
+  check(document->fork(&out));
+  return out;
+}
+
+void Bench::script(const Case& c, Session* session) {
+  if (!c.scripted()) return;
+  const std::size_t base = session->tokens().size();
+  const auto next_at = [session, base] { return session->tokens().size() + 1 - base; };
+  session->draft_by(
+      [this, c, base, next_at, state = uint32_t{1}](Token, uint32_t count,
+                                                    Array<Token>* out) mutable {
+        for (uint32_t i = 0; i < count; ++i) {
+          state = state * 1664525 + 1013904223;
+          const std::size_t at = next_at() + i;
+          const bool right =
+              c.kind == Case::Kind::chance ? (state >> 8) % 100 < c.percent : c.in_quote(at);
+          const Token good = base + at < script_.size() ? script_[base + at] : 3;
+          out->push_back(right ? good : good == 5 ? 6 : 5);
+        }
+      },
+      [c, next_at]() -> uint32_t {
+        if (c.kind != Case::Kind::quotes) return LookupMatch::max_length;
+        const std::size_t in_period = next_at() % (c.length + c.gap),
+                          quoted = in_period - std::min<std::size_t>(in_period, c.gap);
+        return static_cast<uint32_t>(
+            std::clamp<std::size_t>(quoted, LookupMatch::min_length, LookupMatch::max_length));
+      });
+}
+
+Bench::Result Bench::answer(const Case& c, const std::string& question) {
+  if (o_.fresh) reopen();
+  const auto session = open(c);
+  script(c, session.get());
+  GenerateOptions options;
+  options.max_tokens = o_.answer;
+  options.keep = true;
+  uint64_t first_cpu = 0;
+  Answer out;
+  check(session->generate(
+      question, options,
+      [&](std::string_view) {
+        if (first_cpu == 0) first_cpu = cpu_ns();
+        return 0;
+      },
+      &out));
+  const uint64_t end = cpu_ns();
+  if (out.answer_tokens < 2) fail("the answer has no tokens to measure");
+  const auto tokens = static_cast<double>(out.answer_tokens - 1);
+  return {static_cast<double>(out.total_ns - out.first_token_ns) / tokens,
+          static_cast<double>(end - (first_cpu > 0 ? first_cpu : end)) / tokens,
+          out.answer_tokens,
+          out.answer_tokens - std::min(session->stats().drafts.accepted, out.answer_tokens),
+          session->stats().drafts,
+          {session->tokens().begin(), session->tokens().end()}};
+}
+
+void Bench::add_question(const Case& c, const std::string& question) {
+  Result alone = answer({}, question);
+  script_ = alone.answer;
+  const Result drafted = answer(c, question);
+  if (drafted.answer != alone.answer) fail("drafts have changed the answer");
+  sums_.walls.push_back(alone.wall / drafted.wall);
+  if (drafted.cpu > 0) sums_.cpus.push_back(alone.cpu / drafted.cpu);
+  sums_.drafted += drafted.drafts.drafted, sums_.accepted += drafted.drafts.accepted;
+  sums_.drafted_steps += drafted.drafts.steps;
+  sums_.tokens += drafted.tokens, sums_.steps += drafted.steps;
+}
+
+void Bench::run_case(const Case& c) {
+  sums_ = {};
+  const std::vector<std::string> one = {""};
+  for (uint32_t i = 0; i < o_.repetitions; ++i)
+    for (const std::string& question : o_.questions.empty() ? one : o_.questions)
+      add_question(c, question);
+  const auto part = [](uint64_t a, uint64_t b) {
+    return static_cast<double>(a) / static_cast<double>(std::max<uint64_t>(b, 1));
+  };
+  std::printf(
+      "%-14s %5.2f x by the clock, %5.2f x by CPU time; %.2f tokens a step; %.0f of %.0f drafts "
+      "accepted (%.0f%%), %.1f a step\n",
+      c.name.c_str(), median(sums_.walls), median(sums_.cpus), part(sums_.tokens, sums_.steps),
+      part(sums_.accepted, sums_.walls.size()), part(sums_.drafted, sums_.walls.size()),
+      100 * part(sums_.accepted, sums_.drafted), part(sums_.drafted, sums_.drafted_steps));
+}
+
+// The time of a step by its tokens, in steps of one: sizes in turn, drafts that are never accepted.
+void Bench::run_costs() {
+  struct Sample {
+    std::vector<double> walls, cpus;
+  };
+  std::map<uint32_t, Sample> samples;
+  SessionOptions options;
+  options.threads = o_.threads, options.lookup_tokens = 0, options.drafts_always = true;
+  std::unique_ptr<Session> session;
+  check(Session::open(model_, options, &session));
+  Array<Token> tokens;
+  for (uint32_t i = 0; i < o_.document; ++i)
+    tokens.push_back(static_cast<Token>(10 + i * 7919 % 200));
+  uint64_t done = 0;
+  check(session->prefill_tokens(tokens, nullptr, nullptr, {}, &done));
+  constexpr uint32_t sizes[] = {1, 2, 3, 4, 6, 8, 12, 16};
+  uint32_t turn = 0, size = 0;
+  std::size_t at = 0;
+  uint64_t wall = 0, cpu = 0;
+  session->draft_by([&](Token, uint32_t count, Array<Token>* out) {
+    if (size > 0 && session->tokens().size() == at + 1) {
+      samples[size].walls.push_back(static_cast<double>(os::now_ns() - wall));
+      samples[size].cpus.push_back(static_cast<double>(cpu_ns() - cpu));
+    }
+    const uint32_t drafts = std::min(count, sizes[turn++ % std::size(sizes)] - 1);
+    size = drafts + 1, at = session->tokens().size();
+    for (uint32_t i = 0; i < drafts; ++i) out->push_back(5);
+    wall = os::now_ns(), cpu = cpu_ns();
+  });
+  GenerateOptions answers;
+  answers.max_tokens = o_.answer;
+  Answer out;
+  check(session->generate(
+      "", answers, [](std::string_view) { return 0; }, &out));
+  if (!samples.contains(1)) fail("the answer is too short to measure steps");
+  const double one_wall = median(samples[1].walls), one_cpu = median(samples[1].cpus);
+  std::printf("a step of one token: %.2f ms, %.2f ms of CPU time\n", 1e-6 * one_wall,
+              1e-6 * one_cpu);
+  for (const auto& [n, s] : samples)
+    std::printf("%2u tokens: %5.2f by the clock, %5.2f by CPU time (%zu steps)\n", n,
+                median(s.walls) / one_wall, median(s.cpus) / std::max(one_cpu, 1.0),
+                s.walls.size());
+}
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 2)
-    return std::fprintf(stderr, "bench-drafts MODEL [document [answer [percent]]]\n"), 2;
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
-  Bench bench;
-  check(Model::open(argv[1], "", &bench.model));
-  const auto number = [&](int i, uint32_t other) {
-    return argc > i ? static_cast<uint32_t>(std::atoi(argv[i])) : other;
-  };
-  bench.document.resize(number(2, 512));
-  for (std::size_t i = 0; i < bench.document.size(); ++i)
-    bench.document[i] = static_cast<Token>(10 + i * 7919 % 200);
-  bench.answer_tokens = number(3, 192);
-  const auto document = bench.open(false);
-  const auto fork = [&](const Session& of) {
-    std::unique_ptr<Session> out;
-    check(of.fork(&out));
-    return out;
-  };
-  (void)bench.run(fork(*document).get());
-  const double alone = bench.run(fork(*document).get()).seconds;
-  std::printf("a token alone: %.2f ms\n", 1e3 * alone);
-  const auto always = bench.open(true);
-  std::vector<uint32_t> sizes = {1, 2, 3, 5, 7, 11, 15};
-  std::vector<double> shares = {0.0, 0.25, 0.5, 0.75, 1.0};
-  if (argc > 4) sizes.clear(), shares = {number(4, 0) / 100.0};
-  for (const uint32_t drafts : sizes) {
-    const auto session = fork(*always);
-    session->draft_by(bench.scripted(*session, 0, drafts));
-    const auto steps = bench.run(session.get());
-    std::printf(
-        "steps of up to %2u tokens: %5.2f (%.1f drafts)\n", drafts + 1, steps.seconds / alone,
-        static_cast<double>(steps.drafts.drafted) / static_cast<double>(steps.drafts.steps));
-  }
-  constexpr std::size_t repetitions = 7;  // of which the median counts: other processes disturb
-  for (const double share : shares) {
-    std::vector<double> gains;
-    DraftCounts counts;
-    while (gains.size() < repetitions) {
-      const double before = bench.run(fork(*document).get()).seconds;
-      const auto session = fork(*document);
-      session->draft_by(bench.scripted(*session, share, 15));
-      const auto drafted = bench.run(session.get());
-      gains.push_back(before / drafted.seconds);
-      counts = drafted.drafts;
-    }
-    std::nth_element(gains.begin(), gains.begin() + repetitions / 2, gains.end());
-    std::printf("%3.0f%% right: %5.2f x, %llu steps with drafts, %llu of %llu accepted\n",
-                100 * share, gains[repetitions / 2], static_cast<unsigned long long>(counts.steps),
-                static_cast<unsigned long long>(counts.accepted),
-                static_cast<unsigned long long>(counts.drafted));
-  }
+  CLI::App app("Measures steps with drafts, and answers with them next to answers without.");
+  Options o;
+  app.add_option("MODEL", o.model)->required();
+  app.add_flag("--costs", o.costs, "the time of a step by its tokens");
+  app.add_option("--script", o.scripts, "chance:PERCENT, quotes:LENGTH:GAP or runs:LENGTH:GAP");
+  app.add_flag("--lookup", o.lookup, "drafts by lookup, as sessions have them");
+  app.add_option("--mtp", o.layer, "drafts of the MTP layer for a step, alone and with lookup")
+      ->check(CLI::Range(1u, Drafter::max_tokens));
+  app.add_option("--file", o.file, "a text to prefill, in place of --document tokens");
+  app.add_option("--document", o.document, "tokens [256]")->check(CLI::Range(1u, 1u << 24));
+  app.add_option("--ask", o.questions, "a question, asked of a fork of the document each time");
+  app.add_option("--answer", o.answer, "tokens of an answer at most [192]")
+      ->check(CLI::Range(2u, 1u << 20));
+  app.add_option("--threads", o.threads, "0: one per CPU");
+  app.add_option("--repetitions", o.repetitions, "of which the median counts [5]")
+      ->check(CLI::Range(1u, 1000u));
+  app.add_flag("--always", o.always, "drafts as many as there are, whether or not they pay");
+  app.add_flag("--fresh", o.fresh, "opens the model for each answer: nothing is known of costs");
+  app.add_flag("--cpu-clock", o.cpu_clock, "sessions judge drafts by CPU time, not by the clock");
+  CLI11_PARSE(app, argc, argv);
+  std::vector<Case> cases;
+  for (const std::string& text : o.scripts) cases.push_back(parse_script(text));
+  if (o.lookup) cases.push_back({.kind = Case::Kind::lookup, .name = "lookup"});
+  if (o.layer > 0) cases.push_back({.kind = Case::Kind::layer, .name = "mtp"});
+  if (o.layer > 0 && o.lookup) cases.push_back({.kind = Case::Kind::both, .name = "mtp, lookup"});
+  if (cases.empty() && !o.costs) fail("give --costs, --script, --lookup or --mtp");
+  Bench bench(o);
+  if (o.costs) bench.run_costs();
+  for (const Case& c : cases) bench.run_case(c);
   return 0;
 }
