@@ -373,3 +373,37 @@ TEST_CASE("hidden pages are not attended, and all others are") {
       }
     }
 }
+
+TEST_CASE("pages are removed from all lists and samples of a selection, with their tokens") {
+  Selection s;
+  begin_selection(2, &s);
+  s.samples.assign(2, {}), s.sample_numbers.assign(2, {});
+  s.sampled = true;
+  for (const std::size_t list : {0u, 1u})
+    for (uint32_t page = 1; page < 9; ++page) {
+      s.lists[list].push_back({nullptr, nullptr, 0x7});
+      s.page_numbers[list].push_back(page);
+      s.tokens += 3;
+      for (int i = 0; i < 2; ++i) {
+        s.samples[list].push_back({nullptr, nullptr, 0xf, 1.0f});
+        s.sample_numbers[list].push_back(page);
+        s.tokens += quad_tokens;
+      }
+    }
+  const uint64_t before = s.tokens;
+  remove_pages(3, 5, &s);
+  CHECK(s.tokens == before - 2 * 2 * (3 + 2 * quad_tokens));
+  for (const std::size_t list : {0u, 1u}) {
+    CHECK((s.page_numbers[list].size() == 6 && s.lists[list].size() == 6));
+    CHECK((s.sample_numbers[list].size() == 12 && s.samples[list].size() == 12));
+    for (const auto* numbers : {&s.page_numbers[list], &s.sample_numbers[list]})
+      for (std::size_t i = 0; i < numbers->size(); ++i) {
+        CHECK(((*numbers)[i] < 3 || (*numbers)[i] >= 5));
+        if (i > 0) CHECK((*numbers)[i] >= (*numbers)[i - 1]);
+      }
+  }
+  remove_pages(9, 20, &s);
+  CHECK(s.page_numbers[0].size() == 6);
+  remove_pages(0, 20, &s);
+  CHECK((s.tokens == 0 && s.lists[1].empty() && s.samples[1].empty()));
+}

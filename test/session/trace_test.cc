@@ -26,6 +26,24 @@ void add_shares(Trace* trace, uint32_t head, uint64_t first, const std::vector<f
 
 }  // namespace
 
+TEST_CASE("what another trace recorded can count elsewhere, within both") {
+  const auto pool = make_pool();
+  const float totals[] = {0};
+  Trace of(1, 4, 16), to(1, 4, 32);
+  of.begin_step(), of.begin_layer(), of.set_base(0, 3);
+  add_shares(&of, 0, 4, {0.5f, 0, 0, 0, 0, 0, 0.25f, 0});
+  of.end_layer(totals, pool.get()), of.commit();
+  to.take(of, 4, 20, 4);
+  const auto passages = to.passages();
+  REQUIRE(passages.size() == 1);
+  CHECK((passages[0].first == 20 && passages[0].tokens == 4 && passages[0].share > 0.99));
+  to.take(of, 8, 12, 4);
+  CHECK(to.passages().size() == 2);
+  const double sum = to.sum();
+  to.take(of, 64, 0, 8), to.take(of, 4, 64, 8);  // outside of one
+  CHECK(to.sum() == sum);
+}
+
 TEST_CASE(
     "a block has the squares of its shares, over heads, layers and steps; neighbours are one "
     "passage") {
