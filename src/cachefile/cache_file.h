@@ -98,6 +98,8 @@ class CacheFile {
   const format::Identity& identity() const { return header_.identity; }
   uint32_t version() const { return header_.version; }
   uint64_t size() const { return header_.file_size; }
+  // Code::corrupt where the file was cut since it was mapped. Costs a system call.
+  Status check_size() const { return file_.check_size(size()); }
 
   using Section = CacheHeader::Entry;
   // In file order, sections of unknown kinds included.

@@ -39,7 +39,20 @@ Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPoo
     : model_(std::move(model)), ropes_(model_->ropes(context)), pool_(pool), host_(*model_, pool),
       layer_inputs_(*model_, pool) {}
 
+// A mapped file that another process has cut would end this process. Between two steps that is an
+// error; within a step it is not found.
+Status Forward::check_files(const ForwardStep& step, const KvStore& store) const {
+  RETURN_IF_ERROR(model_->check_file());
+  RETURN_IF_ERROR(store.pages().check_file());
+  for (const AttendedDocument& d : step.documents) RETURN_IF_ERROR(d.store->pages().check_file());
+  if (!step.scores) return {};
+  for (const AttendedDocument& d : step.scores->documents)
+    RETURN_IF_ERROR(d.store->pages().check_file());
+  return {};
+}
+
 Status Forward::run(const ForwardStep& step, const StepStores& stores) {
+  RETURN_IF_ERROR(check_files(step, stores.store));
   if (step.chunk > 0) return run_span(step, stores);
   end_spans();
   last_is_span_ = false;

@@ -45,6 +45,8 @@ class FullHash {
   // written is no failure. Code::cancelled, Code::io, Code::corrupt (the file was changed
   // meanwhile). Any thread, one at a time.
   Status compute(const Cancel* cancel, Progress* progress);
+  // Code::corrupt where the file was cut since it was opened.
+  Status check_size() const { return file_.check_size(identity_.bytes); }
   // False while it is unknown. Any thread.
   bool get(HashBytes* out) const;
 

@@ -194,6 +194,8 @@ class Model {
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
   FullHash* full_hash() const { return full_hash_.get(); }  // null of an inspected model
+  // Code::corrupt where the file was cut since it was mapped. Costs a system call.
+  Status check_file() const { return full_hash_ ? full_hash_->check_size() : Status(); }
   void identify(format::Identity* out) const;  // fills in what says which weights these are
   // Whether a cache is of these weights: by the hash of the whole file where both have one, and by
   // the fingerprint.

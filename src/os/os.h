@@ -82,6 +82,8 @@ class File {
   bool is_at(const std::string& path) const;
 
   Status size(uint64_t* out) const;
+  // Code::corrupt where the file has fewer bytes than that: a mapping of it would raise SIGBUS.
+  Status check_size(uint64_t bytes) const;
   Status identity(FileIdentity* out) const;
   // Reads all bytes; Code::corrupt at the end of the file.
   Status read(uint64_t offset, void* data, std::size_t size) const;

@@ -1,9 +1,11 @@
 #include "os/paths.h"
 
 #include <algorithm>
+#include <cinttypes>
 #include <vector>
 
 namespace kvasir::os {
+
 namespace {
 
 #ifdef _WIN32
@@ -48,6 +50,16 @@ std::string joined(std::string text, const std::vector<std::string_view>& parts)
 }
 
 }  // namespace
+
+Status File::check_size(uint64_t bytes) const {
+  uint64_t now = 0;
+  RETURN_IF_ERROR(size(&now));
+  if (now >= bytes) return {};
+  return Status::error(Code::corrupt,
+                       "%s was cut from %" PRIu64 " to %" PRIu64 " bytes while it was in use",
+                       path_.c_str(), bytes, now)
+      .with_offset(now);
+}
 
 std::string relative_path(std::string_view file, std::string_view to) {
   const std::vector<std::string_view> from = folder_of(file);

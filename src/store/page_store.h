@@ -164,6 +164,7 @@ class PageStore {
   // time, so only speed may depend on it.
   static bool is_last(const std::shared_ptr<const void>& keep);
   Status damaged() const;     // the error for a check that failed
+  Status check_file() const;  // CacheFile::check_size() of the mapped file, where there is one
   Status not_finite() const;  // for pages with NaN or infinity under correct checksums
 
   // Makes room for `pages` pages in all: new slabs, and an own copy of a shared last slab.

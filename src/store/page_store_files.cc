@@ -221,6 +221,13 @@ Status PageStore::damaged() const {
   return Status::error(Code::internal, "a page was reported as damaged and is not");
 }
 
+// Mapped slabs come first.
+Status PageStore::check_file() const {
+  for (const SlabRef& slab : slabs_)
+    if (slab) return slab->file ? slab->file->check_size() : Status();
+  return {};
+}
+
 Status PageStore::not_finite() const {
   const CacheFile* mapped = file();
   return Status::error(Code::corrupt, "%s: section '%s' has scales that are not finite",
