@@ -19,6 +19,8 @@
 
 namespace kvasir {
 
+struct SpanSize;
+
 class Forward {
  public:
   // For a sequence of at most `context` tokens. Code::device.
@@ -82,12 +84,14 @@ class Forward {
   void make_span_memory(Span* span);
   void release_spans();
   Status run_layer(Span* span, std::size_t executor, uint32_t layer);
+  uint32_t layer_to_read_ahead(const ForwardStep& step, uint32_t layer) const;
   Status run_chunk(Span* span, std::size_t executor, uint32_t layer, std::size_t chunk);
   Status write_span_logits(const StepContext& c, LayerExecutor* executor);
   Status pass_hidden(const Span& span);
   void write_norm(const Norm& norm, const float* x, float* out) const;
-  void commit_span(Span* span, const StepStores& stores);
-  bool prefers_spans() const;
+  Status commit_span(Span* span, const StepStores& stores);
+  SpanSize span_size(const ForwardStep& step, const StepStores& stores) const;
+  bool prefers_spans(const SpanSize& size) const;
   Fallback why_no_span(const StepStores& stores) const;
 
   std::shared_ptr<const Model> model_;

@@ -9,13 +9,12 @@
 #include <utility>
 #include <vector>
 
+#include "base/checked.h"
 #include "engine/forward.h"
+#include "engine/span_size.h"
 #include "os/os.h"
 
 namespace kvasir {
-
-constexpr uint64_t min_span = 8192, max_span = 65536;     // tokens
-constexpr uint64_t max_span_bytes = uint64_t{512} << 20;  // of the residual stream and its angles
 
 Status step_cancelled() {
   return Status::error(Code::cancelled, "cancelled; the sequence is as it was before the chunk");
@@ -51,11 +50,32 @@ struct Forward::Span {
   float *cos = nullptr, *sin = nullptr;  // of each chunk: [RoPE sets][n][rope dim / 2]
 };
 
+// Bytes of pages of so many tokens, with their summaries.
+static uint64_t page_bytes_of(const StoreShape& shape, uint64_t tokens) {
+  const uint64_t extents = ceil_div(tokens, shape.page.extent_tokens());
+  const uint64_t sketch = shape.is_selected() ? shape.page.sketch_bytes() * shape.heads_total() : 0;
+  return extents * (shape.slab_bytes() + sketch);
+}
+
+SpanSize Forward::span_size(const ForwardStep& step, const StepStores& stores) const {
+  const ModelConfig& config = model_->config();
+  SpanSize size;
+  size.weights = model_->weights().bytes;
+  size.text = page_bytes_of(stores.store.shape(), step.size() + step.follows);
+  size.stream = uint64_t{config.width + 2 * config.angles()} * sizeof(float);
+  if (stores.windows) {
+    const StoreShape& shape = stores.windows->shape();
+    size.windows = page_bytes_of(shape, shape.page.extent_tokens()) / shape.page.extent_tokens();
+  }
+  size.available = os::available_memory();
+  return size;
+}
+
 // Whether weights would be read from the file, or computed by the CPU in place of a GPU, with each
 // chunk.
-bool Forward::prefers_spans() const {
+bool Forward::prefers_spans(const SpanSize& size) const {
   const std::vector<DeviceWeights>& gpus = model_->device_weights();
-  if (gpus.empty()) return model_->weights().bytes > os::available_memory();
+  if (gpus.empty()) return size.weights_exceed();
   if (gpus.back().end_layer() < model_->config().depth()) return true;
   for (const DeviceWeights& d : gpus)
     if (d.experts_end() < d.end_layer()) return true;
@@ -73,17 +93,14 @@ Fallback Forward::why_no_span(const StepStores& stores) const {
 
 uint64_t Forward::span_tokens(const ForwardStep& step, const StepStores& stores,
                               uint32_t chunk) const {
-  const ModelConfig& config = model_->config();
   const bool plain = !step.selector && !step.trace && !step.asked && !step.hidden && !step.accept &&
                      !step.open && !step.inputs;
   const bool follows = stores.store.can_span() && (!stores.windows || stores.windows->can_span());
-  const bool prefers = forced_span_ > 0 || prefers_spans();
+  const SpanSize size = span_size(step, stores);
+  const bool prefers = forced_span_ > 0 || prefers_spans(size);
   span_fallback_ = prefers ? why_no_span(stores) : Fallback::none;
   if (!plain || !follows || !prefers || span_fallback_ != Fallback::none) return 0;
-  if (forced_span_ > 0) return forced_span_;
-  const uint64_t token = uint64_t{config.width + 2 * config.angles()} * sizeof(float);
-  const uint64_t room = std::min(os::available_memory() / 8, max_span_bytes) / token;
-  return std::clamp(room, min_span, max_span) / chunk * chunk;
+  return forced_span_ > 0 ? forced_span_ : size.tokens(chunk);
 }
 
 // Code::no_memory too where an allocation fails: chunks need less.
@@ -97,8 +114,7 @@ Status Forward::run_span(const ForwardStep& step, const StepStores& stores) try 
     for (uint32_t l = runs[i].first_layer; l < runs[i].end_layer; ++l)
       RETURN_IF_ERROR(run_layer(&span, i, l));
   if (step.take_hidden) RETURN_IF_ERROR(pass_hidden(span));
-  commit_span(&span, stores);
-  return {};
+  return commit_span(&span, stores);
 } catch (const std::bad_alloc&) {
   return Status::error(Code::no_memory, "no memory for a span");
 }
@@ -183,8 +199,23 @@ Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
   const auto chunks = static_cast<uint32_t>(span->ends.size());
   LayerExecutor* const e = span_executor(executor);
   RETURN_IF_ERROR(e->begin_layer({layer, chunks, pool_, span->cancel}));
-  for (std::size_t i = 0; i < chunks; ++i) RETURN_IF_ERROR(run_chunk(span, executor, layer, i));
+  const uint32_t next = layer_to_read_ahead(span->step, layer);
+  for (uint32_t i = 0; i < chunks; ++i) {
+    if (next < model_->config().depth()) model_->read_ahead(next, i, chunks);
+    RETURN_IF_ERROR(run_chunk(span, executor, layer, i));
+  }
   return {};
+}
+
+// While a layer is computed, a part of the next one is read with each chunk. depth: none, where
+// memory may not hold both. GPUs have a WeightStream.
+uint32_t Forward::layer_to_read_ahead(const ForwardStep& step, uint32_t layer) const {
+  const uint32_t depth = model_->config().depth();
+  uint32_t next = layer + 1;
+  if (next == depth && step.follows > 0) next = 0;
+  if (next == depth || !model_->device_weights().empty()) return depth;
+  const uint64_t both = model_->layer_bytes(layer) + model_->layer_bytes(next);
+  return both < os::available_memory() / 2 ? next : depth;
 }
 
 LayerExecutor* Forward::span_executor(std::size_t i) const {
@@ -319,18 +350,19 @@ void Forward::write_norm(const Norm& norm, const float* x, float* out) const {
                        c.norm_epsilon, 1, c.width, out);
 }
 
-void Forward::commit_span(Span* span, const StepStores& stores) {
+// The forks first: they may be cancelled.
+Status Forward::commit_span(Span* span, const StepStores& stores) {
   const uint32_t n = span->step.size();
+  const Cancel* const cancel = span->step.cancel;
+  RETURN_IF_ERROR(span->store.commit_span(cpu_kernels(), pool_, cancel));
+  if (span->windows) RETURN_IF_ERROR(span->windows->commit_span(cpu_kernels(), pool_, cancel));
   if (span->step.queries) span->step.queries->commit(span->begin, n, pool_);
-  span->store.commit_span(cpu_kernels(), pool_);
   stores.store = std::move(span->store);
-  if (span->windows) {
-    span->windows->commit_span(cpu_kernels(), pool_);
-    *stores.windows = std::move(*span->windows);
-  }
-  if (!span->states) return;
+  if (span->windows) *stores.windows = std::move(*span->windows);
+  if (!span->states) return {};
   span->states->commit_span(n);
   *stores.states = std::move(*span->states);
+  return {};
 }
 
 }  // namespace kvasir

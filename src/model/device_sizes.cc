@@ -75,8 +75,9 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
   stream_margin = stream_room();
 }
 
-// Two layers' weights and two pieces of them; keys and values of a layer, as they are in pages and
-// as attention reads them, with an eighth more of these; and a step's queries, keys and values.
+// Two layers' weights and two pieces of them; the vectors of all layers, which stay; keys and
+// values of a layer, as they are in pages and as attention reads them, with an eighth more of
+// these; and a step's queries, keys and values.
 uint64_t DeviceSizes::stream_room() const {
   uint64_t weights = 0;
   for (const LayerSizes& layer : layers) weights = std::max(weights, layer.base + layer.experts);
@@ -85,7 +86,7 @@ uint64_t DeviceSizes::stream_room() const {
   const uint64_t tokens = std::min(config_.context, streamed_tokens),
                  keys = tokens * w.kv * (2 + 4) + tokens / 8 * w.kv * 4,
                  step = uint64_t{usual_step} * ((2 * w.q + 2 * w.kv + config_.heads) * 4 + w.q * 2);
-  return 2 * Device::allocated_size(weights) + 2 * Device::allocated_size(piece_room) +
+  return vectors_ + 2 * Device::allocated_size(weights) + 2 * Device::allocated_size(piece_room) +
          Device::allocated_size(keys) + Device::allocated_size(step) + experts_margin;
 }
 
@@ -147,19 +148,21 @@ LayerSizes DeviceSizes::layer(const LayerWeights& w, const LayerConfig& c) {
   for (const Linear* linear : {&w.k, &w.v, &w.o, &w.gate, &w.up, &w.down, &w.input_gate,
                                &w.input_out, &e.shared_gate, &e.shared_up, &e.shared_down})
     add(*linear, &matrices, &size.base);
+  vectors_ += size.base;
   size.base += Device::allocated_size(matrices);
   if (c.has_experts()) size.experts = experts(e, c.experts.count);
   return size;
 }
 
 uint64_t DeviceSizes::experts(const ExpertWeights& w, uint32_t count) {
-  uint64_t size = Device::allocated_size(routed_room(kernels_, w, count));
+  uint64_t vectors = bytes_of(w.router.bias) + bytes_of(w.selection_bias);
   for (const ExpertMatrices* m : {&w.gate, &w.up, &w.down}) {
     piece = std::max(piece, m->first.row_bytes);
-    size += bytes_of(m->biases) + bytes_of(m->scales);
+    vectors += bytes_of(m->biases) + bytes_of(m->scales);
   }
   piece = std::max(piece, w.router.w.row_bytes);
-  return size + bytes_of(w.router.bias) + bytes_of(w.selection_bias);
+  vectors_ += vectors;
+  return Device::allocated_size(routed_room(kernels_, w, count)) + vectors;
 }
 
 }  // namespace kvasir

@@ -55,6 +55,7 @@ struct DeviceSizes {
 
   const DeviceKernels& kernels_;
   const ModelConfig& config_;
+  uint64_t vectors_ = 0;  // bytes of all layers' vectors, biases among them
 };
 
 }  // namespace kvasir

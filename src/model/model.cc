@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include "base/checksum.h"
@@ -73,6 +74,36 @@ bool Model::is_of(const format::Identity& identity) const {
   return identity.model == fingerprint_ && (!both || identity.model_hash == whole);
 }
 
+// Writers of files put a layer's tensors one after the other. "blk.2.ffn_up.weight" is of layer 2.
+void Model::place_layers() {
+  constexpr std::string_view prefix = "blk.";
+  std::vector<uint64_t> ends(config_.depth()), sums(config_.depth());
+  layer_places_.assign(config_.depth(), {UINT64_MAX, 0});
+  for (const GgufTensor& t : gguf_.tensors()) {
+    uint32_t layer = 0;
+    if (!t.name.starts_with(prefix)) continue;
+    const char* const begin = t.name.data() + prefix.size();
+    if (std::from_chars(begin, t.name.data() + t.name.size(), layer).ec != std::errc() ||
+        layer >= config_.depth())
+      continue;
+    Place& place = layer_places_[layer];
+    place.begin = std::min(place.begin, t.offset);
+    ends[layer] = std::max(ends[layer], t.offset + t.bytes), sums[layer] += t.bytes;
+  }
+  for (uint32_t l = 0; l < config_.depth(); ++l) {
+    const uint64_t bytes = sums[l] > 0 ? ends[l] - layer_places_[l].begin : 0;
+    if (bytes < sums[l] + sums[l] / 8) layer_places_[l].bytes = bytes;
+  }
+}
+
+void Model::read_ahead(uint32_t layer, uint32_t part, uint32_t parts) const {
+  if (layer_bytes(layer) == 0) return;
+  const Place& place = layer_places_[layer];
+  const uint64_t size = place.bytes / parts + 1, at = std::min(place.bytes, part * size);
+  const uint64_t bytes = std::min(size, place.bytes - at);
+  if (bytes > 0) mapping_.advise(place.begin + at, bytes, os::Mapping::Advice::will_need);
+}
+
 // A download that reserved its file's size leaves zeros where nothing has come. No trained matrix
 // of this size is zeros wherever it is sampled.
 Status Model::refuse_holes() const {
@@ -134,6 +165,7 @@ Status Model::read_weights() {
   RopeDivisors divisors;
   RETURN_IF_ERROR(bind_weights(gguf_, mapping_.data(), config_, use_, &weights_, &divisors));
   make_ropes(divisors);
+  place_layers();
   return refuse_holes();
 }
 
@@ -147,6 +179,8 @@ Status Model::read_vocabulary() {
 Status Model::read(const std::string& chat_format, const Cancel* cancel) {
   const std::span<const std::byte> bytes(mapping_.data(), mapping_.size());
   RETURN_IF_ERROR(Gguf::parse(bytes, &gguf_));
+  // Samples of tensors are a few KiB each: the system would read megabytes around them.
+  mapping_.advise(gguf_.data_offset(), mapping_.size(), os::Mapping::Advice::random);
   if (use_ == ModelUse::inspect && gguf_.tensors().empty()) use_ = ModelUse::vocabulary;
   const bool only_vocabulary = use_ == ModelUse::vocabulary;
   if (!only_vocabulary) RETURN_IF_ERROR(ModelConfig::read(gguf_, &config_));
@@ -161,6 +195,7 @@ Status Model::read(const std::string& chat_format, const Cancel* cancel) {
     chat_is_chosen_ = true;
   }
   fingerprint_ = fingerprint_of(gguf_, mapping_.data(), mapping_.size());
+  mapping_.advise(gguf_.data_offset(), mapping_.size(), os::Mapping::Advice::normal);
   return {};
 }
 

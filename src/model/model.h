@@ -194,6 +194,12 @@ class Model {
   // Of all metadata, the tensor table, the file's size and blocks of every tensor.
   const Fingerprint& fingerprint() const { return fingerprint_; }
   FullHash* full_hash() const { return full_hash_.get(); }  // null of an inspected model
+  // Bytes of a layer's weights where the file has them together; 0: it does not.
+  uint64_t layer_bytes(uint32_t layer) const {
+    return layer < layer_places_.size() ? layer_places_[layer].bytes : 0;
+  }
+  // Lets the system read part `part` of `parts` of such a layer ahead; advice.
+  void read_ahead(uint32_t layer, uint32_t part, uint32_t parts) const;
   // Code::corrupt where the file was cut since it was mapped. Costs a system call.
   Status check_file() const { return full_hash_ ? full_hash_->check_size() : Status(); }
   void identify(format::Identity* out) const;  // fills in what says which weights these are
@@ -227,6 +233,7 @@ class Model {
              const std::string& hash_folder, const Cancel* cancel);
   Status refuse_holes() const;
   void make_ropes(const RopeDivisors& divisors);
+  void place_layers();
   Status read(const std::string& chat_format, const Cancel* cancel);
   Status read_vocabulary();
   Status read_weights();
@@ -237,6 +244,10 @@ class Model {
   Gguf gguf_;
   ModelConfig config_;
   Weights weights_;
+  struct Place {
+    uint64_t begin = 0, bytes = 0;
+  };
+  std::vector<Place> layer_places_;  // [depth] in the file
   std::vector<Rope> ropes_;
   std::vector<Rope> long_ropes_;  // longrope: of contexts above long_context_; otherwise empty
   uint64_t long_context_ = 0;

@@ -135,7 +135,7 @@ class Mapping {
   uint64_t size() const { return size_; }
 
   // Advice for a part of the mapping; failures are ignored.
-  enum class Advice { sequential, random, will_need, dont_need };
+  enum class Advice { normal, sequential, random, will_need, dont_need };
   void advise(uint64_t offset, uint64_t size, Advice advice) const;
 
  private:

@@ -261,6 +261,8 @@ void Mapping::advise(uint64_t offset, uint64_t size, Advice advice) const {
   const uint64_t begin = offset / page * page;
   int flag = MADV_NORMAL;
   switch (advice) {
+    case Advice::normal:
+      break;
     case Advice::sequential:
       flag = MADV_SEQUENTIAL;
       break;

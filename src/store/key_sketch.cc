@@ -230,15 +230,21 @@ Status KeySketch::reserve(uint32_t pages) {
   return {};
 }
 
-void KeySketch::append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool) {
-  if (!built() || pages.pages() <= pages_) return;
+bool KeySketch::append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,
+                       const Cancel* cancel) {
+  if (!built() || pages.pages() <= pages_) return true;
+  const CancelLatch latch(cancel);
   pool->run(shape_.heads_total(), [&](uint32_t at, uint32_t) {
-    for (uint32_t p = pages_; p < pages.pages(); ++p)
+    for (uint32_t p = pages_; p < pages.pages(); ++p) {
+      if (p % extent_pages == 0 && latch.fired()) return;
       seal(&extents_[p / extent_pages], pages, *bases_, at, p, kernels);
+    }
   });
+  if (latch.fired()) return false;
   for (uint32_t e = pages_ / extent_pages; e < pages.extents(); ++e)
     extents_[e].stamp = new_stamp();
   pages_ = pages.pages();
+  return true;
 }
 
 void KeySketch::truncate(uint32_t pages) {

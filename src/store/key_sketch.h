@@ -82,8 +82,10 @@ class KeySketch {
   // Makes room for `pages` pages in all, so that append() cannot fail. Code::corrupt; throws
   // std::bad_alloc.
   Status reserve(uint32_t pages);
-  // Covers the pages sealed since the last call. Does nothing before build().
-  void append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool);
+  // Covers the pages sealed since the last call. Does nothing before build(). false: cancelled,
+  // within two extents of a head; the sketch is as before.
+  bool append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,
+              const Cancel* cancel = nullptr);
   void truncate(uint32_t pages);
   void clear();
 

@@ -222,7 +222,8 @@ class KvStore {
   void begin_layer();
   Status prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool);
   void end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
-  void commit_span(const Kernels& kernels, ThreadPool* pool);
+  // Code::cancelled: the fork is of no use.
+  Status commit_span(const Kernels& kernels, ThreadPool* pool, const Cancel* cancel = nullptr);
 
   // Truncates the sequence to its first `tokens` tokens (<= tokens(), and a resume_point()).
   // Restores tokens from pages until the window holds window_tokens again. Throws std::bad_alloc.

@@ -77,13 +77,15 @@ void KvStore::begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool) {
     std::copy_n(plane(p), size, sinks_.get() + p * size);
 }
 
-void KvStore::commit_span(const Kernels& kernels, ThreadPool* pool) {
+Status KvStore::commit_span(const Kernels& kernels, ThreadPool* pool, const Cancel* cancel) {
   const uint32_t pages = pages_.pages();
   pages_.show(span_.pages);
   if (pages > span_.pages) pages_.commit(pages);
   window_stamp_ = new_stamp();
-  sketch_.append(pages_, kernels, pool);
+  if (!sketch_.append(pages_, kernels, pool, cancel))
+    return Status::error(Code::cancelled, "cancelled; the sequence is as it was before the span");
   drop_unseen();
+  return {};
 }
 
 }  // namespace kvasir

@@ -9,7 +9,10 @@
 #include <string>
 #include <vector>
 
+#include "engine/span_size.h"
 #include "helpers.h"
+#include "model/device_sizes.h"
+#include "pool.h"
 #include "temp_folder.h"
 
 using namespace kvasir;
@@ -266,4 +269,100 @@ TEST_CASE("a cancelled span leaves the MTP layer's rows as they were") {
   CHECK(done == 0);
   read(session.get(), rest), read(whole.get(), rest);
   CHECK(saved(session.get()) == saved(whole.get()));
+}
+
+TEST_CASE("spans serve where weights and the text to come do not fit together") {
+  SpanSize size;
+  size.weights = 100, size.available = 120;
+  CHECK(!size.weights_exceed());
+  size.text = 20;
+  CHECK(!size.weights_exceed());
+  size.text = 21;
+  CHECK(size.weights_exceed());
+  size.text = 0, size.weights = 121;
+  CHECK(size.weights_exceed());
+  size.available = 0, size.weights = UINT64_MAX, size.text = UINT64_MAX;
+  CHECK(size.weights_exceed());
+}
+
+TEST_CASE("a span is as long as memory allows for its stream and its windows' pages") {
+  constexpr uint64_t gib = uint64_t{1} << 30;
+  SpanSize size;
+  size.stream = 10'000, size.available = 4 * gib;
+  CHECK(size.tokens(512) == SpanSize::max_stream / 10'000 / 512 * 512);
+  size.windows = 10'000;
+  CHECK(size.tokens(512) == gib / 2 / 20'000 / 512 * 512);
+  size.windows = 1'000'000;
+  CHECK(size.tokens(512) == SpanSize::min_tokens);
+  size = {.stream = 100, .available = 1024 * gib};
+  CHECK(size.tokens(512) == SpanSize::max_tokens);
+}
+
+TEST_CASE("the commit of a span can be cancelled while it extends the sketch") {
+  constexpr uint32_t n = 500;
+  auto session = open_session(mini_model(), span_options(0));
+  read(session.get(), book_tokens(1200));
+  ThreadPool* const pool = &test::pool();
+  KvStore before(session->store());
+  if (!before.sketch().built()) REQUIRE(before.build_sketch({}, cpu_kernels(), pool, nullptr).ok());
+  const uint32_t layers = before.shape().layers;
+  const std::vector<float> rows(std::size_t{chunk} * before.shape().kv_heads *
+                                before.shape().page.head_dim);
+  for (const bool cancelled : {true, false}) {
+    KvStore fork(before);
+    REQUIRE(fork.begin_span(n, chunk, pool, nullptr).ok());
+    for (uint32_t l = 0; l < layers; ++l) {
+      fork.begin_layer();
+      for (uint32_t at = 0; at < n; at += chunk) {
+        REQUIRE(fork.prepare_chunk(l, chunk, pool).ok());
+        fork.write(l, chunk, rows.data(), rows.data());
+        fork.end_chunk(l, chunk, cpu_kernels(), pool);
+      }
+    }
+    Cancel cancel;
+    if (cancelled) cancel.fire();
+    const Status s = fork.commit_span(cpu_kernels(), pool, &cancel);
+    CHECK(s.code() == (cancelled ? Code::cancelled : Code::ok));
+    CHECK((fork.sketch().pages() == fork.pages().pages()) == !cancelled);
+    CHECK(before.sketch().pages() == before.pages().pages());
+  }
+}
+
+TEST_CASE("what streamed layers take of a GPU has the vectors of all layers") {
+  DeviceKernels kernels{};
+  kernels.matrix_bytes = [](TensorType, uint32_t rows, uint32_t cols) {
+    return std::size_t{rows} * cols;
+  };
+  for (const char* name : {"llama-bf16", "gpt-oss", "qwen35"}) {
+    CAPTURE(std::string(name));
+    const auto model = open_model(FIXTURES "/models/" + std::string(name) + ".gguf");
+    Weights twice = model->weights();
+    ModelConfig config = model->config();
+    uint64_t vectors = 0;
+    for (const LayerWeights& l : model->weights().layers) {
+      twice.layers.push_back(l);
+      vectors += (l.mixer_norm.weight.size() + l.ffn_norm.weight.size()) * sizeof(float);
+      for (const ExpertMatrices* m : {&l.experts.gate, &l.experts.up, &l.experts.down})
+        vectors += m->biases.size() * sizeof(float);
+    }
+    for (const LayerConfig& l : model->config().layer_configs) config.layer_configs.push_back(l);
+    const DeviceSizes one(model->weights(), model->config(), kernels), two(twice, config, kernels);
+    CHECK(vectors > 0);
+    CHECK(two.stream_margin >= one.stream_margin + vectors);
+  }
+}
+
+TEST_CASE("a model knows where its layers lie in the file") {
+  for (const std::string& path : fixtures()) {
+    CAPTURE(path);
+    const auto model = open_model(path);
+    uint64_t bytes = 0;
+    for (uint32_t l = 0; l < model->config().depth(); ++l) {
+      bytes += model->layer_bytes(l);
+      for (uint32_t part = 0; part < 4; ++part) model->read_ahead(l, part, 3);  // one too many
+    }
+    CHECK(bytes <= std::filesystem::file_size(path));
+  }
+  const auto model = mini_model();
+  for (uint32_t l = 0; l < model->config().depth(); ++l) CHECK(model->layer_bytes(l) > 0);
 }
