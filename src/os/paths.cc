@@ -2,41 +2,88 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <span>
 #include <vector>
+
+#include "os/os.h"
 
 namespace kvasir::os {
 
 namespace {
 
-#ifdef _WIN32
-constexpr std::string_view separators = "/\\";
-constexpr std::size_t drive_parts = 1;  // parts at the beginning that no ".." removes
-#else
-constexpr std::string_view separators = "/";
-constexpr std::size_t drive_parts = 0;
-#endif
-
-std::string_view root_of(std::string_view path) {
-  return path.substr(0, std::min(path.find_first_not_of(separators), path.size()));
+constexpr std::string_view separators_of(PathRules rules) {
+  return rules == PathRules::windows ? "/\\" : "/";
 }
 
-// Appends the parts of a path. "." and ".." are resolved.
-void add_parts(std::string_view path, std::vector<std::string_view>* parts) {
-  for (std::size_t at = 0; at < path.size();) {
-    const std::size_t end = std::min(path.find_first_of(separators, at), path.size());
-    const std::string_view part = path.substr(at, end - at);
-    if (part == "..") {
-      if (parts->size() > drive_parts) parts->pop_back();
-    } else if (!part.empty() && part != ".") {
-      parts->push_back(part);
+char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
+
+bool is_same(std::string_view a, std::string_view b, PathRules rules) {
+  if (rules == PathRules::posix) return a == b;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](char x, char y) { return lower(x) == lower(y); });
+}
+
+struct Path {
+  bool is_absolute = false;
+  std::string root;                     // "", "C:" or "//server/share"; no ".." removes it
+  std::vector<std::string_view> parts;  // after it; "." and ".." are resolved
+};
+
+// Removes the first `count` parts, or as many as there are. Returns them, each after a slash.
+std::string take(std::size_t count, std::vector<std::string_view>* parts) {
+  std::string text;
+  count = std::min(count, parts->size());
+  for (std::size_t i = 0; i < count; ++i) text += '/', text += (*parts)[i];
+  parts->erase(parts->begin(), parts->begin() + static_cast<std::ptrdiff_t>(count));
+  return text;
+}
+
+// slashes: before the first part.
+void take_windows_root(std::size_t slashes, Path* path) {
+  std::vector<std::string_view>* parts = &path->parts;
+  if (slashes >= 2 && !parts->empty() && parts->front() == "?") {
+    take(1, parts);
+    slashes = 0;
+    if (!parts->empty() && is_same(parts->front(), "UNC", PathRules::windows)) {
+      take(1, parts);
+      slashes = 2;
     }
-    at = end + 1;
+  }
+  path->is_absolute = slashes > 0;
+  if (slashes >= 2) {
+    path->root = "/" + take(2, parts);
+  } else if (slashes == 0 && !parts->empty() && parts->front().ends_with(':')) {
+    path->is_absolute = true;
+    path->root = take(1, parts).substr(1);
   }
 }
 
-std::vector<std::string_view> folder_of(std::string_view file) {
+Path split(std::string_view text, PathRules rules) {
+  const std::string_view separators = separators_of(rules);
+  const std::size_t slashes = std::min(text.find_first_not_of(separators), text.size());
+  Path path;
+  for (std::size_t at = slashes; at < text.size();) {
+    const std::size_t end = std::min(text.find_first_of(separators, at), text.size());
+    if (end > at) path.parts.push_back(text.substr(at, end - at));
+    at = end + 1;
+  }
+  if (rules == PathRules::windows) take_windows_root(slashes, &path);
+  else path.is_absolute = slashes > 0;
+  return path;
+}
+
+void resolve(std::span<const std::string_view> parts, std::vector<std::string_view>* to) {
+  for (const std::string_view part : parts)
+    if (part == "..") {
+      if (!to->empty()) to->pop_back();
+    } else if (part != ".") {
+      to->push_back(part);
+    }
+}
+
+std::vector<std::string_view> folder_of(const Path& file) {
   std::vector<std::string_view> parts;
-  add_parts(file, &parts);
+  resolve(file.parts, &parts);
   if (!parts.empty()) parts.pop_back();
   return parts;
 }
@@ -61,26 +108,29 @@ Status File::check_size(uint64_t bytes) const {
       .with_offset(now);
 }
 
-std::string relative_path(std::string_view file, std::string_view to) {
-  const std::vector<std::string_view> from = folder_of(file);
+std::string relative_path(std::string_view file, std::string_view to, PathRules rules) {
+  const Path begin = split(file, rules), end = split(to, rules);
+  if (!begin.is_absolute || !end.is_absolute || !is_same(begin.root, end.root, rules)) return {};
+  const std::vector<std::string_view> from = folder_of(begin);
   std::vector<std::string_view> parts;
-  add_parts(to, &parts);
-  const auto common =
-      std::mismatch(from.begin(), from.end(), parts.begin(), parts.end()).first - from.begin();
-  if (static_cast<std::size_t>(common) < drive_parts || root_of(file).size() != root_of(to).size())
-    return {};
+  resolve(end.parts, &parts);
+  const auto common = std::mismatch(from.begin(), from.end(), parts.begin(), parts.end()).second;
   std::string text;
-  for (std::size_t i = static_cast<std::size_t>(common); i < from.size(); ++i) text += "../";
-  parts.erase(parts.begin(), parts.begin() + common);
+  for (auto i = common - parts.begin(); i < static_cast<std::ptrdiff_t>(from.size()); ++i)
+    text += "../";
+  parts.erase(parts.begin(), common);
   return joined(std::move(text), parts);
 }
 
-std::string path_from(std::string_view file, std::string_view relative) {
-  std::vector<std::string_view> parts = folder_of(file);
-  add_parts(relative, &parts);
-  std::string root;
-  for (std::size_t i = 0; i < root_of(file).size(); ++i) root += '/';
-  return joined(std::move(root), parts);
+std::string path_from(std::string_view file, std::string_view relative, PathRules rules) {
+  const Path begin = split(file, rules), end = split(relative, rules);
+  const auto names_drive = [&](std::string_view part) {
+    return rules == PathRules::windows && part.find(':') != std::string_view::npos;
+  };
+  if (end.is_absolute || std::any_of(end.parts.begin(), end.parts.end(), names_drive)) return {};
+  std::vector<std::string_view> parts = folder_of(begin);
+  resolve(end.parts, &parts);
+  return joined(begin.root + "/", parts);
 }
 
 }  // namespace kvasir::os

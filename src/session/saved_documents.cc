@@ -86,6 +86,11 @@ Status find_document(const std::string& path, const SavedDocuments& documents, s
   RETURN_IF_ERROR(os::absolute_path(path, &whole));
   const SavedDocument& document = documents.documents[index];
   *out = os::path_from(whole, document.path);
+  if (out->empty())  // of another system, where it is relative
+    return Status::error(Code::not_found,
+                         "%s needs its document %zu, '%s', which is no relative path on this "
+                         "system: compose the documents again; nothing was loaded",
+                         path.c_str(), index + 1, document.path.c_str());
   CachePeek peek;
   const Status s = CachePeek::open(*out, &peek);
   if (s.code() == Code::not_found)

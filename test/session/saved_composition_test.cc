@@ -397,4 +397,33 @@ TEST_CASE("a path leads from a file to another and back") {
   CHECK(path_from("/a/b/c.kv", "../x/d.kv") == "/a/x/d.kv");
   CHECK(path_from("/a/b/c.kv", "d.kv") == "/a/b/d.kv");
   CHECK(path_from("/c.kv", "../../d.kv") == "/d.kv");
+  constexpr os::PathRules posix = os::PathRules::posix;
+  CHECK(relative_path("//a/b/c.kv", "/a/d.kv", posix) == "../d.kv");  // one root
+  CHECK(relative_path("a/c.kv", "/a/d.kv", posix).empty());
+  CHECK(path_from("/a/c.kv", "/b/d.kv", posix).empty());
+  CHECK(path_from("/a/c.kv", "C:/d.kv", posix) == "/a/C:/d.kv");
+}
+
+TEST_CASE("a path on Windows leads from a file to another and back, on its drive or share") {
+  constexpr os::PathRules windows = os::PathRules::windows;
+  const auto leads = [](const char* file, const char* to) {
+    return os::relative_path(file, to, windows);
+  };
+  const auto from = [](const char* file, const char* relative) {
+    return os::path_from(file, relative, windows);
+  };
+  CHECK(leads("C:\\a\\b\\c.kv", "C:\\a\\x\\d.kv") == "../x/d.kv");
+  CHECK(leads("C:\\a\\c.kv", "c:/a/d.kv") == "d.kv");
+  CHECK(leads("C:\\a\\c.kv", "D:\\a\\d.kv").empty());
+  CHECK(leads("\\\\?\\C:\\a\\c.kv", "C:\\a\\d.kv") == "d.kv");  // as long paths begin
+  CHECK(leads("\\\\nas\\docs\\a\\c.kv", "\\\\?\\UNC\\nas\\docs\\d.kv") == "../d.kv");
+  CHECK(leads("\\\\nas\\docs\\c.kv", "\\\\nas\\other\\d.kv").empty());
+  CHECK(leads("\\\\nas\\docs\\c.kv", "C:\\nas\\docs\\d.kv").empty());
+  CHECK(from("C:\\a\\b\\c.kv", "../x/d.kv") == "C:/a/x/d.kv");
+  CHECK(from("C:\\c.kv", "../../d.kv") == "C:/d.kv");
+  CHECK(from("\\\\nas\\docs\\c.kv", "../../d.kv") == "//nas/docs/d.kv");
+  CHECK(from("\\\\?\\UNC\\nas\\docs\\a\\c.kv", "d.kv") == "//nas/docs/a/d.kv");
+  for (const char* absolute : {"D:/d.kv", "D:d.kv", "a/D:/d.kv", "/d.kv", "\\d.kv",
+                               "//nas/docs/d.kv", "\\\\nas\\docs\\d.kv", "d.kv:stream"})
+    CHECK(from("C:\\a\\c.kv", absolute).empty());
 }
