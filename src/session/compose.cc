@@ -73,11 +73,8 @@ Status Session::compose(const std::shared_ptr<const Model>& model, const Compose
   unlimited.memory.bytes = 0;
   RETURN_IF_ERROR(open(model, unlimited, &session));
   session->options_.memory.bytes = options.memory.bytes;
-  for (const std::string& path : paths)
-    if (Status s = session->add_document(path, request.cancel, documents.get());
-        !s.ok() &&
-        (s.code() == Code::cancelled || !request.leaves_out || !request.leaves_out(path, s)))
-      return s;
+  RETURN_IF_ERROR(
+      session->add_documents(paths, request.cancel, request.leaves_out, documents.get()));
   if (documents->documents.empty())
     return Status::error(Code::not_found, "none of %zu documents can be used", paths.size());
   RETURN_IF_ERROR(session->limit_documents(documents.get(), options.memory.bytes, request.cancel));
@@ -89,12 +86,9 @@ Status Session::compose(const std::shared_ptr<const Model>& model, const Compose
   return {};
 }
 
-Status Session::add_document(const std::string& path, const Cancel* cancel, Composition* to) {
-  if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was loaded");
-  std::unique_ptr<Session> document;
-  FileStamp stamp;
-  RETURN_IF_ERROR(map_document(path, cancel, &document, &stamp));
-  SequenceState& s = document->sequence_;
+Status Session::add_document(const std::string& path, const FileStamp& stamp,
+                             std::unique_ptr<Session> document, Composition* to) {
+  const SequenceState& s = document->sequence_;
   if (s.turn != Turn::document && s.turn != Turn::tokens)
     return Status::error(Code::bad_argument,
                          "%s is not a document alone: compose files that were saved before the "
@@ -116,9 +110,6 @@ Status Session::add_document(const std::string& path, const Cancel* cancel, Comp
   const uint64_t opening = document->opening_tokens();
   if (opening >= s.tokens.size())
     return Status::error(Code::bad_argument, "%s has no text; nothing was loaded", path.c_str());
-  // what only a session that runs needs
-  s.queries = {}, s.observed = {}, s.logits = {}, s.logits_at = 0;
-  s.store.drop_representatives();
   const uint64_t first_page =
       s.store.pages().pages() > 0 ? s.store.sink_count() : s.store.window_count();
   ComposedDocument& added = to->documents.emplace_back();
@@ -127,8 +118,6 @@ Status Session::add_document(const std::string& path, const Cancel* cancel, Comp
   added.stamp = stamp;
   added.tokens = s.tokens.size();
   added.skipped = static_cast<uint32_t>(std::min(opening, first_page));
-  // it needs neither the threads nor, of its first page, more than others
-  document->pool_ = nullptr;
   Array<float>& errors = sequence_.layer_errors;
   errors.resize(std::max(errors.size(), s.layer_errors.size()));
   for (std::size_t l = 0; l < s.layer_errors.size(); ++l)

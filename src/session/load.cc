@@ -132,9 +132,9 @@ Status Session::use_chat(const ChatRecord& record, const char* path) {
   return {};
 }
 
-// Loads the optional sections.
-Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
-                              const Cancel* cancel) {
+// Loads what the next step needs, and a document that runs nothing does not.
+Status Session::load_last_step(const CacheFile& file, const SavedSequence& state,
+                               const Cancel* cancel) {
   const SectionFacts facts = state.facts(model_->config().vocabulary);
   const std::byte* at = nullptr;
   if (const CacheFile::Section* logits = file.find(SectionKind::logits); logits && logits->bytes) {
@@ -144,18 +144,24 @@ Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
     sequence_.logits.assign(values, values + logits->bytes / sizeof *values);
     sequence_.logits_at = state.tokens;
   }
+  if (options_.full_precision) return {};
+  RETURN_IF_ERROR(load_queries(file, SectionKind::queries, 0, state.tokens, pool_.get(), cancel,
+                               &sequence_.queries));
+  return load_observed(file, facts, cancel);
+}
+
+// Loads the optional sections about the text.
+Status Session::load_optional(const CacheFile& file, const SavedSequence& state,
+                              const Cancel* cancel) {
+  const SectionFacts facts = state.facts(model_->config().vocabulary);
   if (const CacheFile::Section* errors = file.find(SectionKind::errors); errors && errors->bytes) {
+    const std::byte* at = nullptr;
     RETURN_IF_ERROR(take(file, SectionKind::errors, model_->config().layers * sizeof(float), facts,
                          nullptr, cancel, &at));
     const auto* values = reinterpret_cast<const float*>(at);
     sequence_.layer_errors.assign(values, values + errors->bytes / sizeof *values);
     // so that the next measurement is due as without save and load
     sequence_.probed_at = uint64_t{state.probed_pages} * state.page_tokens;
-  }
-  if (!options_.full_precision) {
-    RETURN_IF_ERROR(load_queries(file, SectionKind::queries, 0, state.tokens, pool_.get(), cancel,
-                                 &sequence_.queries));
-    RETURN_IF_ERROR(load_observed(file, facts, cancel));
   }
   RETURN_IF_ERROR(load_count(file, SectionKind::sparse, facts, &sequence_.sparse_tokens));
   RETURN_IF_ERROR(load_spelling(file, facts));
@@ -274,15 +280,15 @@ struct Session::MapRequest {
   bool verify = false;
   const Cancel* cancel = nullptr;
   Progress::Report report = {};
-  uint64_t tokens = 0;                    // that are wanted; 0: all
-  std::shared_ptr<ThreadPool> pool = {};  // null: the session gets its own
-  bool is_document = false;               // that is composed with others
+  uint64_t tokens = 0;       // that are wanted; 0: all
+  bool is_document = false;  // that is composed with others
 };
 
 struct Session::MappedFile {
   std::unique_ptr<Session> session;
   std::shared_ptr<const CacheFile> file;
   SavedLayers saved;
+  ChatRecord chat;
   SavedDocuments documents;  // before the sequence
   FileStamp stamp;
 };
@@ -309,44 +315,45 @@ static Status check_documents(const SavedDocuments& documents, const std::string
                        path.c_str());
 }
 
-Status Session::map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
-                         SessionOptions options, MappedFile* out) {
+// Opens a file, and checks what it says of itself.
+Status Session::check_file(const Model& model, const MapRequest& request, SessionOptions* options,
+                           CachePeek* peek, MappedFile* out) {
   const std::string& path = request.path;
-  const Cancel* cancel = request.cancel;
-  RETURN_IF_ERROR(resolve(*model, &options));
-  CachePeek peek;
-  RETURN_IF_ERROR(CachePeek::open(path, &peek));
-  RETURN_IF_ERROR(check_model(peek.identity(), path, *model));
-  const ModelConfig& config = model->config();
-  SavedLayers& saved = out->saved;
-  const SavedSequence& state = saved.state;
-  RETURN_IF_ERROR(read_saved(peek, &saved.state));
-  ChatRecord chat;
-  RETURN_IF_ERROR(read_chat(peek, &chat));
-  RETURN_IF_ERROR(check_layers(peek, *model, &saved));
-  out->stamp = peek.header().stamp();
-  RETURN_IF_ERROR(read_documents(peek, &out->documents));
+  RETURN_IF_ERROR(resolve(model, options));
+  RETURN_IF_ERROR(CachePeek::open(path, peek));
+  RETURN_IF_ERROR(check_model(peek->identity(), path, model));
+  const SavedSequence& state = out->saved.state;
+  RETURN_IF_ERROR(read_saved(*peek, &out->saved.state));
+  RETURN_IF_ERROR(read_chat(*peek, &out->chat));
+  RETURN_IF_ERROR(check_layers(*peek, model, &out->saved));
+  out->stamp = peek->header().stamp();
+  RETURN_IF_ERROR(read_documents(*peek, &out->documents));
   RETURN_IF_ERROR(
       check_documents(out->documents, path, state, request.is_document, request.tokens));
-  if (!out->documents.documents.empty()) options.memory.bytes = 0;  // load_documents() divides it
-  RETURN_IF_ERROR(check_rope(path, state, *model, options.context));
+  RETURN_IF_ERROR(check_rope(path, state, model, options->context));
   RETURN_IF_ERROR(
-      check_length(path, state.tokens, request.tokens, config.context, options.context));
-  if (request.verify) {
-    Progress progress(request.report);
-    RETURN_IF_ERROR(peek.verify(&progress, cancel));
-  }
+      check_length(path, state.tokens, request.tokens, model.config().context, options->context));
+  options->full_precision = state.full_precision;
+  options->window = state.window_tokens;
+  if (!request.verify) return {};
+  Progress progress(request.report);
+  return peek->verify(&progress, request.cancel);
+}
+
+Status Session::map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
+                         SessionOptions options, MappedFile* out) {
+  const Cancel* cancel = request.cancel;
+  CachePeek peek;
+  RETURN_IF_ERROR(check_file(*model, request, &options, &peek, out));
+  if (!out->documents.documents.empty()) options.memory.bytes = 0;  // load_documents() divides it
+  const ModelConfig& config = model->config();
+  const SavedLayers& saved = out->saved;
+  const SavedSequence& state = saved.state;
   // the later session's pool, because a large file has many tables to verify
-  std::shared_ptr<ThreadPool> pool = request.pool;
-  if (!pool) {
-    std::unique_ptr<ThreadPool> own;
-    RETURN_IF_ERROR(ThreadPool::create(options.threads, &own));
-    pool = std::move(own);
-  }
+  std::unique_ptr<ThreadPool> pool;
+  RETURN_IF_ERROR(ThreadPool::create(options.threads, &pool));
   std::shared_ptr<const CacheFile>& file = out->file;
   RETURN_IF_ERROR(CacheFile::open(std::move(peek), &file, pool.get(), cancel));
-  options.full_precision = state.full_precision;
-  options.window = state.window_tokens;
   KvStore store(model->store_shape(), options.window);
   const uint64_t kept = request.tokens ? request.tokens : state.tokens;
   RETURN_IF_ERROR(set_budget(&options, [&] {
@@ -367,7 +374,14 @@ Status Session::map_file(const std::shared_ptr<const Model>& model, const MapReq
                          std::move(others.states));
   out->session.reset(new Session(model, options, std::move(sequence)));
   out->session->pool_ = std::move(pool);
-  return out->session->load_text(*file, state, chat, cancel);
+  RETURN_IF_ERROR(out->session->load_text(*file, state, out->chat, cancel));
+  RETURN_IF_ERROR(out->session->load_last_step(*file, state, cancel));
+  // these sections are copied: drops their mapped pages
+  for (const CacheFile::Section& section : file->sections())
+    if (section.kind <= SectionKind::window || section.kind == SectionKind::logits ||
+        section.kind == SectionKind::queries || section.kind == SectionKind::windows_rows)
+      file->advise(section, os::Mapping::Advice::dont_need);
+  return {};
 }
 
 // Loads what a file has of a sequence besides its stores.
@@ -382,13 +396,7 @@ Status Session::load_text(const CacheFile& file, const SavedSequence& state, con
   sequence_.document_tokens = state.document_tokens;
   sequence_.document_turn = static_cast<Turn>(state.document_turn);
   RETURN_IF_ERROR(use_chat(chat, file.path().c_str()));
-  RETURN_IF_ERROR(load_optional(file, state, cancel));
-  // these sections are copied: drops their mapped pages
-  for (const CacheFile::Section& section : file.sections())
-    if (section.kind <= SectionKind::window || section.kind == SectionKind::logits ||
-        section.kind == SectionKind::queries || section.kind == SectionKind::windows_rows)
-      file.advise(section, os::Mapping::Advice::dont_need);
-  return {};
+  return load_optional(file, state, cancel);
 }
 
 Status Session::load(const std::shared_ptr<const Model>& model, const std::string& path,
@@ -413,17 +421,39 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   return {};
 }
 
-// A document's session: it cannot run.
-Status Session::map_document(const std::string& path, const Cancel* cancel,
-                             std::unique_ptr<Session>* out, FileStamp* stamp) const {
-  MappedFile mapped;
+// Maps a document of a composition: its session cannot run, and needs no room for what a step reads
+// and writes. Has one open file, because a process may have few. Called on several threads.
+Status Session::map_document(const std::string& path, const Cancel* cancel, MappedFile* out) const {
+  if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was loaded");
   SessionOptions options = options_;
   options.memory = {};  // the composition limits its documents
-  RETURN_IF_ERROR(map_file(model_,
-                           {.path = path, .cancel = cancel, .pool = pool_, .is_document = true},
-                           std::move(options), &mapped));
-  *out = std::move(mapped.session);
-  *stamp = mapped.stamp;
+  CachePeek peek;
+  RETURN_IF_ERROR(check_file(*model_, {.path = path, .cancel = cancel, .is_document = true},
+                             &options, &peek, out));
+  RETURN_IF_ERROR(CacheFile::open(std::move(peek), &out->file, nullptr, cancel));
+  const SavedSequence& state = out->saved.state;
+  const ModelConfig& config = model_->config();
+  KvStore store(model_->store_shape(), options.window);
+  RETURN_IF_ERROR(map_store(out->file, state, state.facts(config.vocabulary), cancel, &store));
+  SequenceState sequence(config, model_->chat(), std::move(store), {}, {});
+  out->session.reset(new Session(model_, options, std::move(sequence)));
+  return out->session->load_text(*out->file, state, out->chat, cancel);
+}
+
+// Maps documents on all threads, and adds them in their order.
+Status Session::add_documents(std::span<const std::string> paths, const Cancel* cancel,
+                              const LeavesOut& leaves_out, Composition* to) {
+  std::vector<MappedFile> mapped(paths.size());
+  std::vector<Status> results(paths.size());
+  pool_->run(static_cast<uint32_t>(paths.size()), [&](uint32_t i, uint32_t) {
+    results[i] = map_document(paths[i], cancel, &mapped[i]);
+  });
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    Status& s = results[i];
+    if (s.ok()) s = add_document(paths[i], mapped[i].stamp, std::move(mapped[i].session), to);
+    if (!s.ok() && (s.code() == Code::cancelled || !leaves_out || !leaves_out(paths[i], s)))
+      return std::move(s);
+  }
   return {};
 }
 

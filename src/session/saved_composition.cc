@@ -74,19 +74,19 @@ Status Session::load_documents(const DocumentsToLoad& to) {
   options_.instructions = to.instructions;
   auto documents = std::make_shared<Composition>();
   documents->max_documents = to.saved.max_documents;
-  for (std::size_t i = 0; i < to.saved.documents.size(); ++i) {
-    std::string path;
-    RETURN_IF_ERROR(find_document(to.path, to.saved, i, &path));
-    if (to.verify) {
-      CachePeek peek;
-      RETURN_IF_ERROR(CachePeek::open(path, &peek));
-      Progress progress(to.report);
-      RETURN_IF_ERROR(peek.verify(&progress, to.cancel));
-    }
-    RETURN_IF_ERROR(add_document(path, to.cancel, documents.get()));
-    if (documents->documents.back().stamp != to.saved.documents[i].stamp)  // replaced meanwhile
-      return document_has_changed(to.path, i, path);
+  std::vector<std::string> paths(to.saved.documents.size());
+  for (std::size_t i = 0; i < paths.size(); ++i) {
+    RETURN_IF_ERROR(find_document(to.path, to.saved, i, &paths[i]));
+    if (!to.verify) continue;
+    CachePeek peek;
+    RETURN_IF_ERROR(CachePeek::open(paths[i], &peek));
+    Progress progress(to.report);
+    RETURN_IF_ERROR(peek.verify(&progress, to.cancel));
   }
+  RETURN_IF_ERROR(add_documents(paths, to.cancel, {}, documents.get()));
+  for (std::size_t i = 0; i < paths.size(); ++i)
+    if (documents->documents[i].stamp != to.saved.documents[i].stamp)  // replaced meanwhile
+      return document_has_changed(to.path, i, paths[i]);
   if (sequence.chat != chat || instructions() != own_instructions)
     return Status::error(Code::model_mismatch,
                          "%s has another chat format or other instructions than its documents: "
@@ -107,8 +107,7 @@ Status Session::map_documents(std::span<const std::string> paths, const Cancel* 
   const Chat chat = sequence_.chat;
   const std::string own_instructions(instructions());
   sequence_.layer_errors.clear();
-  for (const std::string& path : paths)
-    RETURN_IF_ERROR(add_document(path, cancel, documents.get()));
+  RETURN_IF_ERROR(add_documents(paths, cancel, {}, documents.get()));
   if (sequence_.document_turn != turn || sequence_.chat != chat ||
       instructions() != own_instructions)
     return Status::error(Code::model_mismatch,

@@ -327,6 +327,18 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
   return check_section_sizes(file.header(), file.path().c_str(), group);
 }
 
+// Maps the pages of all tokens, and their sketch if the file has one.
+static Status map_pages(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
+                        ThreadPool* pool, const Cancel* cancel, PageStore* pages,
+                        KeySketch* sketch) {
+  const StoreShape shape = pages->shape();
+  file->advise(*file->find(SectionKind::pages), os::Mapping::Advice::random);
+  RETURN_IF_ERROR(PageStore::map(shape, file, state.pages, pages));
+  const CacheFile::Section* section = file->find(SectionKind::sketch);
+  if (!section || section->bytes == 0 || section->version != KeySketch::section_version) return {};
+  return KeySketch::map(shape, file, state.pages, pool, cancel, sketch);
+}
+
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
                   uint32_t group, const MemoryBudget& memory, uint64_t tokens, ThreadPool* pool,
                   const Cancel* cancel, KvStore* out) {
@@ -341,15 +353,9 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
                            *sinks_section = file->find(SectionKind::sinks),
                            *window_section = file->find(SectionKind::window);
   const bool was_sealed = centre_section->bytes > 0, has_sinks = sinks_section->bytes > 0;
-  file->advise(*file->find(SectionKind::pages), os::Mapping::Advice::random);
-
   PageStore pages(shape);
-  RETURN_IF_ERROR(PageStore::map(shape, file, state.pages, &pages));
   KeySketch sketch(shape);
-  if (const CacheFile::Section* section = file->find(SectionKind::sketch);
-      section && section->bytes && section->version == KeySketch::section_version) {
-    RETURN_IF_ERROR(KeySketch::map(shape, file, state.pages, pool, cancel, &sketch));
-  }
+  RETURN_IF_ERROR(map_pages(file, state, pool, cancel, &pages, &sketch));
   Representatives representatives(shape, window_tokens);
   if (const CacheFile::Section* section = file->find(SectionKind::representatives);
       section && section->bytes && section->version == section_version && !state.full_precision) {
@@ -380,6 +386,29 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
   }
   RETURN_IF_ERROR(store.set_budget(memory, tokens, cancel));
   *out = std::move(store);
+  return {};
+}
+
+Status map_store(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
+                 const SectionFacts& facts, const Cancel* cancel, KvStore* out) {
+  PageStore pages(out->shape());
+  KeySketch sketch(out->shape());
+  RETURN_IF_ERROR(map_pages(file, state, nullptr, cancel, &pages, &sketch));
+  KvStore::MappedRows rows{file, {}, {}, {}, state.window_count};
+  const struct {
+    SectionKind kind;
+    std::span<const float>* floats;
+  } sections[] = {{SectionKind::centre, &rows.centre},
+                  {SectionKind::sinks, &rows.sinks},
+                  {SectionKind::window, &rows.window}};
+  for (const auto& [kind, floats] : sections) {
+    const std::byte* at = nullptr;
+    const uint64_t bytes = file->find(kind)->bytes;
+    RETURN_IF_ERROR(take(*file, kind, bytes, facts, nullptr, cancel, &at));
+    *floats = {reinterpret_cast<const float*>(at), static_cast<std::size_t>(bytes / sizeof(float))};
+  }
+  *out = KvStore::map(std::move(pages), std::move(sketch),
+                      state.full_precision ? KvStore::keep_all : state.window_tokens, rows);
   return {};
 }
 

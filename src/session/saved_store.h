@@ -90,6 +90,10 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
                   uint32_t group, const MemoryBudget& memory, uint64_t tokens, ThreadPool* pool,
                   const Cancel* cancel, KvStore* out);
+// The same for a document that nothing is appended to. Centre, sinks and window are verified; the
+// rows stay in the mapping.
+Status map_store(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
+                 const SectionFacts& facts, const Cancel* cancel, KvStore* out);
 
 // For callers that read further sections.
 // version of the encoding of every section except the sketch, which has its own

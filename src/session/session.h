@@ -90,12 +90,13 @@ class Session {
   // Creates a session over saved documents, which are mapped: nothing is copied or prefilled. One
   // document: as load(). most: documents that an answer attends; 0: up to 8. Codes as
   // kv_session_compose.
+  // Is called for a file that cannot be used, and says whether it is left out.
+  using LeavesOut = std::function<bool(const std::string& path, const Status& why)>;
   struct ComposeRequest {
     std::span<const std::string> paths;
     uint32_t most = 0;
     const Cancel* cancel = nullptr;
-    // Where set, is called for a file that cannot be used, and says whether it is left out.
-    std::function<bool(const std::string& path, const Status& why)> leaves_out;
+    LeavesOut leaves_out;  // in the order of the paths; or nothing
   };
   static Status compose(const std::shared_ptr<const Model>& model, const ComposeRequest& request,
                         const SessionOptions& options, std::unique_ptr<Session>* out);
@@ -366,7 +367,10 @@ class Session {
   // ---- documents before the sequence (compose.cc, choose.cc) ------------------------------------
   static Status check_composed_strategy(const SelectOptions& select);
   static Status check_composable(const Model& model, const SessionOptions& options);
-  Status add_document(const std::string& path, const Cancel* cancel, Composition* to);
+  Status add_documents(std::span<const std::string> paths, const Cancel* cancel,
+                       const LeavesOut& leaves_out, Composition* to);
+  Status add_document(const std::string& path, const FileStamp& stamp,
+                      std::unique_ptr<Session> document, Composition* to);
   Status limit_documents(Composition* documents, uint64_t limit, const Cancel* cancel);
   // saved_composition.cc
   Status save_documents(const std::string& path, Array<std::byte>* out) const;
@@ -417,14 +421,16 @@ class Session {
   Status use_chat(const ChatRecord& record, const char* path);
   Status load_spelling(const CacheFile& file, const SectionFacts& facts);
   Status load_observed(const CacheFile& file, const SectionFacts& facts, const Cancel* cancel);
+  Status load_last_step(const CacheFile& file, const SavedSequence& state, const Cancel* cancel);
   Status load_optional(const CacheFile& file, const SavedSequence& state, const Cancel* cancel);
   // A mapped file: a session that cannot run before start().
   struct MappedFile;
   struct MapRequest;
+  static Status check_file(const Model& model, const MapRequest& request, SessionOptions* options,
+                           CachePeek* peek, MappedFile* out);
   static Status map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
                          SessionOptions options, MappedFile* out);
-  Status map_document(const std::string& path, const Cancel* cancel, std::unique_ptr<Session>* out,
-                      FileStamp* stamp) const;
+  Status map_document(const std::string& path, const Cancel* cancel, MappedFile* out) const;
   Status load_text(const CacheFile& file, const SavedSequence& state, const ChatRecord& chat,
                    const Cancel* cancel);
 

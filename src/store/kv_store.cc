@@ -405,9 +405,9 @@ uint32_t KvStore::pages_after(uint64_t tokens) const {
 }
 
 uint64_t KvStore::private_bytes() const {
+  const std::size_t rows = rows_file_ ? 0 : window_floats() + sinks_size();
   return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() +
-         indexes_.private_bytes() +
-         (window_floats() + sinks_size() + centre_.size()) * sizeof(float);
+         indexes_.private_bytes() + (rows + centre_.size()) * sizeof(float);
 }
 
 std::size_t KvStore::window_floats() const {
@@ -447,6 +447,27 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   store.capacity_ = store.capacity_for(saved.window_count);
   store.window_ = make_rows(std::size_t{store.planes()} * store.capacity_ * dim);
   store.appends_.here = true;
+  return store;
+}
+
+// rows_file_ keeps a reference of its own, so that sinks_ and window_ are never sole, and never
+// written.
+KvStore KvStore::map(PageStore pages, KeySketch sketch, uint32_t window_tokens,
+                     const MappedRows& rows) {
+  KvStore store(pages.shape(), window_tokens);
+  store.window_stamp_ = new_stamp();
+  store.sinks_stamp_ = new_stamp();
+  store.pages_ = std::move(pages);
+  store.sketch_ = std::move(sketch);
+  store.representatives_.drop();
+  store.centre_.assign(rows.centre.begin(), rows.centre.end());
+  const auto in_file = [&](std::span<const float> floats) {
+    return std::shared_ptr<float[]>(rows.file, const_cast<float*>(floats.data()));
+  };
+  if (!rows.sinks.empty()) store.sinks_ = in_file(rows.sinks);
+  store.window_ = in_file(rows.window);
+  store.rows_file_ = rows.file;
+  store.capacity_ = store.window_count_ = rows.window_count;
   return store;
 }
 

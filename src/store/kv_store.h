@@ -298,6 +298,15 @@ class KvStore {
   static KvStore restore(PageStore pages, KeySketch sketch, Representatives representatives,
                          uint32_t window_tokens, const SavedRows& saved,
                          const MemoryBudget& budget);
+  // Creates a store that nothing is appended to: sinks and window stay in a mapped file. The caller
+  // has verified them, and the sizes. Throws std::bad_alloc.
+  struct MappedRows {
+    std::shared_ptr<const void> file;
+    std::span<const float> centre, sinks, window;  // as write_window() and the functions above
+    uint32_t window_count = 0;
+  };
+  static KvStore map(PageStore pages, KeySketch sketch, uint32_t window_tokens,
+                     const MappedRows& rows);
   struct Restored {
     float* centre;  // each is null where the part is missing
     float* sinks;
@@ -368,7 +377,8 @@ class KvStore {
   } span_;
   // [layers][kv_heads][2][page_tokens][dim]; null when nothing is sealed; never changed.
   std::shared_ptr<float[]> sinks_;
-  Array<float> centre_;  // [layers][kv_heads][dim]
+  std::shared_ptr<const void> rows_file_;  // where sinks_ and window_ are in it
+  Array<float> centre_;                    // [layers][kv_heads][dim]
 };
 
 }  // namespace kvasir

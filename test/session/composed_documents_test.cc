@@ -1,0 +1,229 @@
+// The documents of a composition: how they are mapped, damaged, and attended by each strategy.
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <limits>
+
+#include "compose_helpers.h"
+#include "sequence_helpers.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+using format::SectionKind;
+
+namespace {
+
+// Changes a byte of a section.
+void damage(const std::string& path, SectionKind kind, uint64_t at = 0) {
+  std::shared_ptr<const CacheFile> file;
+  REQUIRE(CacheFile::open(path, &file).ok());
+  REQUIRE(at < file->find(kind)->bytes);
+  const auto place = static_cast<long>(file->find(kind)->offset + at);
+  const int byte = std::to_integer<int>(file->bytes(kind)[at]);
+  file.reset();
+  std::FILE* out = std::fopen(path.c_str(), "r+b");
+  REQUIRE(out);
+  REQUIRE(std::fseek(out, place, SEEK_SET) == 0);
+  std::fputc(byte ^ 0x20, out);
+  std::fclose(out);
+}
+
+// `count` documents in files of their own.
+std::vector<std::string> copies(const TempFolder& folder, std::size_t count) {
+  std::vector<std::string> paths;
+  for (std::size_t i = 0; i < count; ++i) {
+    paths.push_back(folder.file(std::to_string(i) + ".kv"));
+    std::filesystem::copy_file(saved().paths[i % 3], paths.back());
+  }
+  return paths;
+}
+
+bool names(const Status& s, const std::string& what) {
+  return std::string(s.message()).find(what) != std::string::npos;
+}
+
+double furthest_of(const std::vector<float>& a, const std::vector<float>& b) {
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i)
+    most = std::max(most, std::abs(static_cast<double>(a[i] - b[i])));
+  return most;
+}
+
+SessionOptions selecting(const char* strategy, uint64_t tokens, float alpha = 0) {
+  SessionOptions o = options_of(strategy);
+  o.select.dense_layers = 0;
+  o.select.share_heads = false;  // a shared list weighs heads by their attention to all tokens
+  o.select.budget_tokens = std::string(strategy) == "window" ? 0 : tokens;
+  if (std::string(strategy) == "dipr") o.select.alpha = alpha;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("documents that cannot be used are named in the order of their paths") {
+  const TempFolder folder;
+  std::vector<std::string> paths = copies(folder, 6);
+  std::filesystem::remove(paths[1]);
+  damage(paths[3], SectionKind::window);
+  std::filesystem::resize_file(paths[5], 5000);
+  for (const uint32_t threads : {1u, 3u}) {
+    SessionOptions options = options_of("auto");
+    options.threads = threads;
+    std::vector<std::string> left_out;
+    std::size_t room = 3;
+    Session::ComposeRequest request{.paths = paths};
+    request.leaves_out = [&](const std::string& path, const Status&) {
+      left_out.push_back(path);
+      return left_out.size() <= room;
+    };
+    std::unique_ptr<Session> session;
+    REQUIRE(Session::compose(mini_model(), request, options, &session).ok());
+    CHECK(left_out == std::vector<std::string>{paths[1], paths[3], paths[5]});
+    REQUIRE(session->documents().size() == 3);
+    for (std::size_t i = 0; i < 3; ++i)
+      CHECK(std::string(session->documents()[i].path) == paths[2 * i]);
+    session.reset(), left_out.clear(), room = 1;
+    Status s = Session::compose(mini_model(), request, options, &session);
+    CHECK(s.code() == Code::corrupt);
+    CHECK_MESSAGE(names(s, paths[3]), s.message());
+    CHECK(left_out.size() == 2);
+    request.leaves_out = nullptr;
+    s = Session::compose(mini_model(), request, options, &session);
+    CHECK(s.code() == Code::not_found);
+    CHECK_MESSAGE(names(s, paths[1]), s.message());
+    Cancel cancel;
+    cancel.fire();
+    request.cancel = &cancel, left_out.clear();
+    request.leaves_out = [&](const std::string& path, const Status&) {
+      left_out.push_back(path);
+      return true;
+    };
+    CHECK(Session::compose(mini_model(), request, options, &session).code() == Code::cancelled);
+    CHECK(left_out.empty());
+    CHECK(!session);
+  }
+}
+
+TEST_CASE("what answers need of a document is verified when it is composed") {
+  const TempFolder folder;
+  for (const SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::centre,
+                                 SectionKind::sinks, SectionKind::window}) {
+    CAPTURE(format::name_of(kind));
+    std::vector<std::string> paths = copies(folder, 2);
+    damage(paths[1], kind);
+    const Status s = refused(paths, options_of("auto"));
+    CHECK(s.code() == Code::corrupt);
+    CHECK_MESSAGE((names(s, paths[1]) && names(s, format::name_of(kind))), s.message());
+    for (const std::string& path : paths) std::filesystem::remove(path);
+  }
+  for (const SectionKind kind : {SectionKind::centre, SectionKind::sinks, SectionKind::window}) {
+    std::vector<std::string> paths = copies(folder, 2);
+    rewrite_section(saved().paths[1], paths[1], kind, [](std::vector<std::byte>* b, uint32_t*) {
+      const float wrong = std::numeric_limits<float>::quiet_NaN();
+      std::memcpy(b->data() + b->size() / 2 / sizeof wrong * sizeof wrong, &wrong, sizeof wrong);
+    });
+    const Status s = refused(paths, options_of("auto"));
+    CHECK(s.code() == Code::corrupt);
+    CHECK_MESSAGE((names(s, paths[1]) && names(s, "not finite")), s.message());
+    for (const std::string& path : paths) std::filesystem::remove(path);
+  }
+  // what only the document's own session needs
+  std::vector<std::string> paths = copies(folder, 2);
+  damage(paths[1], SectionKind::queries);
+  damage(paths[1], SectionKind::logits);
+  auto session = compose(mini_model(), paths, options_of("auto"));
+  CHECK(knows(session.get(), 1));
+}
+
+TEST_CASE("documents of a composition take no memory for what is in their files") {
+  for (const bool exact : {false, true}) {
+    CAPTURE(exact);
+    auto session =
+        compose(mini_model(), exact ? saved().exact_paths : saved().long_paths, options_of("auto"));
+    CHECK(session->stats().private_bytes < 1'000'000);
+  }
+}
+
+TEST_CASE("a damaged page of one of many documents is named, and harms no other document") {
+  for (const char* strategy : {"full", "bounded"}) {
+    CAPTURE(strategy);
+    const TempFolder folder;
+    const std::vector<std::string> paths = copies(folder, 12);
+    damage(paths[7], SectionKind::pages, 5 * 4096 + 7);
+    auto session = compose(mini_model(), paths, options_of(strategy), 12);
+    Answer answer;
+    const auto fails = [&] {
+      const Status s = session->generate(question_of(1), briefly(), {}, &answer);
+      CHECK(s.code() == Code::corrupt);
+      CHECK_MESSAGE((names(s, paths[7]) && names(s, "pages")), s.message());
+      CHECK(session->tokens().empty());
+    };
+    fails();
+    std::vector<uint32_t> others;
+    for (uint32_t i = 0; i < paths.size(); ++i)
+      if (i != 7) others.push_back(i);
+    REQUIRE(session->set_candidates(others).ok());
+    for (std::size_t i = 0; i < 3; ++i) CHECK(knows(session.get(), i));
+    REQUIRE(session->set_candidates({}).ok());
+    fails();
+  }
+}
+
+// The question seals no page of the document that it is appended to, so that both attend the same.
+// The model's weights are float32: others round what they multiply.
+struct Selected {
+  const std::shared_ptr<const Model> model = open_model(FIXTURES "/models/llama-f32.gguf");
+  const TempFolder folder;
+  static constexpr std::size_t tokens = 768;
+  std::vector<std::string> paths;
+
+  Selected() {
+    for (uint32_t i = 0; i < 2; ++i) {
+      auto session = open_session(model, options_of("auto"));
+      read(session.get(), some_tokens(tokens, 11 + i));
+      REQUIRE(session->store().window_count() == session->store().window_tokens());
+      paths.push_back(folder.file(std::to_string(i)));
+      REQUIRE(session->save(paths.back(), nullptr, {}).ok());
+    }
+  }
+  static std::vector<float> scores(Session* session) {
+    ask(session, "a", keeping(1));
+    return scores_of(session, some_tokens(8, 3));
+  }
+};
+
+TEST_CASE("each strategy attends a document of a composition as it attends the document alone") {
+  const Selected s;
+  const std::vector<uint32_t> one = {1};
+  std::vector<std::vector<float>> all;
+  for (const char* strategy : {"window", "quest", "flat", "dipr", "full"}) {
+    CAPTURE(std::string(strategy));
+    const SessionOptions options = selecting(strategy, 128);
+    auto composed = compose(s.model, s.paths, options);
+    REQUIRE(composed->set_candidates(one).ok());
+    std::unique_ptr<Session> alone;
+    REQUIRE(Session::load(s.model, s.paths[1], options, false, nullptr, {}, &alone).ok());
+    all.push_back(s.scores(composed.get()));
+    const std::vector<float> wanted = s.scores(alone.get());
+    REQUIRE(composed->tokens().size() + s.tokens == alone->tokens().size());
+    // of dipr, the best score is that of the document, not of the question's tokens with it
+    CHECK(furthest_of(all.back(), wanted) < (std::string(strategy) == "dipr" ? 0.2 : 1e-3));
+  }
+  for (std::size_t i = 0; i < all.size(); ++i)
+    for (std::size_t k = 0; k < i; ++k) {
+      CHECK(furthest_of(all[i], all[k]) > 2e-3);
+    }
+}
+
+TEST_CASE("strategies that select every token attend documents as full attention does") {
+  const Selected s;
+  const auto scores = [&](const SessionOptions& options) {
+    return s.scores(compose(s.model, s.paths, options, 2).get());
+  };
+  const std::vector<float> full = scores(options_of("full"));
+  for (const char* strategy : {"quest", "flat", "dipr"}) {
+    CAPTURE(std::string(strategy));
+    CHECK(furthest_of(scores(selecting(strategy, 1 << 20, 1e-30f)), full) < 1e-3);
+    CHECK(furthest_of(scores(selecting(strategy, 64, 0.5f)), full) > 2e-3);
+  }
+}
