@@ -67,6 +67,9 @@ Status Session::save_documents(const std::string& path, Array<std::byte>* out) c
 // Maps the documents before a sequence that was loaded.
 Status Session::load_documents(const DocumentsToLoad& to) {
   RETURN_IF_ERROR(check_composable(*model_, options_));
+  MemoryBudget memory = options_.memory;
+  memory.bytes = to.memory_bytes;
+  RETURN_IF_ERROR(check_memory_budget(memory, options_.full_precision));
   SequenceState& sequence = sequence_;
   const Turn turn = sequence.turn;
   const Chat chat = sequence.chat;

@@ -234,6 +234,17 @@ TEST_CASE("a saved session over documents keeps within a memory limit") {
         ask(session.get(), question_of(0), answering(false)));
   CHECK(limited->stats().memory_limit == bytes);
   CHECK(limited->stats().private_bytes < bytes);
+  // a sequence in full precision stays in memory, as one that is composed
+  SessionOptions exact = options_of("full");
+  exact.full_precision = true;
+  session = saved.compose(exact);
+  ask(session.get(), question_of(1), answering(true));
+  REQUIRE(session->save(saved.path, nullptr, {}).ok());
+  refused(saved.path, Code::bad_argument, "full precision", options_of("full", bytes));
+  exact.memory.bytes = bytes;
+  std::unique_ptr<Session> none;
+  CHECK(Session::compose(mini_model(), {.paths = saved.paths}, exact, &none).code() ==
+        Code::bad_argument);
 }
 
 TEST_CASE("a composition answers while its documents come, go and change") {
