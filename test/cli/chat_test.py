@@ -15,6 +15,44 @@ class Talking(tool.InFolder):
         document = self.file("short.txt", SHORT)
         self.expect(run("prefill", "-q", "-m", MODEL, "-f", document, "-o", self.cache), 0)
 
+    def test_a_document_that_is_saved_again_is_read_again_and_a_reset_keeps_what_is_there(self):
+        library = self.folder / "lib"
+
+        def add(name, text):
+            document = self.file(f"{name}.txt", text)
+            command = ("library", "add", library, "-q", "-m", MODEL, "-f", document, "--replace")
+            self.expect(run(*command), 0)
+
+        add("north", SHORT)
+        add("south", SHORT.replace("north", "south"))
+        talk = tool.OnTerminal("chat", "-m", MODEL, "--library", library, whole=True)
+        self.expect_prompt(talk)
+        talk.write(QUESTION + "\n")
+        self.assertTrue(talk.read_until(CODE), talk.seen)
+        self.assertTrue(talk.read_until("first after"), talk.seen)
+        self.expect_prompt(talk)
+        add("north", SHORT.replace(CODE, "5530914"))
+        talk.write("/reset\n")
+        self.expect_prompt(talk)
+        talk.write(QUESTION + "\n")
+        self.assertTrue(talk.read_until("now over 2 documents"), talk.seen)
+        self.assertTrue(talk.read_until("5530914"), talk.seen)
+        self.assertTrue(talk.read_until("first after"), talk.seen)
+        self.expect_prompt(talk)
+        (library / "south.txt.kv").unlink()
+        talk.write(QUESTION + "\n")
+        self.assertTrue(talk.read_until("now over 1 document"), talk.seen)
+        self.assertTrue(talk.read_until("first after"), talk.seen)
+        self.expect_prompt(talk)
+        talk.write("/reset\n")
+        self.expect_prompt(talk)
+        before = len(talk.seen)
+        talk.write("/stats\n")
+        self.assertTrue(talk.read_until("north.txt.kv"), talk.seen)
+        self.assertNotIn("south.txt.kv", talk.seen[before:])
+        self.expect_prompt(talk)
+        self.expect_end(talk)
+
     def converse(self, cache, *lines, code=0):
         """Lines from a pipe, in a conversation over a cache file."""
         return self.expect(
@@ -94,6 +132,9 @@ class Talking(tool.InFolder):
         )
         (library / "south.txt.kv").unlink()
         self.expect_error(run("chat", "-m", MODEL, "-c", saved, stdin=""), 3, "south.txt.kv")
+        # it is still what it was, though its documents are lost
+        refused = self.converse(self.cache, f"/save {saved}", code=3)
+        self.assertIn("holds another conversation or document", refused.stderr)
         shown = self.expect(run("inspect", saved), 0).stdout
         self.assertRegex(shown, r"south\.txt\.kv, [\d,]+ tokens: missing")
         self.expect_error(

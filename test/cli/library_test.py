@@ -67,6 +67,11 @@ class Library(tool.InFolder):
         self.assertEqual(
             [a["passages"][0]["document"] for a in answers], ["cellar.txt", "gate.txt"]
         )
+        # a question about nothing here attends as many as it may
+        for most, attended in ((1, 1), (2, 2)):
+            talk = ("chat", "-q", "-m", MODEL, "--library", self.library, "--documents", most)
+            shown = self.expect(run(*talk, stdin="Who won the race?\n/stats\n"), 0).stdout
+            self.assertEqual(shown.count('"chosen": true'), attended, shown)
         for option in (["-c", "x.kv"], ["--save", "x.kv"], ["--force"]):
             self.expect(run("ask", "-m", MODEL, *option, "--library", self.library, "?"), 2)
         self.expect(run("ask", "-m", MODEL, "-c", "x.kv", "--documents", "2", "?"), 2)

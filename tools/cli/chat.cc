@@ -44,6 +44,7 @@ class Chat {
 
  private:
   void reset();
+  void refresh();
   void ask(const std::string& line);
   void command(const std::string& line);
   void save_as(std::string path);
@@ -55,13 +56,22 @@ class Chat {
   Session session_;
   SamplingFlags sampling_;
   uint32_t passages_;  // quoted under an answer
-  std::function<void(kv_session*)> refresh_;
+  std::function<bool(kv_session*)> refresh_;
 };
 
 void Chat::reset() { session_ = fork(start_.get()); }
 
+// After a reset the documents are those of now; it keeps no file that is gone.
+void Chat::refresh() {
+  if (!refresh_(session_.get())) return;
+  Session start = fork(session_.get());
+  kv_error error{};
+  check(kv_session_rewind(start.get(), 0, &error), error);
+  start_ = std::move(start);
+}
+
 void Chat::ask(const std::string& line) {
-  if (refresh_) refresh_(session_.get());
+  if (refresh_) refresh();
   const Answer given = answer(console_, session_.get(), line, sampling_, Keep::yes, passages_ > 0);
   if (passages_ > 0 && given.facts.stop_reason != KV_STOP_CANCELLED)
     print_passages(console_, passages_of(model_, session_.get(), passages_));
@@ -70,9 +80,14 @@ void Chat::ask(const std::string& line) {
 
 // The loss of replacing this file: none where it is a beginning of this conversation.
 std::string Chat::lost_with(const std::string& path) {
+  constexpr const char* other = "holds another conversation or document";
   kv_session* loaded = nullptr;
-  if (kv_load(model_, path.c_str(), nullptr, nullptr, &loaded, nullptr) != KV_OK)
-    return "is not a cache file of this model";
+  if (kv_load(model_, path.c_str(), nullptr, nullptr, &loaded, nullptr) != KV_OK) {
+    kv_file_info info = initialised<kv_file_info>();
+    const bool lacks_documents =
+        kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK && info.documents > 0;
+    return lacks_documents ? other : "is not a cache file of this model";
+  }
   const Session saved(loaded);
   const std::vector<int32_t> old = tokens_of(saved.get()), now = tokens_of(session_.get());
   const auto same = [](const kv_session_document& a, const kv_session_document& b) {
@@ -83,7 +98,7 @@ std::string Chat::lost_with(const std::string& path) {
   const bool beginning = old.size() <= now.size() &&
                          std::equal(old.begin(), old.end(), now.begin()) &&
                          std::equal(there.begin(), there.end(), here.begin(), here.end(), same);
-  return beginning ? "" : "holds another conversation or document";
+  return beginning ? "" : other;
 }
 
 void Chat::save_as(std::string path) {

@@ -2,7 +2,8 @@
 #include <algorithm>
 #include <ctime>
 #include <filesystem>
-#include <set>
+#include <fstream>
+#include <map>
 #include <string_view>
 
 #include "answer.h"
@@ -322,56 +323,71 @@ Session compose_library(Console& console, kv_library* library, kv_model* model,
   return session;
 }
 
-// Gives a conversation the documents that come to the library, and takes those that go.
+// Gives a conversation the documents that come to the library or are saved again, and takes those
+// that go.
 class LibraryWatch {
  public:
   LibraryWatch(Console& console, kv_library* library, const kv_model* model,
                const ComposeFlags& flags)
-      : console_(console), library_(library), model_(model), flags_(flags), seen_(names()) {}
+      : console_(console), library_(library), model_(model), flags_(flags), seen_(documents()) {}
 
   // Of the documents that compose_library() used.
-  void start(kv_session* session) { current_ = names_in(session); }
-  void refresh(kv_session* session);
+  void start(kv_session* session);
+  // Whether the session has other documents now.
+  bool refresh(kv_session* session);
 
  private:
-  std::set<std::string> names() const;
-  static std::set<std::string> names_in(kv_session* session) {
-    std::set<std::string> names;
-    for (const kv_session_document& document : session_documents(session))
-      names.insert(system::text(system::path(document.path).stem()));
-    return names;
-  }
+  // Names, and the first 4 KiB of the files: they have checksums of all that follows.
+  using Documents = std::map<std::string, std::string>;
+  Documents documents() const;
 
   Console& console_;
   kv_library* library_;
   const kv_model* model_;
   const ComposeFlags& flags_;
-  std::set<std::string> seen_, current_;  // in the library; in the conversation
+  Documents seen_, current_;  // in the library; in the conversation
 };
 
+std::string beginning_of(const std::string& path) {
+  std::string bytes(4096, '\0');
+  std::ifstream file(system::path(path), std::ios::binary);
+  file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
+}
+
 // Of the library's documents of this model, those that the flags name.
-std::set<std::string> LibraryWatch::names() const {
-  std::set<std::string> names;
+LibraryWatch::Documents LibraryWatch::documents() const {
+  Documents found;
   const std::string fingerprint = info_of(model_).fingerprint;
   for (const kv_library_document& d : documents_of(library_))
     if (fingerprint == d.fingerprint && (flags_.only.empty() || is_named(flags_.only, d.name)) &&
         !is_conversation(flags_.folder, d))
-      names.insert(d.name);
-  return names;
+      found[d.name] = beginning_of(flags_.folder + "/" + d.name + ".kv");
+  return found;
 }
 
-void LibraryWatch::refresh(kv_session* session) {
-  const std::set<std::string> now = names();
-  std::set<std::string> wanted;
-  for (const std::string& name : now)
-    if (current_.count(name) > 0 || seen_.count(name) == 0) wanted.insert(name);
-  if (wanted == names_in(session) || wanted.empty()) {
+void LibraryWatch::start(kv_session* session) {
+  for (const kv_session_document& document : session_documents(session))
+    if (const auto known = seen_.find(system::text(system::path(document.path).stem()));
+        known != seen_.end())
+      current_.insert(*known);
+}
+
+bool LibraryWatch::refresh(kv_session* session) {
+  const Documents now = documents();
+  Documents wanted;
+  for (const auto& document : now) {
+    const auto before = seen_.find(document.first);
+    const bool is_new = before == seen_.end() || *before != document;
+    if (is_new || current_.count(document.first) > 0) wanted.insert(document);
+  }
+  if (wanted == current_ || wanted.empty()) {
     seen_ = now;
-    return;
+    return false;
   }
   std::vector<std::string> paths;
   std::vector<const char*> given;
-  for (const std::string& name : wanted) paths.push_back(flags_.folder + "/" + name + ".kv");
+  for (const auto& [name, header] : wanted) paths.push_back(flags_.folder + "/" + name + ".kv");
   for (const std::string& path : paths) given.push_back(path.c_str());
   kv_error error{};
   const kv_control control = control_of(console_);
@@ -380,11 +396,12 @@ void LibraryWatch::refresh(kv_session* session) {
   if (status != KV_OK) {
     console_.terminal.note(std::string("the library has changed, the documents stay: ") +
                            error.message);
-    return;
+    return false;
   }
   seen_ = now, current_ = wanted;
   console_.terminal.note("now over " + grouped(wanted.size()) +
                          (wanted.size() == 1 ? " document" : " documents"));
+  return true;
 }
 
 void expect_library_alone(const SourceFlags& source) {
@@ -419,7 +436,7 @@ void chat_library(Console& console, const ChatArguments& arguments) {
   watch.start(session.get());
   converse(console, model.get(), std::move(session),
            {arguments.sampling, arguments.passages,
-            [&](kv_session* conversation) { watch.refresh(conversation); }});
+            [&](kv_session* conversation) { return watch.refresh(conversation); }});
 }
 
 void run_library_chat(Console& console, const LibraryChatArguments& arguments) {
