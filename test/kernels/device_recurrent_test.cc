@@ -361,8 +361,9 @@ TEST_CASE("a GPU's gates of recurrent layers and of attention match the referenc
     double worst = 0;
     for (std::size_t i = 0; i < expected.size(); ++i) {
       const float scale = x.scale.got()[i / 32];
-      worst = std::max(worst, std::fabs(double{x.q.got()[i]} * double{scale} - expected[i]) /
-                                  std::max(double{scale}, 1e-30));
+      worst = std::max(worst,
+                       std::fabs(static_cast<double>(x.q.got()[i]) * double{scale} - expected[i]) /
+                           std::max(double{scale}, 1e-30));
     }
     CHECK(worst < 0.51);
   }

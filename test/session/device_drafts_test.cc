@@ -130,7 +130,7 @@ DraftedAnswer check_drafts(const std::shared_ptr<const Model>& model, std::size_
 
 TEST_CASE("answers with drafts on a GPU have the bits of those without, by every strategy") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   for (const char* name : {"mini", "llama-q4_k_m", "llama-fused"}) {
     CAPTURE(std::string(name));
     const auto model = drafting_on(name, {"cuda"});
@@ -153,7 +153,7 @@ TEST_CASE("answers with drafts on a GPU have the bits of those without, by every
 
 TEST_CASE("recurrent layers and windows on a GPU follow drafts as they follow single tokens") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   for (const char* name : {"qwen35-mtp", "qwen3next", "granitehybrid", "falcon-h1", "lfm2",
                            "gemma3", "gemma2", "gpt-oss", "nemotron_h"}) {
     CAPTURE(std::string(name));
@@ -168,7 +168,7 @@ TEST_CASE("recurrent layers and windows on a GPU follow drafts as they follow si
 
 TEST_CASE("experts on a GPU give drafts the bits of single tokens") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   for (const char* name : {"qwen3moe-q4_k", "qwen35moe", "glm4moe-mtp", "lfm2moe", "gemma4-moe",
                            "granitehybrid-moe"}) {
     CAPTURE(std::string(name));
@@ -180,7 +180,7 @@ TEST_CASE("experts on a GPU give drafts the bits of single tokens") {
 
 TEST_CASE("answers with drafts have the same bits where GPUs have some of the layers") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   uint32_t in_part = 0;
   for (const char* name : {"llama-q4_k_m", "qwen35-mtp", "glm4moe-mtp", "qwen35moe", "gemma3"})
     for (const auto& [devices, count] : {std::pair("cuda", 1), std::pair("cuda:0,cuda:0", 2)}) {
@@ -197,7 +197,7 @@ TEST_CASE("answers with drafts have the same bits where GPUs have some of the la
 
 TEST_CASE("answers with drafts have the same bits where several GPUs have all layers") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   for (const char* name : {"mini", "qwen35-mtp", "glm4moe-mtp", "gemma3"}) {
     CAPTURE(std::string(name));
     const auto model = drafting_on(name, {"cuda:0,cuda:0"});
@@ -210,7 +210,7 @@ TEST_CASE("answers with drafts have the same bits where several GPUs have all la
 
 TEST_CASE("answers with drafts on a GPU have the same bits under a memory limit") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   const TempFolder folder;
   for (const char* name : {"mini", "qwen35-mtp"}) {
     CAPTURE(std::string(name));
@@ -223,7 +223,7 @@ TEST_CASE("answers with drafts on a GPU have the same bits under a memory limit"
 
 TEST_CASE("an MTP layer drafts for a model on GPUs, also after rewinds, forks, saves and loads") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   const TempFolder folder;
   for (const char* name : {"qwen35-mtp", "glm4moe-mtp"})
     for (const float temperature : {0.0f, 1.0f}) {
@@ -283,7 +283,7 @@ TEST_CASE("a plan for drafts takes no output from a GPU, and gives the MTP layer
 
 TEST_CASE("an MTP layer follows a document whose weights come to the GPU layer by layer") {
   if (!device_model()) return;
-  const SeveralDiffer differ;
+  [[maybe_unused]] const SeveralDiffer differ;
   for (const char* name : {"qwen35-mtp", "glm4moe-mtp"}) {
     CAPTURE(std::string(name));
     const auto model = partly_on(name, "cuda", 1);

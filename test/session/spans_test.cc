@@ -91,7 +91,7 @@ TEST_CASE("a window of several chunks has room in a span") {
   for (const uint32_t window : {150u, 300u, 1000u}) {
     CAPTURE(window);
     std::string files[2];
-    for (const uint64_t span : {0, 700}) {
+    for (const uint64_t span : {0u, 700u}) {
       SessionOptions options = span_options(span);
       options.window = window;
       auto session = open_session(mini_model(), options);
@@ -108,7 +108,7 @@ TEST_CASE("all logits of spans are those of chunks") {
   const auto tokens = book_tokens(520);
   const std::size_t vocabulary = model->config().vocabulary;
   std::vector<float> logits[2];
-  for (const uint64_t span : {0, 300}) {
+  for (const uint64_t span : {0u, 300u}) {
     std::vector<float>& out = logits[span > 0];
     out.resize(tokens.size() * vocabulary);
     uint64_t done = 0;
