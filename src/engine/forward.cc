@@ -41,18 +41,18 @@ Forward::Forward(std::shared_ptr<const Model> model, uint64_t context, ThreadPoo
 
 // A mapped file that another process has cut would end this process. Between two steps that is an
 // error; within a step it is not found.
-Status Forward::check_files(const ForwardStep& step, const KvStore& store) const {
+Status Forward::check_files(const ForwardStep& step, const StepStores& stores) const {
   RETURN_IF_ERROR(model_->check_file());
-  RETURN_IF_ERROR(store.pages().check_file());
-  for (const AttendedDocument& d : step.documents) RETURN_IF_ERROR(d.store->pages().check_file());
+  RETURN_IF_ERROR(stores.store.check_file());
+  if (stores.windows) RETURN_IF_ERROR(stores.windows->check_file());
+  for (const AttendedDocument& d : step.documents) RETURN_IF_ERROR(d.store->check_file());
   if (!step.scores) return {};
-  for (const AttendedDocument& d : step.scores->documents)
-    RETURN_IF_ERROR(d.store->pages().check_file());
+  for (const AttendedDocument& d : step.scores->documents) RETURN_IF_ERROR(d.store->check_file());
   return {};
 }
 
 Status Forward::run(const ForwardStep& step, const StepStores& stores) {
-  RETURN_IF_ERROR(check_files(step, stores.store));
+  RETURN_IF_ERROR(check_files(step, stores));
   if (step.chunk > 0) return run_span(step, stores);
   end_spans();
   last_is_span_ = false;

@@ -64,7 +64,7 @@ class Forward {
   void resize(uint32_t n);
   LayerExecutor::Request request_of(const StepContext& c) const;
   Status make_plan(const StepContext& c);
-  Status check_files(const ForwardStep& step, const KvStore& store) const;
+  Status check_files(const ForwardStep& step, const StepStores& stores) const;
   void make_turns(const StepContext& c);
   // Whether ForwardStep::inputs are those of DeviceWeights::inputs(): [tokens][its columns].
   bool has_device_inputs() const {

@@ -277,7 +277,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   if (part.want == ForwardStep::Logits::last && !last) part.want = ForwardStep::Logits::none;
   if (part.want == ForwardStep::Logits::all) part.logits += std::size_t{first} * config.vocabulary;
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
-  RETURN_IF_ERROR(check_files(part, span->store));
+  RETURN_IF_ERROR(check_files(part, {span->store, span->windows ? &*span->windows : nullptr}));
   const StepContext c{part,
                       span->cancel,
                       span->store,

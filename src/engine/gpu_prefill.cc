@@ -65,7 +65,8 @@ Status GpuExecutor::resize_prefill(uint32_t n) {
 
 // Without room for them products of many tokens take longer.
 void GpuExecutor::resize_halves(uint32_t n) {
-  const std::size_t bytes = ops_.halves_bytes(device_->context(), n, size_.widest);
+  const std::size_t bytes =
+      ops_.halves_bytes(device_->context(), n, static_cast<uint32_t>(size_.widest));
   if (bytes == 0 || n <= halves_room_) return;
   release_halves();
   if (device_->left() < bytes + workspace_bytes(usual_step)) return;  // another session's, say

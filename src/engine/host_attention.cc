@@ -83,7 +83,8 @@ void HostAttention::write(const StepContext& c, uint32_t layer, const LayerRows&
     return store.observe(kv, n, rows.q, heads);
   }
   constexpr uint32_t piece = 256;  // rows of a task
-  pool_->run(2 * config.kv_heads * ceil_div(n, piece), [&](uint32_t task, uint32_t) {
+  pool_->run(2 * config.kv_heads * static_cast<uint32_t>(ceil_div(n, piece)), [&](uint32_t task,
+                                                                                  uint32_t) {
     const uint32_t head = task / 2 % config.kv_heads, first = task / 2 / config.kv_heads * piece,
                    end = std::min(n, first + piece);
     task % 2 ? store.write_values(kv, head, {first, end}, rows.v)

@@ -316,8 +316,8 @@ static Status check_documents(const SavedDocuments& documents, const std::string
 }
 
 // Opens a file, and checks what it says of itself.
-Status Session::check_file(const Model& model, const MapRequest& request, SessionOptions* options,
-                           CachePeek* peek, MappedFile* out) {
+Status Session::open_checked(const Model& model, const MapRequest& request, SessionOptions* options,
+                             CachePeek* peek, MappedFile* out) {
   const std::string& path = request.path;
   RETURN_IF_ERROR(resolve(model, options));
   RETURN_IF_ERROR(CachePeek::open(path, peek));
@@ -344,7 +344,7 @@ Status Session::map_file(const std::shared_ptr<const Model>& model, const MapReq
                          SessionOptions options, MappedFile* out) {
   const Cancel* cancel = request.cancel;
   CachePeek peek;
-  RETURN_IF_ERROR(check_file(*model, request, &options, &peek, out));
+  RETURN_IF_ERROR(open_checked(*model, request, &options, &peek, out));
   if (!out->documents.documents.empty()) options.memory.bytes = 0;  // load_documents() divides it
   const ModelConfig& config = model->config();
   const SavedLayers& saved = out->saved;
@@ -421,15 +421,15 @@ Status Session::load(const std::shared_ptr<const Model>& model, const std::strin
   return {};
 }
 
-// Maps a document of a composition: its session cannot run, and needs no room for what a step reads
-// and writes. Has one open file, because a process may have few. Called on several threads.
+// Maps a document of a composition: its session cannot run, and has no window of its own, queries
+// or logits. Has one open file, because a process may have few. Called on several threads.
 Status Session::map_document(const std::string& path, const Cancel* cancel, MappedFile* out) const {
   if (is_cancelled(cancel)) return Status::error(Code::cancelled, "cancelled; nothing was loaded");
   SessionOptions options = options_;
   options.memory = {};  // the composition limits its documents
   CachePeek peek;
-  RETURN_IF_ERROR(check_file(*model_, {.path = path, .cancel = cancel, .is_document = true},
-                             &options, &peek, out));
+  RETURN_IF_ERROR(open_checked(*model_, {.path = path, .cancel = cancel, .is_document = true},
+                               &options, &peek, out));
   RETURN_IF_ERROR(CacheFile::open(std::move(peek), &out->file, nullptr, cancel));
   const SavedSequence& state = out->saved.state;
   const ModelConfig& config = model_->config();
@@ -450,7 +450,8 @@ Status Session::add_documents(std::span<const std::string> paths, const Cancel* 
   });
   for (std::size_t i = 0; i < paths.size(); ++i) {
     Status& s = results[i];
-    if (s.ok()) s = add_document(paths[i], mapped[i].stamp, std::move(mapped[i].session), to);
+    MappedFile file = std::move(mapped[i]);  // a refused one is closed here
+    if (s.ok()) s = add_document(paths[i], file.stamp, std::move(file.session), to);
     if (!s.ok() && (s.code() == Code::cancelled || !leaves_out || !leaves_out(paths[i], s)))
       return std::move(s);
   }

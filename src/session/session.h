@@ -87,17 +87,17 @@ class Session {
                      SessionOptions options, bool verify, const Cancel* cancel,
                      Progress::Report progress, std::unique_ptr<Session>* out, uint64_t tokens = 0,
                      Progress::Report prefill_progress = {});
-  // Creates a session over saved documents, which are mapped: nothing is copied or prefilled. One
-  // document: as load(). most: documents that an answer attends; 0: up to 8. Codes as
-  // kv_session_compose.
   // Is called for a file that cannot be used, and says whether it is left out.
   using LeavesOut = std::function<bool(const std::string& path, const Status& why)>;
   struct ComposeRequest {
     std::span<const std::string> paths;
     uint32_t most = 0;
     const Cancel* cancel = nullptr;
-    LeavesOut leaves_out;  // in the order of the paths; or nothing
+    LeavesOut leaves_out;  // in the order of the paths, once all were opened; null: none is
   };
+  // Creates a session over saved documents, which are mapped: nothing is copied or prefilled. One
+  // document: as load(). most: documents that an answer attends; 0: up to 8. Codes as
+  // kv_session_compose.
   static Status compose(const std::shared_ptr<const Model>& model, const ComposeRequest& request,
                         const SessionOptions& options, std::unique_ptr<Session>* out);
   // Replaces the documents of a composed session. The sequence after them stays.
@@ -426,8 +426,8 @@ class Session {
   // A mapped file: a session that cannot run before start().
   struct MappedFile;
   struct MapRequest;
-  static Status check_file(const Model& model, const MapRequest& request, SessionOptions* options,
-                           CachePeek* peek, MappedFile* out);
+  static Status open_checked(const Model& model, const MapRequest& request, SessionOptions* options,
+                             CachePeek* peek, MappedFile* out);
   static Status map_file(const std::shared_ptr<const Model>& model, const MapRequest& request,
                          SessionOptions options, MappedFile* out);
   Status map_document(const std::string& path, const Cancel* cancel, MappedFile* out) const;

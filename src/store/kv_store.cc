@@ -9,6 +9,7 @@
 #include "backend/parallel_chunks.h"
 #include "base/checked.h"
 #include "base/stamp.h"
+#include "cachefile/cache_file.h"
 #include "os/os.h"
 #include "store/window_rows.h"
 
@@ -101,6 +102,7 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
   });
   if (latch.fired()) return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
   window_ = std::move(own);
+  rows_file_.reset();
   capacity_ = capacity;
   first_row_ = 0;
   appends_.here = true;
@@ -127,9 +129,9 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
       (uint64_t{window_tokens_} + step + 2 * page.page_tokens + capacity_step + 1) * page.dim *
       sizeof(float);
   // Slabs that a step fills; the first one may be partly full before it.
-  const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1;
-  return extents * heads * summaries + rows + slabs * shape().slab_bytes() +
-         indexes_.private_bytes() + sketch_.basis_bytes() +
+  const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1,
+                 appended = rows_file_ ? 0 : rows + slabs * shape().slab_bytes();
+  return extents * heads * summaries + appended + indexes_.private_bytes() + sketch_.basis_bytes() +
          representatives_.max_bytes(tokens, step) + pages_.table_bytes() +
          max_bytes(budget_.windows, window_tokens_, tokens, step, budget_.checkpoints) +
          budget_.states + drafts_bytes(tokens, step);
@@ -406,8 +408,10 @@ uint32_t KvStore::pages_after(uint64_t tokens) const {
 
 uint64_t KvStore::private_bytes() const {
   const std::size_t rows = rows_file_ ? 0 : window_floats() + sinks_size();
-  return pages_.private_bytes() + sketch_.private_bytes() + representatives_.private_bytes() +
-         indexes_.private_bytes() + (rows + centre_.size()) * sizeof(float);
+  const uint64_t tables = rows_file_ && pages_.pages() == 0 ? rows_file_->private_bytes() : 0;
+  return tables + pages_.private_bytes() + sketch_.private_bytes() +
+         representatives_.private_bytes() + indexes_.private_bytes() +
+         (rows + centre_.size()) * sizeof(float);
 }
 
 std::size_t KvStore::window_floats() const {
@@ -448,6 +452,10 @@ KvStore KvStore::restore(PageStore pages, KeySketch sketch, Representatives repr
   store.window_ = make_rows(std::size_t{store.planes()} * store.capacity_ * dim);
   store.appends_.here = true;
   return store;
+}
+
+Status KvStore::check_file() const {
+  return rows_file_ ? rows_file_->check_size() : pages_.check_file();
 }
 
 // rows_file_ keeps a reference of its own, so that sinks_ and window_ are never sole, and never

@@ -275,6 +275,8 @@ class KvStore {
     entry = {std::move(index), valid};
   }
 
+  // Code::corrupt: the file that is mapped was cut.
+  Status check_file() const;
   uint64_t private_bytes() const;
 
   // Persistence of sinks, window and centre; sizes in floats.
@@ -301,7 +303,7 @@ class KvStore {
   // Creates a store that nothing is appended to: sinks and window stay in a mapped file. The caller
   // has verified them, and the sizes. Throws std::bad_alloc.
   struct MappedRows {
-    std::shared_ptr<const void> file;
+    std::shared_ptr<const CacheFile> file;
     std::span<const float> centre, sinks, window;  // as write_window() and the functions above
     uint32_t window_count = 0;
   };
@@ -377,8 +379,8 @@ class KvStore {
   } span_;
   // [layers][kv_heads][2][page_tokens][dim]; null when nothing is sealed; never changed.
   std::shared_ptr<float[]> sinks_;
-  std::shared_ptr<const void> rows_file_;  // where sinks_ and window_ are in it
-  Array<float> centre_;                    // [layers][kv_heads][dim]
+  std::shared_ptr<const CacheFile> rows_file_;  // of map(): has sinks_ and window_
+  Array<float> centre_;                         // [layers][kv_heads][dim]
 };
 
 }  // namespace kvasir

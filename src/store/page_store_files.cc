@@ -221,11 +221,9 @@ Status PageStore::damaged() const {
   return Status::error(Code::internal, "a page was reported as damaged and is not");
 }
 
-// Mapped slabs come first.
 Status PageStore::check_file() const {
-  for (const SlabRef& slab : slabs_)
-    if (slab) return slab->file ? slab->file->check_size() : Status();
-  return {};
+  const CacheFile* mapped = file();
+  return mapped ? mapped->check_size() : Status();
 }
 
 Status PageStore::not_finite() const {

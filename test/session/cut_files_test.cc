@@ -92,6 +92,39 @@ TEST_CASE("a model that is cut within a span is an error of the next chunk") {
         }) == 0);
 }
 
+// One document has pages and one has none: its tokens are in the window.
+TEST_CASE("a document of several that is cut while it is mapped is an error of the next answer") {
+  const TempFolder folder;
+  const std::vector<std::string> saved = {folder.file("a.kv"), folder.file("b.kv")};
+  const auto tokens = book_tokens(3000);
+  for (const std::size_t i : {0u, 1u}) {
+    auto session = open_session(mini_model(), full());
+    read(session.get(), std::span(tokens).subspan(i > 0 ? 0 : 60, i > 0 ? 3000 : 40));
+    REQUIRE(session->save(saved[i], nullptr, {}).ok());
+  }
+  for (const std::size_t cut : {0u, 1u}) {
+    std::vector<std::string> paths;
+    for (const std::string& path : saved) {
+      paths.push_back(path + std::to_string(cut));
+      std::filesystem::copy_file(path, paths.back());
+    }
+    const std::string& path = paths[cut];
+    CHECK(in_child([&] {
+            std::shared_ptr<const Model> model;
+            EXPECT(Model::open(EXAMPLES "/mini-reader-q8_0.gguf", "", &model).ok());
+            std::unique_ptr<Session> session;
+            EXPECT(Session::compose(model, {.paths = paths}, full(), &session).ok());
+            GenerateOptions o;
+            o.max_tokens = 3;
+            Answer answer;
+            EXPECT(session->generate("What is it?", o, {}, &answer).ok());
+            std::filesystem::resize_file(path, 4096);
+            EXPECT(is_cut(session->generate("What is it?", o, {}, &answer), path));
+            return 0;
+          }) == 0);
+  }
+}
+
 TEST_CASE("a cache file that is cut while it is mapped is an error of every call that reads it") {
   const TempFolder folder;
   const std::string path = folder.file("a.kv"), other = folder.file("b.kv");

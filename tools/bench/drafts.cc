@@ -10,8 +10,8 @@
 // Scripts draft tokens of the answer itself, or wrong ones. The text decides nothing, and the model
 // may have random weights:
 //
-//   chance:P            each draft is right with P per cent, whatever the others are. At 50 no
-//                       number of drafts keeps more than two tokens a step.
+//   chance:P            each draft is right with P per cent, whatever the others are. At 50 a
+//                       step keeps fewer than two tokens on average.
 //   quotes:LENGTH:GAP   runs: all drafts within a quote of LENGTH tokens are right, all within the
 //                       GAP tokens between two quotes wrong. The lookup's match is as long as the
 //                       part of the quote that the answer has; in a gap, two tokens.

@@ -82,10 +82,12 @@ void Chat::ask(const std::string& line) {
 std::string Chat::lost_with(const std::string& path) {
   constexpr const char* other = "holds another conversation or document";
   kv_session* loaded = nullptr;
-  if (kv_load(model_, path.c_str(), nullptr, nullptr, &loaded, nullptr) != KV_OK) {
+  const kv_status status = kv_load(model_, path.c_str(), nullptr, nullptr, &loaded, nullptr);
+  if (status != KV_OK) {
     kv_file_info info = initialised<kv_file_info>();
-    const bool lacks_documents =
-        kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK && info.documents > 0;
+    const bool lacks_documents = status != KV_MODEL_MISMATCH &&
+                                 kv_file_inspect(path.c_str(), &info, nullptr) == KV_OK &&
+                                 info.documents > 0;
     return lacks_documents ? other : "is not a cache file of this model";
   }
   const Session saved(loaded);
