@@ -253,8 +253,8 @@ Status Session::find_documents(const Choice& choice, uint64_t own, Ranking* rank
   return {};
 }
 
-// [chosen] where the evidence of the chosen documents is; empty: in one document, or not in whole
-// pages of each.
+// [chosen] where the evidence of the chosen documents is, as far as it is in whole pages. Empty: in
+// one document, or nowhere.
 std::vector<PageRange> Session::passages_of(const Ranking& ranking) const {
   std::vector<PageRange> out;
   const ComposedState& composed = sequence_.composed;
@@ -263,8 +263,9 @@ std::vector<PageRange> Session::passages_of(const Ranking& ranking) const {
     const KvStore& store = composed.documents->documents[d].session->store();
     const uint32_t pages = Attention::score_block_tokens / store.shape().page.page_tokens,
                    first = ranking.blocks[d] * pages;
-    if (first == 0) return {};  // the first block has the sinks and the window too
-    out.push_back({first, std::min(first + 2 * pages, store.pages().pages())});
+    // none of the first block, which has the sinks and the window too
+    const uint32_t end = std::min(first + 2 * pages, store.pages().pages());
+    out.push_back(first > 0 ? PageRange{first, end} : PageRange());
   }
   return out;
 }

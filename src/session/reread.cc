@@ -26,16 +26,17 @@ namespace kvasir {
 void Session::insert_passages(std::vector<PageRange> passages, uint64_t more, AskedTurn* turn) {
   ComposedState& composed = sequence_.composed;
   const uint64_t page_tokens = sequence_.store.shape().page.page_tokens;
-  uint64_t count = 0;
-  for (const PageRange& passage : passages) count += passage.count() * page_tokens;
+  uint64_t count = 0, documents = 0;
+  for (const PageRange& passage : passages)
+    count += passage.count() * page_tokens, documents += passage.count() > 0;
   const uint64_t used = std::min(options_.context, composed.tokens + turn->tokens.size()),
                  left = options_.context - used;
-  if (!sequence_.tokens.empty()) return;
+  if (count == 0 || !sequence_.tokens.empty()) return;
   if (count + std::min(more, left) > left ||
       !sequence_.store.check_budget(count + turn->tokens.size() + more).ok())
     return log(2, "there is no room to prefill passages of the documents again");
   log(2, ("the answer prefills " + std::to_string(count) + " tokens of " +
-          std::to_string(passages.size()) + " documents again")
+          std::to_string(documents) + " documents again")
              .c_str());
   Array<Token> tokens;
   for (std::size_t i = 0; i < passages.size(); ++i) {
