@@ -759,11 +759,11 @@ typedef struct kv_compose_options {
  * kv_session_stats includes the documents.
  * Each kv_generate with a question chooses the documents that the question is about
  * (kv_session_get_document): one or several; if none stands out, as many as allowed. It runs the
- * question up to three times. If the question is about several documents, but not all, the call
- * first prefills a passage of each again, up to 128 tokens: while kv_session_tokens is empty, where
- * the context and the memory_limit have room for them besides max_tokens, and without a kept
- * thought. Progress counts them, kv_answer.question_tokens does not. A kept turn has none of
- * them, and the next call prefills it. The context holds the documents that an answer attends too.
+ * question up to three times. If it chooses several, because they stand out, it first prefills a
+ * passage of each again, up to 128 tokens: while kv_session_tokens is empty, where the context and
+ * the memory_limit have room for them besides max_tokens, and not for a kept turn with a thought.
+ * Progress counts them, kv_answer.question_tokens does not. A kept turn has none of them, and the
+ * next call prefills it. The context holds the documents that an answer attends too.
  * Room for max_tokens of the answer, up to an eighth of the context, counts with the question.
  * Without a question kv_generate goes on with the documents of the last answer, as do
  * kv_session_next and kv_session_score; while kv_session_tokens is empty these two return

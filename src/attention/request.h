@@ -44,7 +44,7 @@ struct AttentionRequest {
   // merged with others: lse is of the scores that were attended, with the cap if there is one.
   bool is_apart = false;
   uint32_t skipped = 0;  // of such a store: first tokens, of its first page, not attended
-  PageRange hidden;      // of such a store: not attended either, but by by_blocks plans
+  PageRange hidden;      // of such a store: not attended either; a by_blocks plan has none
   // A partial result: the caller merges documents and ends the trace's layer.
   bool is_part = false;
   const CancelLatch& cancel;  // after it has fired, results are undefined

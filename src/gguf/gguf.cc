@@ -2,10 +2,20 @@
 #include "gguf/gguf.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "gguf/wire.h"
 
 namespace kvasir {
+
+std::optional<uint32_t> GgufTensor::layer() const {
+  constexpr std::string_view prefix = "blk.";
+  if (!name.starts_with(prefix)) return {};
+  uint32_t number = 0;
+  const char* const begin = name.data() + prefix.size();
+  if (std::from_chars(begin, name.data() + name.size(), number).ec != std::errc()) return {};
+  return number;
+}
 namespace {
 
 template <class T>

@@ -54,6 +54,9 @@ struct GgufTensor {
   uint64_t dims[4];  // dims[0] is contiguous; missing ones are 1
   uint64_t offset;   // from the file's beginning, bytes
   uint64_t bytes;
+
+  // Of a name such as "blk.2.ffn_up.weight": 2. Nothing: it has none.
+  std::optional<uint32_t> layer() const;
 };
 
 // The strings of an array, in order, in place. Nothing is copied.

@@ -1,7 +1,6 @@
 #include "model/model.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 
 #include "base/checksum.h"
@@ -74,21 +73,16 @@ bool Model::is_of(const format::Identity& identity) const {
   return identity.model == fingerprint_ && (!both || identity.model_hash == whole);
 }
 
-// Writers of files put a layer's tensors one after the other. "blk.2.ffn_up.weight" is of layer 2.
+// Writers of files put a layer's tensors one after the other.
 void Model::place_layers() {
-  constexpr std::string_view prefix = "blk.";
   std::vector<uint64_t> ends(config_.depth()), sums(config_.depth());
   layer_places_.assign(config_.depth(), {UINT64_MAX, 0});
   for (const GgufTensor& t : gguf_.tensors()) {
-    uint32_t layer = 0;
-    if (!t.name.starts_with(prefix)) continue;
-    const char* const begin = t.name.data() + prefix.size();
-    if (std::from_chars(begin, t.name.data() + t.name.size(), layer).ec != std::errc() ||
-        layer >= config_.depth())
-      continue;
-    Place& place = layer_places_[layer];
+    const std::optional<uint32_t> layer = t.layer();
+    if (!layer || *layer >= config_.depth()) continue;
+    Place& place = layer_places_[*layer];
     place.begin = std::min(place.begin, t.offset);
-    ends[layer] = std::max(ends[layer], t.offset + t.bytes), sums[layer] += t.bytes;
+    ends[*layer] = std::max(ends[*layer], t.offset + t.bytes), sums[*layer] += t.bytes;
   }
   for (uint32_t l = 0; l < config_.depth(); ++l) {
     const uint64_t bytes = sums[l] > 0 ? ends[l] - layer_places_[l].begin : 0;

@@ -1,7 +1,6 @@
 #include "model/tensor_binder.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 
 #include "base/magnitude.h"
@@ -136,11 +135,9 @@ float TensorBinder::scale_of(const std::string& matrix) {
 
 // Layers behind the last one, and divisors that no set of RoPE uses.
 bool TensorBinder::is_skipped(const GgufTensor& t) const {
-  if (t.name.substr(0, 4) != "blk.") return t.name.substr(0, 5) == "rope_";
-  uint32_t layer = 0;
-  const auto [end, error] =
-      std::from_chars(t.name.data() + 4, t.name.data() + t.name.size(), layer);
-  return error == std::errc() && layer >= depth_ && layer - depth_ < skipped_layers_;
+  if (t.name.starts_with("rope_")) return true;
+  const std::optional<uint32_t> layer = t.layer();
+  return layer && *layer >= depth_ && *layer - depth_ < skipped_layers_;
 }
 
 const GgufTensor* TensorBinder::take(const std::string& name, bool required) {

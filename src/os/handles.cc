@@ -1,5 +1,6 @@
 // What File and Mapping do in the same way on every system.
 #include <atomic>
+#include <cinttypes>
 #include <utility>
 
 #include "os/os.h"
@@ -22,6 +23,16 @@ File& File::operator=(File&& other) noexcept {
 Status File::read(uint64_t offset, void* data, std::size_t size) const {
   const Piece piece{data, size};
   return read(offset, {&piece, 1});
+}
+
+Status File::check_size(uint64_t bytes) const {
+  uint64_t now = 0;
+  RETURN_IF_ERROR(size(&now));
+  if (now >= bytes) return {};
+  return Status::error(Code::corrupt,
+                       "%s was cut from %" PRIu64 " to %" PRIu64 " bytes while it was in use",
+                       path_.c_str(), bytes, now)
+      .with_offset(now);
 }
 
 Mapping::Mapping(Mapping&& other) noexcept

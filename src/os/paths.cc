@@ -1,11 +1,10 @@
 #include "os/paths.h"
 
 #include <algorithm>
-#include <cinttypes>
 #include <span>
 #include <vector>
 
-#include "os/os.h"
+#include "base/letters.h"
 
 namespace kvasir::os {
 
@@ -15,12 +14,10 @@ constexpr std::string_view separators_of(PathRules rules) {
   return rules == PathRules::windows ? "/\\" : "/";
 }
 
-char lower(char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c + ('a' - 'A')) : c; }
-
 bool is_same(std::string_view a, std::string_view b, PathRules rules) {
   if (rules == PathRules::posix) return a == b;
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](char x, char y) { return lower(x) == lower(y); });
+                    [](char x, char y) { return small_letter(x) == small_letter(y); });
 }
 
 struct Path {
@@ -97,16 +94,6 @@ std::string joined(std::string text, const std::vector<std::string_view>& parts)
 }
 
 }  // namespace
-
-Status File::check_size(uint64_t bytes) const {
-  uint64_t now = 0;
-  RETURN_IF_ERROR(size(&now));
-  if (now >= bytes) return {};
-  return Status::error(Code::corrupt,
-                       "%s was cut from %" PRIu64 " to %" PRIu64 " bytes while it was in use",
-                       path_.c_str(), bytes, now)
-      .with_offset(now);
-}
 
 std::string relative_path(std::string_view file, std::string_view to, PathRules rules) {
   const Path begin = split(file, rules), end = split(to, rules);

@@ -36,15 +36,12 @@ void blocks_to_pages(const SelectorQuery& query, uint32_t block_tokens,
 
 void remove_pages(uint32_t first, uint32_t end, Selection* out) {
   const auto remove = [&](Array<PageRef>* refs, Array<uint32_t>* numbers, auto&& tokens_of) {
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < numbers->size(); ++i) {
-      if ((*numbers)[i] >= first && (*numbers)[i] < end) {
-        out->tokens -= tokens_of((*refs)[i]);
-        continue;
-      }
-      (*refs)[kept] = (*refs)[i], (*numbers)[kept++] = (*numbers)[i];
-    }
-    refs->resize(kept), numbers->resize(kept);
+    const auto begin = std::lower_bound(numbers->begin(), numbers->end(), first),
+               after = std::lower_bound(begin, numbers->end(), end);
+    const auto removed = refs->begin() + (begin - numbers->begin()),
+               kept = removed + (after - begin);
+    for (auto ref = removed; ref != kept; ++ref) out->tokens -= tokens_of(*ref);
+    refs->erase(removed, kept), numbers->erase(begin, after);
   };
   for (std::size_t i = 0; i < out->lists.size(); ++i) {
     remove(&out->lists[i], &out->page_numbers[i],

@@ -126,14 +126,13 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
   if (o.thinking && o.keep && !o.keep_thinking)
     RETURN_IF_ERROR(question_tokens(question, o, marks.skip, &turn->kept));
   const uint64_t thought = o.thinking ? o.thinking_tokens : 0;
-  if (sequence_.is_composed()) RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
+  RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));  // the choice runs the question after it
   std::vector<PageRange> passages;
   RETURN_IF_ERROR(
       choose_documents({turn->tokens, asked, thought + o.max_tokens, o.cancel}, &passages));
   if (!passages.empty() && !(o.thinking && o.keep))
     insert_passages(std::move(passages), thought + o.max_tokens, turn);
   RETURN_IF_ERROR(check_room(turn->tokens.size()));
-  RETURN_IF_ERROR(prefill_missing(o.cancel, o.progress));
   // of a model with states before Restore, so that the next call needs no prefill
   if (sequence_.states && turn->tokens.empty())
     RETURN_IF_ERROR(refresh_logits(o.cancel, o.progress));
@@ -176,7 +175,8 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   answer.read = forward_->attention().counts();
   end_passages(true);
   if (o.keep && turn->passage_tokens > 0 && first > 0)
-    keep_unread(&restore, std::span<const Token>(sequence_.tokens).subspan(turn->passage_tokens));
+    keep_without_prefill(&restore,
+                         std::span<const Token>(sequence_.tokens).subspan(turn->passage_tokens));
   const bool has_answer = first > 0 && sequence_.tokens.size() > first;
   if (!turn->kept.empty() && (s.ok() || (has_answer && !is_cancelled(o.cancel)))) {
     turn->kept.insert(turn->kept.end(),

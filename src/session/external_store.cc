@@ -160,7 +160,7 @@ void ExternalStore::plan_step(uint32_t tokens) {
 
 // Makes all checks that do not need the commit before the last step is committed.
 Status ExternalStore::begin_step(uint32_t tokens) {
-  RETURN_IF_ERROR(store_.pages().check_file());
+  RETURN_IF_ERROR(store_.check_file());
   const uint64_t held = this->tokens();
   if (tokens > options_.max_tokens - held)
     return Status::error(Code::context_full,
@@ -243,7 +243,7 @@ Status ExternalStore::attention(const BareQuery& query) {
   if (!(query.scale >= 0) || !std::isfinite(query.scale))
     return Status::error(Code::bad_argument, "scale is %s: use a positive number, or 0",
                          number_text(query.scale).c_str());
-  RETURN_IF_ERROR(store_.pages().check_file());
+  RETURN_IF_ERROR(store_.check_file());
   if (!(query.softcap >= 0) || !std::isfinite(query.softcap))
     return Status::error(Code::bad_argument, "softcap is %s: use a positive number, or 0",
                          number_text(query.softcap).c_str());
@@ -315,7 +315,7 @@ Status ExternalStore::truncate(uint64_t tokens) {
 }
 
 Status ExternalStore::save(const std::string& path, const Cancel* cancel, Progress::Report report) {
-  RETURN_IF_ERROR(store_.pages().check_file());
+  RETURN_IF_ERROR(store_.check_file());
   RETURN_IF_ERROR(settle("saved", cancel));
   format::Identity identity;
   identity.model = options_.identity;

@@ -6,6 +6,8 @@
 #include <string>
 #include <unordered_map>
 
+#include "base/letters.h"
+
 namespace kvasir {
 namespace {
 
@@ -19,8 +21,7 @@ struct Hit {
 std::string plain_text(const Tokenizer& tokenizer, Token token) {
   std::string out(tokenizer.piece(token, false));
   if (out.size() > 1) out.erase(0, std::min(out.find_first_not_of(' '), out.size() - 1));
-  for (char& c : out)
-    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  for (char& c : out) c = small_letter(c);
   return out;
 }
 
@@ -81,8 +82,7 @@ class Features {
 
   void add_spellings(const Tokenizer& tokenizer, const std::string& text, uint32_t feature) {
     std::string first = text, all = text;
-    for (char& c : all)
-      if (c >= 'a' && c <= 'z') c = static_cast<char>(c - 'a' + 'A');
+    for (char& c : all) c = capital_letter(c);
     first[0] = all[0];
     Array<Token> tokens;
     for (const std::string& spelled : {text, first, all})

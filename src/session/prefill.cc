@@ -227,7 +227,7 @@ Status Session::check_has(uint64_t tokens) const {
 Status Session::rewind(uint64_t tokens) {
   RETURN_IF_ERROR(check_has(tokens));
   if (tokens == sequence_.tokens.size()) return {};
-  RETURN_IF_ERROR(sequence_.store.pages().check_file());
+  RETURN_IF_ERROR(sequence_.store.check_file());
   uint64_t kept = std::min(tokens, sequence_.store.tokens());
   kept = sequence_.resume_point(kept);
   std::optional<KvStore> windows(sequence_.windows);

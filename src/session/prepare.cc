@@ -152,7 +152,7 @@ Status Session::choose_once(const Cancel* cancel) {
 }
 
 Status Session::prepare(const Cancel* cancel, Progress::Report report) {
-  RETURN_IF_ERROR(sequence_.store.pages().check_file());
+  RETURN_IF_ERROR(sequence_.store.check_file());
   RETURN_IF_ERROR(prefill_missing(cancel, report));
   Progress progress(std::move(report));
   RETURN_IF_ERROR(prepare_strategy(cancel, &progress));

@@ -76,7 +76,7 @@ Status Session::complete_drafts(const Cancel* cancel, std::optional<DraftState>*
 Status Session::save(const std::string& path, const Cancel* cancel, Progress::Report report,
                      Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
-  RETURN_IF_ERROR(sequence_.store.pages().check_file());
+  RETURN_IF_ERROR(sequence_.store.check_file());
   Array<std::byte> documents;
   if (sequence_.is_composed()) RETURN_IF_ERROR(save_documents(path, &documents));
   RETURN_IF_ERROR(prefill_missing(cancel, prepare_report));

@@ -306,7 +306,7 @@ class Session {
     ThinkingMarks marks;
     Array<Token> tokens;
     Array<Token> kept;  // in place of `tokens` and a thought once the answer is complete, if any
-    uint64_t passage_tokens = 0;  // of them, before the question's marks (reread.cc)
+    uint64_t passage_tokens = 0;  // of them, before the question's marks (repeated_passages.cc)
   };
   // The answer that is being decoded.
   struct AnswerState {
@@ -398,10 +398,10 @@ class Session {
                        std::vector<uint32_t>* out) const;
   Status find_documents(const Choice& choice, uint64_t own, Ranking* ranking);
   std::vector<PageRange> passages_of(const Ranking& ranking) const;
-  // reread.cc
+  // repeated_passages.cc
   void insert_passages(std::vector<PageRange> passages, uint64_t more, AskedTurn* turn);
-  void end_passages(bool were_read);
-  void keep_unread(Restore* before, std::span<const Token> tokens);
+  void end_passages(bool were_prefilled);
+  void keep_without_prefill(Restore* before, std::span<const Token> tokens);
   bool all_fit(std::span<const uint32_t> documents, uint64_t own) const;
   void attend(std::vector<uint32_t> documents);
   void plan_documents();

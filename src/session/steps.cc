@@ -25,7 +25,7 @@ Status Session::append(const AppendRequest& request, uint64_t* done) {
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
   if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
-  RETURN_IF_ERROR(sequence_.store.pages().check_file());
+  RETURN_IF_ERROR(sequence_.store.check_file());
   RETURN_IF_ERROR(
       fit_drafts([&] { return sequence_.store.check_budget(sequence_.tokens.size() + n); }));
   // rows behind a checkpoint stay in full precision: the only one is the document's end
