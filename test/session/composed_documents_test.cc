@@ -227,3 +227,20 @@ TEST_CASE("strategies that select every token attend documents as full attention
     CHECK(furthest_of(scores(selecting(strategy, 64, 0.5f)), full) > 2e-3);
   }
 }
+
+// Nothing is appended to a document, so its share of a limit has no room for a step.
+TEST_CASE("a memory limit counts of documents what stays of them, and no rows to come") {
+  SessionOptions options = options_of("bounded");
+  uint64_t appendable = open_session(mini_model(), options)->store().min_bytes(4096);
+  for (const std::string& path : saved().long_paths) {
+    auto session = load_session(path, options);
+    appendable += session->store().min_bytes(session->tokens().size());
+  }
+  options.memory.bytes = appendable / 2;
+  std::unique_ptr<Session> session;
+  const Status s = Session::compose(mini_model(), {.paths = saved().long_paths}, options, &session);
+  REQUIRE_MESSAGE(s.ok(), std::string(s.message()));
+  CHECK(knows(session.get(), 1));
+  options.memory.bytes = 1 << 20;
+  CHECK(refused(saved().long_paths, options).code() == Code::limit);
+}
