@@ -130,7 +130,8 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   const std::size_t outputs = outputs_ * size_.q;
   const float* from = prefill_slot(layer);
   float* to = prefill_host_.get() + slot_of(layer) * first;
-  enqueue(ops_.download(copies, to, from, first * sizeof(float)));
+  const std::size_t unread = (n_ - host_->queries_wanted(*step_)) * config_.layer(layer).q_width();
+  enqueue(ops_.download(copies, to + unread, from + unread, (first - unread) * sizeof(float)));
   if (outputs_ > 0) {
     float* to_outputs = prefill_outputs_.get() + slot_of(layer) * outputs;
     const std::size_t width = config_.layer(layer).q_width();

@@ -224,9 +224,14 @@ void HostAttention::keep(const StepContext& c, uint32_t layer, const LayerRows& 
 Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows& rows) {
   const ForwardStep& step = c.step;
   const uint32_t n = c.tokens(), kv = config_.layer(layer).kv;
-  write(c, layer, rows);
-  if (config_.layer(layer).is_windowed()) return {};
-  c.store.seal(kv, n, cpu_kernels(), pool_);
+  const bool windowed = config_.layer(layer).is_windowed();
+  if (!windowed && !step.probe && c.store.can_seal_rows(n)) {
+    c.store.seal_rows(kv, {n, rows.k, rows.v}, cpu_kernels(), pool_);
+  } else {
+    write(c, layer, rows);
+    if (windowed) return {};
+    c.store.seal(kv, n, cpu_kernels(), pool_);
+  }
   if (step.queries) step.queries->write(kv, n, rows.q, rows.lse, pool_);
   if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, rows.q);
   if (step.sketch && step.queries) {
@@ -237,6 +242,11 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
     c.store.add_to_sketch(kv, n, add_moment, cpu_kernels(), pool_, step.cancel, step.sketch);
   }
   return step.probe ? probe(c, layer, rows.q, {rows.attended, true}) : Status();
+}
+
+uint32_t HostAttention::queries_wanted(const StepContext& c) {
+  const bool all = c.step.probe || c.step.asked || c.store.representatives().known();
+  return all ? c.tokens() : std::min(c.tokens(), RecentQueries::capacity);
 }
 
 HostAttention::Probed HostAttention::probed(const ForwardStep& step) {

@@ -42,9 +42,11 @@ class HostAttention {
   Status page_rate(const StepContext& step, uint32_t first, uint32_t end, double* rate);
 
   // Layers that a GPU attended. keep(): of a decode step, on one worker of the pool.
-  // take(): of a prefill step; rows.attended has the outputs of probed() tokens.
+  // take(): of a prefill step; rows.attended has the outputs of probed() tokens, rows.q the queries
+  // of the last queries_wanted() tokens.
   void keep(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status take(const StepContext& step, uint32_t layer, const LayerRows& rows);
+  static uint32_t queries_wanted(const StepContext& step);
   // Tokens of a step whose outputs are in rows.attended: every `stride`th one, from the first on.
   struct Probed {
     uint32_t count = 0, stride = 0;

@@ -225,6 +225,7 @@ Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, cons
   const bool alters = sealed > 0 && centre_.empty();
   RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + n, alters, pool, cancel));
   sealed_ahead_.assign(shape().layers, false);
+  centre_ahead_.clear(), in_span_ = false;
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   return representatives_.prepare(n, pages_.pages() + sealed, pages_, overlap);
 }
@@ -292,28 +293,6 @@ void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, 
   });
 }
 
-void KvStore::write_keys(uint32_t layer, uint32_t head, RowRange rows, const float* k) {
-  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
-  float* to = window_row(layer, head, 0, window_count_ + rows.first);
-  const float* centre =
-      centre_.empty() ? nullptr : centre_.data() + (std::size_t{layer} * heads + head) * dim;
-  for (uint32_t i = rows.first; i < rows.end; ++i, to += dim) {
-    const float* from = k + (std::size_t{i} * heads + head) * head_dim;
-    for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] - (centre ? centre[d] : 0.0f);
-    std::fill(to + head_dim, to + dim, 0.0f);
-  }
-}
-
-void KvStore::write_values(uint32_t layer, uint32_t head, RowRange rows, const float* v) {
-  if (shape().page.latent) return;
-  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
-  float* to = window_row(layer, head, 1, window_count_ + rows.first);
-  for (uint32_t i = rows.first; i < rows.end; ++i, to += dim) {
-    std::copy_n(v + (std::size_t{i} * heads + head) * head_dim, head_dim, to);
-    std::fill(to + head_dim, to + dim, 0.0f);
-  }
-}
-
 void KvStore::observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads) {
   for (uint32_t h = 0; h < shape().kv_heads; ++h) observe(layer, h, n, q, heads);
 }
@@ -329,42 +308,6 @@ void KvStore::observe(uint32_t layer, uint32_t head, uint32_t n, const float* q,
       {q + std::size_t{head} * group * head_dim, group, std::size_t{heads} * head_dim});
 }
 
-// The mean key of the window without the sinks, which are outliers. Subtracts it from every row of
-// the window. Of the given heads, which are counted over all layers.
-void KvStore::fix_centre(uint32_t rows, uint32_t first_head, uint32_t heads, ThreadPool* pool) {
-  const uint32_t dim = shape().page.dim;
-  const uint32_t first = rows > shape().page.page_tokens ? shape().page.page_tokens : 0;
-  pool->run(heads, [&](uint32_t task, uint32_t) {
-    const uint32_t at = first_head + task, l = at / shape().kv_heads, h = at % shape().kv_heads;
-    float* centre = centre_.data() + std::size_t{at} * dim;
-    double sums[max_dim] = {};
-    for (uint32_t r = first; r < rows; ++r) {
-      const float* row = window_row(l, h, 0, r);
-      for (uint32_t d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
-    }
-    for (uint32_t d = 0; d < dim; ++d) centre[d] = static_cast<float>(sums[d] / (rows - first));
-    for (uint32_t r = 0; r < rows; ++r) {
-      float* row = window_row(l, h, 0, r);
-      for (uint32_t d = 0; d < dim; ++d) row[d] -= centre[d];
-    }
-  });
-}
-
-void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
-  const uint32_t sealed = pages_after(window_count_ + n), heads = shape().kv_heads;
-  if (sealed == 0 || centre_.empty()) return;
-  constexpr uint32_t task_pages = 4;  // pages per task
-  const auto tasks = static_cast<uint32_t>(ceil_div(sealed, task_pages));
-  const std::size_t page = std::size_t{shape().page.page_tokens} * shape().page.dim;
-  pool->run(heads * tasks, [&](uint32_t task, uint32_t) {
-    const uint32_t h = task % heads, first = task / heads * task_pages;
-    for (uint32_t p = first; p < std::min(sealed, first + task_pages); ++p)
-      pages_.seal(kernels, layer, h, pages_.pages() + p, window_row(layer, h, 0, 0) + p * page,
-                  window_row(layer, h, 1, 0) + p * page);
-  });
-  sealed_ahead_[layer] = true;
-}
-
 void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t count = window_count_ + n;
   const uint32_t sealed = pages_after(count);
@@ -375,10 +318,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
     return representatives_.commit(n, pages_, pool);
   }
   const uint32_t first = pages_.pages(), tokens = shape().page.page_tokens, dim = shape().page.dim;
-  if (centre_.empty()) {
-    centre_.assign(shape().heads_total() * dim, 0.0f);  // prepare() made the room
-    fix_centre(count, 0, shape().heads_total(), pool);
-  }
+  if (centre_.empty()) begin_centre(count, pool);
   if (first == 0 && sinks_) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;

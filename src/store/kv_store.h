@@ -191,7 +191,15 @@ class KvStore {
   // After write() of a layer and before the other layers: seals the pages of this layer that
   // commit(n) would seal. Requires a centre, so it does nothing for the first pages of a text.
   void seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
-  // Whether seal() was called for the layer in this step.
+  // write() and seal() at once, also of the first pages of a text: rows that are sealed are not
+  // written to the window. No queries may be observed in the step, and nothing may attend its rows.
+  struct StepRows {
+    uint32_t count;
+    const float *k, *v;  // as for write()
+  };
+  bool can_seal_rows(uint32_t n) const;
+  void seal_rows(uint32_t layer, const StepRows& rows, const Kernels& kernels, ThreadPool* pool);
+  // Whether the layer was sealed in this step.
   bool sealed_ahead(uint32_t layer) const { return sealed_ahead_[layer]; }
   void commit(uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // The most tokens, up to n, of a step whose tokens but the last seal no page: what the last one
@@ -340,6 +348,11 @@ class KvStore {
   // Call when window_count_ has decreased: later rows may belong to another store.
   void lowered() { appends_.here = is_sole(window_); }
   void fix_centre(uint32_t rows, uint32_t first_head, uint32_t heads, ThreadPool* pool);
+  void begin_centre(uint32_t rows, ThreadPool* pool);
+  void find_centre(uint32_t layer, uint32_t n, const float* k, ThreadPool* pool);
+  void copy_keys(uint32_t head, RowRange rows, const float* k, const float* centre,
+                 float* to) const;
+  void copy_values(uint32_t head, RowRange rows, const float* v, float* to) const;
   Status reserve_sealed(uint32_t sealed, ThreadPool* pool, const Cancel* cancel);
   void begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool);
 
@@ -370,7 +383,9 @@ class KvStore {
     bool here = false;
   };
   Appends appends_;
-  std::vector<bool> sealed_ahead_;  // [layers] sealed by seal() in this step
+  std::vector<bool> sealed_ahead_;  // [layers] sealed before the commit of this step
+  Array<float> centre_ahead_;       // [layers][kv_heads][dim] of those, before the first commit
+  bool in_span_ = false;
   struct Span {
     uint32_t pages = 0, window_count = 0, first_row = 0;  // before it
     uint64_t sinks_stamp = 0;                             // likewise

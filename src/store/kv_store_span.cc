@@ -23,6 +23,7 @@ Status KvStore::begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const C
   RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + chunk, true, pool, cancel));
   RETURN_IF_ERROR(reserve_sealed(pages_after(window_count_ + n), pool, cancel));
   sealed_ahead_.assign(shape().layers, false);
+  centre_ahead_.clear(), in_span_ = true;
   budget_.step_tokens = std::max(budget_.step_tokens, chunk);
   span_ = {pages_.pages(), window_count_, first_row_, sinks_stamp_, !centre_.empty(), {}};
   window_stamp_ = new_stamp();

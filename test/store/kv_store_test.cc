@@ -1,6 +1,7 @@
 // The places of tokens as they move from the window into pages, in forks and after rewinds.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
@@ -343,6 +344,46 @@ TEST_CASE("room for pages that is cancelled is made by the next step") {
   append(&store, 5000, 2);
   append(&plain, 5000, 2);
   CHECK(contents(store, 1, 2) == contents(plain, 1, 2));
+}
+
+TEST_CASE("rows that are sealed without the window leave what write, seal and commit leave") {
+  for (const uint32_t before : {0u, 40u, 100u, 300u}) {
+    CAPTURE(before);
+    KvStore by_rows(store_shape, 64), plain(store_shape, 64);
+    by_rows.drop_representatives(), plain.drop_representatives();
+    if (before > 0) append(&by_rows, before, 1), append(&plain, before, 1);
+    for (const uint32_t n : {200u, 33u, 500u}) {
+      CAPTURE(n);
+      append(&plain, n, n);
+      for (const bool fails : {true, false}) {  // a step that fails before its commit
+        REQUIRE(by_rows.prepare(n).ok());
+        for (uint32_t l = 0; l < store_layers; ++l) {
+          const Tokens t = random_tokens(n, n * 10 + l);
+          // where there is no centre yet, rows before the step may not change
+          CHECK(by_rows.can_seal_rows(n) == (before != 40 || by_rows.pages().pages() > 0));
+          if (l == 0 && n == 33) by_rows.write(l, n, t.k.data(), t.v.data());
+          else if (by_rows.can_seal_rows(n))
+            by_rows.seal_rows(l, {n, t.k.data(), t.v.data()}, cpu_kernels(), &pool());
+          else by_rows.write(l, n, t.k.data(), t.v.data());
+          if (fails) break;
+        }
+        if (!fails) by_rows.commit(n, cpu_kernels(), &pool());
+      }
+      CHECK(std::ranges::equal(by_rows.centre(), plain.centre()));
+      for (uint32_t l = 0; l < store_layers; ++l)
+        for (uint32_t h = 0; h < store_heads; ++h) {
+          CHECK(contents(by_rows, l, h) == contents(plain, l, h));
+          const std::size_t rows = std::size_t{store_shape.page.page_tokens} * store_shape.page.dim;
+          const auto sinks = [&](const KvStore& store) {
+            const KvStore::Rows at = store.sinks(l, h);
+            std::vector<float> floats(at.k, at.k + rows);
+            floats.insert(floats.end(), at.v, at.v + rows);
+            return floats;
+          };
+          CHECK(sinks(by_rows) == sinks(plain));
+        }
+    }
+  }
 }
 
 TEST_CASE("a sketch that is found layer by layer has no layer whose pages are not sealed") {

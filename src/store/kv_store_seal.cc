@@ -1,0 +1,154 @@
+// What leaves full precision: rows become pages, and the keys get their centre.
+#include <algorithm>
+#include <utility>
+
+#include "base/checked.h"
+#include "store/kv_store.h"
+
+namespace kvasir {
+
+constexpr uint32_t task_pages = 4;  // pages per task
+
+void KvStore::write_keys(uint32_t layer, uint32_t head, RowRange rows, const float* k) {
+  const std::size_t at = std::size_t{layer} * shape().kv_heads + head;
+  copy_keys(head, rows, k, centre_.empty() ? nullptr : centre_.data() + at * shape().page.dim,
+            window_row(layer, head, 0, window_count_ + rows.first));
+}
+
+void KvStore::write_values(uint32_t layer, uint32_t head, RowRange rows, const float* v) {
+  if (shape().page.latent) return;
+  copy_values(head, rows, v, window_row(layer, head, 1, window_count_ + rows.first));
+}
+
+// Of some of a step's rows: the keys of a head without their centre, padded; null: none.
+void KvStore::copy_keys(uint32_t head, RowRange rows, const float* k, const float* centre,
+                        float* to) const {
+  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
+  for (uint32_t i = rows.first; i < rows.end; ++i, to += dim) {
+    const float* from = k + (std::size_t{i} * heads + head) * head_dim;
+    for (uint32_t d = 0; d < head_dim; ++d) to[d] = from[d] - (centre ? centre[d] : 0.0f);
+    std::fill(to + head_dim, to + dim, 0.0f);
+  }
+}
+
+void KvStore::copy_values(uint32_t head, RowRange rows, const float* v, float* to) const {
+  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim;
+  for (uint32_t i = rows.first; i < rows.end; ++i, to += dim) {
+    std::copy_n(v + (std::size_t{i} * heads + head) * head_dim, head_dim, to);
+    std::fill(to + head_dim, to + dim, 0.0f);
+  }
+}
+
+// The mean key of the window without the sinks, which are outliers. Subtracts it from every row of
+// the window. Of the given heads, which are counted over all layers.
+void KvStore::fix_centre(uint32_t rows, uint32_t first_head, uint32_t heads, ThreadPool* pool) {
+  const uint32_t dim = shape().page.dim;
+  const uint32_t first = rows > shape().page.page_tokens ? shape().page.page_tokens : 0;
+  pool->run(heads, [&](uint32_t task, uint32_t) {
+    const uint32_t at = first_head + task, l = at / shape().kv_heads, h = at % shape().kv_heads;
+    float* centre = centre_.data() + std::size_t{at} * dim;
+    double sums[max_dim] = {};
+    for (uint32_t r = first; r < rows; ++r) {
+      const float* row = window_row(l, h, 0, r);
+      for (uint32_t d = 0; d < dim; ++d) sums[d] += static_cast<double>(row[d]);
+    }
+    for (uint32_t d = 0; d < dim; ++d) centre[d] = static_cast<float>(sums[d] / (rows - first));
+    for (uint32_t r = 0; r < rows; ++r) {
+      float* row = window_row(l, h, 0, r);
+      for (uint32_t d = 0; d < dim; ++d) row[d] -= centre[d];
+    }
+  });
+}
+
+void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
+  const uint32_t sealed = pages_after(window_count_ + n), heads = shape().kv_heads;
+  if (sealed == 0 || centre_.empty()) return;
+  const auto tasks = static_cast<uint32_t>(ceil_div(sealed, task_pages));
+  const std::size_t page = std::size_t{shape().page.page_tokens} * shape().page.dim;
+  pool->run(heads * tasks, [&](uint32_t task, uint32_t) {
+    const uint32_t h = task % heads, first = task / heads * task_pages;
+    for (uint32_t p = first; p < std::min(sealed, first + task_pages); ++p)
+      pages_.seal(kernels, layer, h, pages_.pages() + p, window_row(layer, h, 0, 0) + p * page,
+                  window_row(layer, h, 1, 0) + p * page);
+  });
+  sealed_ahead_[layer] = true;
+}
+
+// The centre of the first rows that are sealed. Layers that were sealed ahead have theirs.
+void KvStore::begin_centre(uint32_t rows, ThreadPool* pool) {
+  const std::size_t heads = shape().kv_heads, size = heads * shape().page.dim;
+  centre_.assign(shape().layers * size, 0.0f);  // prepare() made the room
+  if (centre_ahead_.empty()) return fix_centre(rows, 0, shape().heads_total(), pool);
+  for (uint32_t l = 0; l < shape().layers; ++l)
+    sealed_ahead_[l]
+        ? void(std::copy_n(centre_ahead_.data() + l * size, size, centre_.data() + l * size))
+        : fix_centre(rows, static_cast<uint32_t>(l * heads), static_cast<uint32_t>(heads), pool);
+  centre_ahead_.clear();
+}
+
+bool KvStore::can_seal_rows(uint32_t n) const {
+  const bool begins = window_count_ == 0 && pages_.pages() == 0 && !in_span_;
+  return budget_.bytes == 0 && !representatives_.known() && pages_after(window_count_ + n) > 0 &&
+         (!centre_.empty() || begins);
+}
+
+// fix_centre() of a layer whose rows are the step's.
+void KvStore::find_centre(uint32_t layer, uint32_t n, const float* k, ThreadPool* pool) {
+  const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim,
+                 first = n > shape().page.page_tokens ? shape().page.page_tokens : 0;
+  if (centre_ahead_.empty()) centre_ahead_.assign(shape().heads_total() * dim, 0.0f);
+  pool->run(heads, [&](uint32_t h, uint32_t) {
+    double sums[max_dim] = {};
+    for (uint32_t r = first; r < n; ++r) {
+      const float* row = k + (std::size_t{r} * heads + h) * head_dim;
+      for (uint32_t d = 0; d < head_dim; ++d) sums[d] += static_cast<double>(row[d]);
+    }
+    float* centre = centre_ahead_.data() + (std::size_t{layer} * heads + h) * dim;
+    for (uint32_t d = 0; d < head_dim; ++d) centre[d] = static_cast<float>(sums[d] / (n - first));
+  });
+}
+
+// Pages of rows that are in the window, or partly so, are made of a copy of them.
+void KvStore::seal_rows(uint32_t layer, const StepRows& rows, const Kernels& kernels,
+                        ThreadPool* pool) {
+  const uint32_t n = rows.count, heads = shape().kv_heads, tokens = shape().page.page_tokens,
+                 dim = shape().page.dim, sealed = pages_after(window_count_ + n),
+                 kept = pages_.pages() > 0 ? 0 : tokens;  // sinks
+  if (centre_.empty()) find_centre(layer, n, rows.k, pool);
+  const float* centres =
+      (centre_.empty() ? centre_ahead_ : centre_).data() + std::size_t{layer} * heads * dim;
+  const std::size_t floats = std::size_t{tokens} * dim;
+  const auto write = [&](uint32_t h, RowRange range) {  // to the window
+    copy_keys(h, range, rows.k, centres + std::size_t{h} * dim,
+              window_row(layer, h, 0, window_count_ + range.first));
+    write_values(layer, h, range, rows.v);
+  };
+  const auto seal_page = [&](uint32_t h, uint32_t p, float* k, float* v) {
+    const uint32_t begin = p * tokens,
+                   old = std::min(std::max(window_count_, begin) - begin, tokens);
+    const RowRange range{begin + old - window_count_, begin + tokens - window_count_};
+    std::copy_n(window_row(layer, h, 0, begin), old * dim, k);
+    copy_keys(h, range, rows.k, centres + std::size_t{h} * dim, k + old * dim);
+    if (v != k) {
+      std::copy_n(window_row(layer, h, 1, begin), old * dim, v);
+      copy_values(h, range, rows.v, v + old * dim);
+    }
+    pages_.seal(kernels, layer, h, pages_.pages() + p, k, v);
+  };
+  const auto tasks = static_cast<uint32_t>(ceil_div(sealed, task_pages));
+  pool->run(heads * (tasks + 1), [&](uint32_t task, uint32_t) {
+    const uint32_t h = task % heads, first = task / heads * task_pages;
+    if (first >= sealed) {
+      const uint32_t end = sealed * tokens;
+      if (kept > window_count_) write(h, {0, std::min(n, kept - window_count_)});
+      return write(h, {std::max(window_count_, end) - window_count_, n});
+    }
+    const Buffer<float> copy = make_buffer<float>(shape().page.planes() * floats);
+    float* const v = copy.get() + (shape().page.planes() - 1) * floats;
+    for (uint32_t p = first; p < std::min(sealed, first + task_pages); ++p)
+      seal_page(h, p, copy.get(), v);
+  });
+  sealed_ahead_[layer] = true;
+}
+
+}  // namespace kvasir
