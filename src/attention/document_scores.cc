@@ -1,10 +1,31 @@
 // Scores of documents for a question: which of their blocks have a key that a query looks for.
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "attention/worker.h"
 #include "base/checked.h"
 
 namespace kvasir {
+
+// Of scores without NaN. Four at a time, because compilers take one after the other.
+static float largest_of(const float* scores, uint32_t n) {
+  typedef float Four __attribute__((vector_size(16)));
+  float most = -std::numeric_limits<float>::infinity();
+  uint32_t i = 0;
+  if (n >= 4) {
+    Four m;
+    std::memcpy(&m, scores, sizeof m);
+    for (i = 4; i + 4 <= n; i += 4) {
+      Four x;
+      std::memcpy(&x, scores + i, sizeof x);
+      m = x > m ? x : m;
+    }
+    for (uint32_t j = 0; j < 4; ++j) most = std::max(most, m[j]);
+  }
+  for (; i < n; ++i) most = std::max(most, scores[i]);
+  return most;
+}
 
 // Raises blocks to the estimates of the pages behind the sinks. False: damaged.
 bool Attention::estimate_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
@@ -16,8 +37,10 @@ bool Attention::estimate_pages(const HeadQueries& queries, const BlockRows& out,
   const std::size_t stride = pages.extents() * shape_.extent_quads();
   for (uint32_t r = 0; r < queries.rows.rows; ++r) {
     const float* scores = w->selector.scores.data() + r * stride;
-    for (uint32_t p = 1; p < pages.pages(); ++p)
-      out.raise(r, p, *std::max_element(scores + p * quads, scores + (p + 1) * quads));
+    for (uint32_t p = 1, end; p < pages.pages(); p = end) {  // the pages of a block
+      end = std::min(pages.pages(), (p / out.block_pages + 1) * out.block_pages);
+      out.raise(r, p, largest_of(scores + p * quads, (end - p) * quads));
+    }
   }
   return true;
 }
@@ -34,7 +57,7 @@ bool Attention::score_pages(const HeadQueries& queries, const BlockRows& out, Wo
     kernels_.score_tokens(queries.rows, &page, 1, w->traced.data(), tokens, w->scratch.data());
     for (uint32_t r = 0; r < rows; ++r) {
       const float* scores = w->traced.data() + std::size_t{r} * tokens;
-      out.raise(r, p, *std::max_element(scores, scores + tokens));
+      out.raise(r, p, largest_of(scores, tokens));
     }
   }
   return true;

@@ -103,25 +103,15 @@ class BoundedSelector final : public Selector {
 
   // Projects the queries to the sketch's coordinates, as int8.
   static void project(const SelectorQuery& query, SelectorScratch* scratch) {
-    const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim(),
-                   rows = query.rows.rows;
-    const float* basis = query.sketch.query_basis(query.layer, query.kv_head);
+    const uint32_t n = query.pages.shape().page.sketch_dim(), rows = query.rows.rows;
     scratch->query.assign(std::size_t{rows} * n, 0.0f);
     scratch->query8.resize(std::size_t{rows} * n);
     scratch->query_scale.resize(rows);
+    uint32_t first = 0;
+    for (; first + 4 <= rows; first += 4) project_rows<4>(query, first, scratch);
+    for (; first < rows; ++first) project_rows<1>(query, first, scratch);
     for (uint32_t r = 0; r < rows; ++r) {
-      float* x = scratch->query.data() + std::size_t{r} * n;
-      for (uint32_t c = 0; c < n; c += 8) {
-        // Explicit vectors, because compilers would vectorise over d.
-        typedef float Four __attribute__((vector_size(16)));
-        Four low{}, high{};
-        for (uint32_t d = 0; d < dim; ++d) {
-          Four at[2];
-          std::memcpy(at, basis + d * n + c, sizeof at);
-          low += at[0] * query.rows.f32[r * dim + d], high += at[1] * query.rows.f32[r * dim + d];
-        }
-        std::memcpy(x + c, &low, sizeof low), std::memcpy(x + c + 4, &high, sizeof high);
-      }
+      const float* x = scratch->query.data() + std::size_t{r} * n;
       float largest = 0;
       for (uint32_t c = 0; c < n; ++c) largest = std::max(largest, std::fabs(x[c]));
       const bool none = !(largest > 1e-30f && largest < 1e30f);
@@ -129,6 +119,29 @@ class BoundedSelector final : public Selector {
       for (uint32_t c = 0; c < n; ++c)
         scratch->query8[r * n + c] =
             static_cast<int8_t>(none ? 0 : std::lrint(x[c] * (127 / largest)));
+    }
+  }
+
+  // R rows at a time, whose sums do not wait for each other.
+  template <uint32_t R>
+  static void project_rows(const SelectorQuery& query, uint32_t first, SelectorScratch* scratch) {
+    // Explicit vectors, because compilers would vectorise over d.
+    typedef float Four __attribute__((vector_size(16)));
+    const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim();
+    const float* basis = query.sketch.query_basis(query.layer, query.kv_head);
+    const float* q = query.rows.f32 + std::size_t{first} * dim;
+    for (uint32_t c = 0; c < n; c += 8) {
+      Four low[R] = {}, high[R] = {};
+      for (uint32_t d = 0; d < dim; ++d) {
+        Four at[2];
+        std::memcpy(at, basis + d * n + c, sizeof at);
+        for (uint32_t r = 0; r < R; ++r)
+          low[r] += at[0] * q[r * dim + d], high[r] += at[1] * q[r * dim + d];
+      }
+      for (uint32_t r = 0; r < R; ++r) {
+        float* x = scratch->query.data() + (std::size_t{first} + r) * n + c;
+        std::memcpy(x, low + r, sizeof *low), std::memcpy(x + 4, high + r, sizeof *high);
+      }
     }
   }
 };

@@ -1,8 +1,8 @@
 // Which documents of a composed session an answer attends: those that the question is about.
 //
 // The queries of the question's tokens are scored against the keys of all candidates, in the layers
-// that retrieve: those with the largest errors of selective attention in prefill (layer_probe.h). A
-// query meets each document as if it were right before the question.
+// that retrieve: those with the largest errors of selective attention in prefill (layer_probe.h),
+// four at most. A query meets each document as if it were right before the question.
 //
 //   s[q][b]   the best score of query q in block b of 64 tokens
 //   mean[q]   of the other documents' best scores for q
@@ -44,8 +44,10 @@
 namespace kvasir {
 namespace {
 
-// Layers with at least this part of the largest error retrieve.
+// Layers with at least this part of the largest error retrieve. Of many, those with the largest
+// errors choose: each costs time with every document.
 constexpr float retrieving = 0.5f;
+constexpr uint32_t most_layers = 4;
 constexpr uint32_t default_documents = 8;  // attended at most, unless the caller says how many
 constexpr uint32_t looked_documents = 8;   // that the question sees
 constexpr uint32_t scored_documents = 16;  // whose evidence is found then, exactly
@@ -56,10 +58,14 @@ constexpr float written = 4;          // weight of c
 constexpr uint32_t first_tokens = 4;  // of a text, which queries without a match attend (trace.cc)
 
 std::vector<bool> retrieval_layers(std::span<const float> errors, uint32_t layers) {
-  std::vector<bool> out(layers, true);
-  if (errors.size() != layers) return out;  // too short to be measured
-  const float largest = *std::max_element(errors.begin(), errors.end());
-  for (uint32_t l = 0; l < layers; ++l) out[l] = errors[l] >= retrieving * largest;
+  if (errors.size() != layers) return std::vector<bool>(layers, true);  // too short to be measured
+  std::vector<uint32_t> order(layers);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
+  std::vector<bool> out(layers);
+  for (uint32_t l : std::span(order).first(std::min(layers, most_layers)))
+    out[l] = errors[l] >= retrieving * errors[order[0]];
   return out;
 }
 
