@@ -44,10 +44,8 @@
 namespace kvasir {
 namespace {
 
-// Layers with at least this part of the largest error retrieve. Of many, those with the largest
-// errors choose: each costs time with every document.
-constexpr float retrieving = 0.5f;
-constexpr uint32_t most_layers = 4;
+constexpr float retrieving = 0.5f;         // of the largest error of a layer
+constexpr uint32_t most_layers = 4;        // each costs time with every document
 constexpr uint32_t default_documents = 8;  // attended at most, unless the caller says how many
 constexpr uint32_t looked_documents = 8;   // that the question sees
 constexpr uint32_t scored_documents = 16;  // whose evidence is found then, exactly
@@ -56,18 +54,6 @@ constexpr float next_part = 2.0f / 3;                // of the last chosen one's
 constexpr float min_evidence = 1.5f;
 constexpr float written = 4;          // weight of c
 constexpr uint32_t first_tokens = 4;  // of a text, which queries without a match attend (trace.cc)
-
-std::vector<bool> retrieval_layers(std::span<const float> errors, uint32_t layers) {
-  if (errors.size() != layers) return std::vector<bool>(layers, true);  // too short to be measured
-  std::vector<uint32_t> order(layers);
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
-  std::vector<bool> out(layers);
-  for (uint32_t l : std::span(order).first(std::min(layers, most_layers)))
-    out[l] = errors[l] >= retrieving * errors[order[0]];
-  return out;
-}
 
 // E of the documents of a step's scores.
 class Evidence {
@@ -148,6 +134,18 @@ class Evidence {
 };
 
 }  // namespace
+
+std::vector<bool> retrieval_layers(std::span<const float> errors, uint32_t layers) {
+  if (errors.size() != layers) return std::vector<bool>(layers, true);  // too short to be measured
+  std::vector<uint32_t> order(layers);
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return errors[a] > errors[b]; });
+  std::vector<bool> out(layers);
+  for (uint32_t l : std::span(order).first(std::min(layers, most_layers)))
+    out[l] = errors[l] >= retrieving * errors[order[0]];
+  return out;
+}
 
 // Orders ranking->order by the evidence for the question, with the attended documents in view if
 // `sees`.

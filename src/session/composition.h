@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -30,5 +31,9 @@ struct Composition {
   std::vector<ComposedDocument> documents;
   uint32_t max_documents = 0;  // that an answer attends; 0: up to 8, always chosen
 };
+
+// [layers] those whose queries choose documents, by the layers' errors (layer_probe.h): with at
+// least half of the largest error, four at most. All, if there are not so many errors.
+std::vector<bool> retrieval_layers(std::span<const float> errors, uint32_t layers);
 
 }  // namespace kvasir

@@ -197,7 +197,10 @@ class KvStore {
     uint32_t count;
     const float *k, *v;  // as for write()
   };
+  // Whether it may be called: pages are sealed, none is spilled, and the centre is known or the
+  // step begins the text.
   bool can_seal_rows(uint32_t n) const;
+  // Throws std::bad_alloc; the step then fails as if it had not begun.
   void seal_rows(uint32_t layer, const StepRows& rows, const Kernels& kernels, ThreadPool* pool);
   // Whether the layer was sealed in this step.
   bool sealed_ahead(uint32_t layer) const { return sealed_ahead_[layer]; }

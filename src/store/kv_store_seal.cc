@@ -79,10 +79,11 @@ void KvStore::begin_centre(uint32_t rows, ThreadPool* pool) {
   const std::size_t heads = shape().kv_heads, size = heads * shape().page.dim;
   centre_.assign(shape().layers * size, 0.0f);  // prepare() made the room
   if (centre_ahead_.empty()) return fix_centre(rows, 0, shape().heads_total(), pool);
-  for (uint32_t l = 0; l < shape().layers; ++l)
-    sealed_ahead_[l]
-        ? void(std::copy_n(centre_ahead_.data() + l * size, size, centre_.data() + l * size))
-        : fix_centre(rows, static_cast<uint32_t>(l * heads), static_cast<uint32_t>(heads), pool);
+  for (uint32_t l = 0; l < shape().layers; ++l) {
+    if (sealed_ahead_[l])
+      std::copy_n(centre_ahead_.data() + l * size, size, centre_.data() + l * size);
+    else fix_centre(rows, static_cast<uint32_t>(l * heads), static_cast<uint32_t>(heads), pool);
+  }
   centre_ahead_.clear();
 }
 

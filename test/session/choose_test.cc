@@ -2,12 +2,25 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <vector>
 
 #include "compose_helpers.h"
 #include "pool.h"
+#include "session/composition.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
+
+TEST_CASE("four layers choose documents at most, and none with less than half the largest error") {
+  using Layers = std::vector<bool>;
+  const float two[] = {0.1f, 0.3f, 0.14f, 0.2f, 0.0f, 0.15f};
+  CHECK(retrieval_layers(two, 6) == Layers{false, true, false, true, false, true});
+  const float many[] = {0.8f, 0.9f, 1.0f, 0.7f, 0.9f, 0.9f};
+  CHECK(retrieval_layers(many, 6) == Layers{false, true, true, false, true, true});
+  const float equal[] = {1, 1, 1, 1, 1, 1};
+  CHECK(retrieval_layers(equal, 6) == Layers{true, true, true, true, false, false});
+  CHECK(retrieval_layers({}, 3) == Layers{true, true, true});
+}
 
 TEST_CASE("an answer attends the documents that the question is about") {
   for (uint32_t most : {2u, 1u}) {
