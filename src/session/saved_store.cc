@@ -394,6 +394,7 @@ Status map_store(const std::shared_ptr<const CacheFile>& file, const SavedSequen
   PageStore pages(out->shape());
   KeySketch sketch(out->shape());
   RETURN_IF_ERROR(map_pages(file, state, nullptr, cancel, &pages, &sketch));
+  pages.use_mapping();
   KvStore::MappedRows rows{file, {}, {}, {}, state.window_count};
   const struct {
     SectionKind kind;

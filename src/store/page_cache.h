@@ -68,6 +68,8 @@ class PageCache {
   // release, so any limit works, 0 included. Empties the cache.
   void set_limit(uint64_t bytes);
 
+  bool sizes_itself() const { return limit_ == by_itself; }
+
   struct Counts {
     uint64_t found = 0, read = 0;  // pages fetched: cached, and not cached
     uint64_t kept = 0;             // pages in the cache now

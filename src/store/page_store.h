@@ -123,6 +123,11 @@ class PageStore {
   // of all heads; each page alone would need a block. Code::corrupt, Code::io; throws
   // std::bad_alloc.
   Status read_scales(uint32_t layer, uint32_t first, uint32_t end, uint16_t* to) const;
+  // Makes fetch() use pages in the mapping where the store has up to max_tokens_in_mapping and the
+  // cache has no limit. Nearly all pages of so short a document are soon needed, and copies of them
+  // take longer to make than to attend.
+  static constexpr uint64_t max_tokens_in_mapping = 16384;
+  void use_mapping() { uses_mapping_ = true; }
   uint32_t mapped_extents() const;  // they come first
   // Scales per extent.
   std::size_t layer_scales() const {
@@ -221,6 +226,7 @@ class PageStore {
   } spare_;  // made ahead, cleared
   // Of the file of the mapped slabs.
   const CacheFile::Section *mapped_pages_ = nullptr, *mapped_scales_ = nullptr;
+  bool uses_mapping_ = false;
   // Selected pages of the mapped slabs, which come first; null without any.
   std::shared_ptr<PageCache> cache_;
   std::shared_ptr<SpillFile> spill_;    // of all spilled slabs; null before the first

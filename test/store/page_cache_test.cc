@@ -240,6 +240,21 @@ TEST_CASE("a step's pages are found again by the next one, however large the bud
   }
 }
 
+TEST_CASE("a short document's pages are used in the mapping, unless the cache has a limit") {
+  Saved saved;
+  PageStore store = saved.map();
+  store.use_mapping();
+  const std::vector<uint32_t> numbers = {3, 20, 202};
+  std::vector<PageRef> refs(numbers.size());
+  PageStore::Hold hold;
+  REQUIRE(store.fetch(1, 2, numbers, refs.data(), &hold).ok());
+  for (std::size_t i = 0; i < 3; ++i) CHECK(refs[i].data == store.page(1, 2, numbers[i]).data);
+  saved.flip(saved.offset_of(1, 0, 20) + 9);
+  CHECK(store.fetch(1, 0, numbers, refs.data(), &hold).offset() == saved.offset_of(1, 0, 20));
+  store.set_cache_limit(100 * page_bytes);
+  CHECK((store.fetch(1, 2, numbers, refs.data(), &hold).ok() && store.cache_counts().read == 3));
+}
+
 // Windows does not say which pages of a mapping are in memory as /proc does.
 TEST_CASE("a choice leaves no page of the file's mapping in memory" * doctest::skip(on_windows)) {
   Saved saved;
