@@ -112,17 +112,24 @@ class Attention {
   // arrays are undefined. Code::corrupt (a damaged page of a mapped file).
   Status run(const AttentionRequest& req, float* out, float* lse);
 
+  // run() of one token over several documents, req.is_apart, by all threads at once. out, lse:
+  // [documents][heads]... of that token. can_run_together(): each selects, without trace and
+  // comparison.
+  bool can_run_together(std::span<const AttentionRequest> documents) const;
+  Status run_together(std::span<const AttentionRequest> documents, float* out, float* lse);
+
   // Adds `sign` times the score of each query with its head's centre to lse, [tokens][heads] from
   // req.first on. So lse of stores with different centres can be compared. Does nothing with a cap,
   // whose scores have the centre.
   void add_centre_scores(const AttentionRequest& req, float sign, float* lse);
 
-  // The score of the best key of each block of documents, for the same queries: of each document
-  // [tokens from req.first on][heads][score_block_count()]. The window is in block 0. With
-  // req.selector, `bounded`'s, the sketch estimates pages, where there is one. Otherwise they are
-  // exact, as sinks and window are. req.is_apart. Scores of different documents can be compared.
-  // Code::corrupt.
-  Status score_blocks(std::span<const AttentionRequest> documents, std::span<float* const> scores);
+  // The score of the best key of each block of documents, for the same queries, those of the KV
+  // heads first_head to end_head - 1: of each document [tokens from req.first on][query heads of
+  // these][score_block_count()]. The window is in block 0. With req.selector, `bounded`'s, the
+  // sketch estimates pages, where there is one. Otherwise they are exact, as sinks and window are.
+  // req.is_apart. Scores of different documents can be compared. Code::corrupt.
+  Status score_blocks(std::span<const AttentionRequest> documents, uint32_t first_head,
+                      uint32_t end_head, std::span<float* const> scores);
   static constexpr uint32_t score_block_tokens = 64;
   static uint32_t score_block_count(const KvStore& store) {
     return static_cast<uint32_t>(
@@ -229,6 +236,16 @@ class Attention {
   // For the `count` tokens req.first + i * stride; out: [count][heads][head_dim].
   Status selective(const AttentionRequest& req, uint32_t count, uint32_t stride, float* out,
                    float* lse);
+  // Tokens of a head that share a scan.
+  struct SelectiveTask {
+    const AttentionRequest& req;
+    HeadTokens own;
+    uint32_t first_extent;  // SelectorQuery::first_extent
+    bool traces_last;
+    uint32_t out_token;  // of its first token in out and lse
+    float *out, *lse;
+  };
+  Status attend_selected(const SelectiveTask& task, Worker* w) const;
   uint32_t scan_blocks(const Plan& plan, uint32_t tokens) const;
   Status by_blocks(const AttentionRequest& req, float* out, float* lse);
   Status attend_query_batch(const AttentionRequest& req, float* out, float* lse);
@@ -243,11 +260,10 @@ class Attention {
     float* row(uint32_t r) const {
       return scores + (std::size_t{r / group} * heads + r % group) * blocks;
     }
-    void raise(uint32_t r, uint32_t page, float score) const {
-      float& block = row(r)[page / block_pages];
-      block = std::max(block, score);
-    }
+    void raise(uint32_t r, uint32_t page, const float* scores, uint32_t n, uint32_t run) const;
   };
+  uint32_t score_groups(std::span<const AttentionRequest> documents, uint32_t heads) const;
+  void score_near(const HeadQueries& queries, const BlockRows& out, Worker* w) const;
   bool estimate_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const;
   bool score_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const;
   void attend_rows(const HeadQueries& queries, const RowsOfKeys& keys, const AttentionState& state,

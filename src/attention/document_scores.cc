@@ -4,27 +4,78 @@
 #include <limits>
 
 #include "attention/worker.h"
+#include "backend/query_groups.h"
 #include "base/checked.h"
 
 namespace kvasir {
+namespace {
 
-// Of scores without NaN. Four at a time, because compilers take one after the other.
-static float largest_of(const float* scores, uint32_t n) {
-  typedef float Four __attribute__((vector_size(16)));
-  float most = -std::numeric_limits<float>::infinity();
-  uint32_t i = 0;
-  if (n >= 4) {
-    Four m;
-    std::memcpy(&m, scores, sizeof m);
-    for (i = 4; i + 4 <= n; i += 4) {
-      Four x;
-      std::memcpy(&x, scores + i, sizeof x);
-      m = x > m ? x : m;
+constexpr std::size_t estimate_floats = std::size_t{256} << 10;  // of a task: they stay in L2
+constexpr uint32_t exact_blocks = 4;                             // per kernel call
+constexpr uint32_t near_tokens = 64;                             // likewise
+
+typedef float Four __attribute__((vector_size(16)));
+
+Four larger_of(Four a, Four b) { return a > b ? a : b; }
+
+// Raises out[i] to the largest of `run` scores, a multiple of 16, and the last one to that of the
+// rest. Explicit vectors, because compilers take one score after the other.
+void raise_runs(const float* scores, uint32_t n, uint32_t run, float* out) {
+  for (; n >= run; n -= run, ++out) {
+    Four m[4], x[4];
+    std::memcpy(m, scores, sizeof m);
+    for (uint32_t i = 16; i < run; i += 16) {
+      std::memcpy(x, scores + i, sizeof x);
+      for (uint32_t j = 0; j < 4; ++j) m[j] = larger_of(m[j], x[j]);
     }
-    for (uint32_t j = 0; j < 4; ++j) most = std::max(most, m[j]);
+    const Four all = larger_of(larger_of(m[0], m[1]), larger_of(m[2], m[3]));
+    *out = std::max({*out, all[0], all[1], all[2], all[3]});
+    scores += run;
   }
-  for (; i < n; ++i) most = std::max(most, scores[i]);
-  return most;
+  for (uint32_t i = 0; i < n; ++i) *out = std::max(*out, scores[i]);
+}
+
+}  // namespace
+
+// Raises the blocks of row r from `page` on to n scores, page by page, `run` of a block.
+void Attention::BlockRows::raise(uint32_t r, uint32_t page, const float* scores, uint32_t n,
+                                 uint32_t run) const {
+  float* const out = row(r);
+  const uint32_t block = page / block_pages, at = page % block_pages * (run / block_pages),
+                 first = at > 0 ? std::min(n, run - at) : 0;
+  for (uint32_t i = 0; i < first; ++i) out[block] = std::max(out[block], scores[i]);
+  raise_runs(scores + first, n - first, run, out + block + (first > 0));
+}
+
+// Raises block 0 to the scores of sinks and window. Their values are not read.
+void Attention::score_near(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
+  const AttentionRequest& req = queries.req;
+  const KvStore& store = req.store;
+  const uint32_t rows = queries.rows.rows, dim = shape_.dim, columns = std::max(rows, 16u);
+  float* const transposed = w->state.data();  // [dim][columns]
+  for (uint32_t r = 0; r < columns; ++r)
+    for (uint32_t d = 0; d < dim; ++d)
+      transposed[std::size_t{d} * columns + r] =
+          r < rows ? queries.rows.f32[std::size_t{r} * dim + d] : 0;
+  w->traced.resize(std::max(w->traced.size(), std::size_t{near_tokens} * columns));
+  w->read_m.assign(columns, -std::numeric_limits<float>::infinity());
+  const auto score = [&](const KvStore::Rows& keys, uint32_t first, uint32_t end) {
+    for (uint32_t n; first < end && !req.cancel.fired(); first += n) {
+      n = std::min(near_tokens, end - first);
+      float* const scores = w->traced.data();  // [n][columns]
+      kernels_.multiply(keys.k + std::size_t{first} * dim, dim, 1, n, transposed, columns, columns,
+                        dim, scores, columns);
+      for (uint32_t t = 0; t < n; ++t)
+        for (uint32_t r = 0; r < columns; ++r) {
+          const float s = scores[std::size_t{t} * columns + r];
+          w->read_m[r] = s > w->read_m[r] ? s : w->read_m[r];
+        }
+    }
+  };
+  const bool sealed = store.pages().pages() > 0;
+  if (sealed) score(store.sinks(req.layer, queries.head), req.skipped, store.sink_count());
+  score(store.window(req.layer, queries.head), sealed ? 0 : req.skipped, store.window_count());
+  for (uint32_t r = 0; r < rows; ++r) *out.row(r) = w->read_m[r];
 }
 
 // Raises blocks to the estimates of the pages behind the sinks. False: damaged.
@@ -35,41 +86,56 @@ bool Attention::estimate_pages(const HeadQueries& queries, const BlockRows& out,
   if (!scanned.intact) return false;
   const uint32_t quads = shape_.page_quads();
   const std::size_t stride = pages.extents() * shape_.extent_quads();
-  for (uint32_t r = 0; r < queries.rows.rows; ++r) {
-    const float* scores = w->selector.scores.data() + r * stride;
-    for (uint32_t p = 1, end; p < pages.pages(); p = end) {  // the pages of a block
-      end = std::min(pages.pages(), (p / out.block_pages + 1) * out.block_pages);
-      out.raise(r, p, largest_of(scores + p * quads, (end - p) * quads));
-    }
-  }
+  for (uint32_t r = 0; r < queries.rows.rows; ++r)
+    out.raise(r, 1, w->selector.scores.data() + r * stride + quads, (pages.pages() - 1) * quads,
+              score_block_tokens / quad_tokens);
   return true;
 }
 
 // As estimate_pages(), exactly.
 bool Attention::score_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
   const PageStore& pages = queries.req.store.pages();
-  const uint32_t tokens = shape_.page_tokens, rows = queries.rows.rows;
-  w->traced.resize(std::size_t{rows} * tokens);
-  for (uint32_t p = 1; p < pages.pages() && !queries.req.cancel.fired(); ++p) {
-    PageRef page = pages.page(queries.req.layer, queries.head, p);
-    if (!pages.intact_page(queries.req.layer, queries.head, p)) return false;
-    page.bias = 0;
-    kernels_.score_tokens(queries.rows, &page, 1, w->traced.data(), tokens, w->scratch.data());
-    for (uint32_t r = 0; r < rows; ++r) {
-      const float* scores = w->traced.data() + std::size_t{r} * tokens;
-      out.raise(r, p, largest_of(scores, tokens));
+  const uint32_t tokens = shape_.page_tokens, rows = queries.rows.rows,
+                 call_pages = exact_blocks * out.block_pages;
+  const std::size_t stride = std::size_t{call_pages} * tokens;
+  w->traced.resize(std::max(w->traced.size(), rows * stride));
+  w->pages.resize(call_pages);
+  for (uint32_t p = 1, end; p < pages.pages() && !queries.req.cancel.fired(); p = end) {
+    end = std::min(pages.pages(), (p / call_pages + 1) * call_pages);
+    for (uint32_t i = p; i < end; ++i) {
+      w->pages[i - p] = pages.page(queries.req.layer, queries.head, i);
+      if (!pages.intact_page(queries.req.layer, queries.head, i)) return false;
+      w->pages[i - p].bias = 0;
     }
+    kernels_.score_tokens(queries.rows, w->pages.data(), end - p, w->traced.data(), stride,
+                          w->scratch.data());
+    for (uint32_t r = 0; r < rows; ++r)
+      out.raise(r, p, w->traced.data() + r * stride, (end - p) * tokens, score_block_tokens);
   }
   return true;
 }
 
-Status Attention::score_blocks(std::span<const AttentionRequest> documents,
-                               std::span<float* const> scores) {
-  if (documents.empty()) return {};
-  const uint32_t heads = config_.kv_heads, group = config_.group(),
-                 block_tokens = std::max(1u, scanned_rows / group),
+// Groups of neighbouring tokens whose queries are scored in one task: few, so that keys are read
+// seldom, but enough for all threads.
+uint32_t Attention::score_groups(std::span<const AttentionRequest> documents,
+                                 uint32_t heads) const {
+  const uint32_t tokens = documents[0].tokens - documents[0].first;
+  std::size_t quads = 1;  // of the longest document
+  for (const AttentionRequest& req : documents)
+    quads = std::max<std::size_t>(quads, req.store.pages().extents() * shape_.extent_quads());
+  const auto rows = static_cast<uint32_t>(std::clamp<std::size_t>(
+      estimate_floats / quads, std::min(scanned_rows, block_rows_), block_rows_));
+  const uint64_t fewest = ceil_div(tokens, std::max(1u, rows / config_.group())),
+                 parallel = ceil_div(2 * pool_->threads(), documents.size() * heads);
+  return static_cast<uint32_t>(std::min<uint64_t>(std::max(fewest, parallel), tokens));
+}
+
+Status Attention::score_blocks(std::span<const AttentionRequest> documents, uint32_t first_head,
+                               uint32_t end_head, std::span<float* const> scores) {
+  if (documents.empty() || documents[0].first == documents[0].tokens) return {};
+  const uint32_t heads = end_head - first_head, group = config_.group(),
                  tokens = documents[0].tokens - documents[0].first,
-                 parts = heads * static_cast<uint32_t>(ceil_div(tokens, block_tokens));
+                 groups = score_groups(documents, heads), parts = heads * groups;
   for (Worker& w : workers_) w.counts = {};
   FirstFailure failure;
   pool_->run(static_cast<uint32_t>(documents.size()) * parts, [&](uint32_t task, uint32_t worker) {
@@ -77,25 +143,23 @@ Status Attention::score_blocks(std::span<const AttentionRequest> documents,
     if (req.cancel.fired()) return;
     Worker& w = workers_[worker];
     const PageStore& pages = req.store.pages();
-    const uint32_t h = task % heads, before = task % parts / heads * block_tokens;
-    const HeadTokens own{h, req.first + before, std::min(block_tokens, tokens - before)};
-    const HeadQueries queries = gather(req, own, true, &w).uncapped();
-    const uint32_t rows = queries.rows.rows, blocks = score_block_count(req.store);
+    const uint32_t h = task % parts / groups, blocks = score_block_count(req.store);
+    const QueryGroup part = query_group_of(tokens, groups, task % groups);
+    const HeadQueries queries =
+        gather(req, {first_head + h, req.first + part.first, part.count}, false, &w).uncapped();
     const BlockRows out{
-        scores[task / parts] + (std::size_t{before} * config_.heads + h * group) * blocks, blocks,
-        score_block_tokens / shape_.page_tokens, config_.heads, group};
-    const AttentionState near = empty_state(w.state.data(), rows, shape_.dim);
-    attend_sinks_and_window(queries, own, near, &w);
-    for (uint32_t r = 0; r < rows; ++r) {
+        scores[task / parts] + (std::size_t{part.first} * heads + h) * group * blocks, blocks,
+        score_block_tokens / shape_.page_tokens, heads * group, group};
+    const uint32_t rows = queries.rows.rows;
+    for (uint32_t r = 0; r < rows; ++r)
       std::fill_n(out.row(r), blocks, -std::numeric_limits<float>::infinity());
-      *out.row(r) = near.m[r];
-    }
+    score_near(queries, out, &w);
     const bool estimated = req.selector && req.store.sketch().built();
     if (pages.pages() > 1 &&
         !(estimated ? estimate_pages(queries, out, &w) : score_pages(queries, out, &w)))
       return failure.note(pages.damaged());
     for (uint32_t r = 0; r < rows; ++r) {
-      const float centre = centre_score(req, h, row_of(queries.rows, r));
+      const float centre = centre_score(req, queries.head, row_of(queries.rows, r));
       for (uint32_t b = 0; b < blocks; ++b) out.row(r)[b] += centre;
     }
   });

@@ -28,11 +28,19 @@ struct PageRange {
   uint32_t count() const { return end - first; }
 };
 
+// RoPE angles by which queries are turned before they meet the keys of a store.
+struct QueryTurn {
+  const float *cos = nullptr, *sin = nullptr;  // [dim / 2]; null: queries stay as they are
+  uint32_t first = 0, dim = 0;                 // the numbers of a query that have RoPE
+  bool neox = false;                           // Kernels::rope
+};
+
 struct AttentionRequest {
   uint32_t layer = 0;
-  uint32_t first = 0;                  // first token of the step whose attention is computed
-  uint32_t tokens = 0;                 // of the step
-  const float* q = nullptr;            // [tokens][heads][head_dim] after RoPE
+  uint32_t first = 0;        // first token of the step whose attention is computed
+  uint32_t tokens = 0;       // of the step
+  const float* q = nullptr;  // [tokens][heads][head_dim] after RoPE
+  QueryTurn turn = {};
   const KvStore& store;                // has the step's rows of this layer, uncommitted
   const Selector* selector = nullptr;  // null: every token is attended
   const Plan& plan;
@@ -65,15 +73,18 @@ struct AttendedDocument {
 
 // Scores of documents for the queries of a step, in some layers.
 struct DocumentScores {
+  static constexpr std::size_t max_floats = std::size_t{16} << 20;  // at once, if a step allows it
+
   // Without plan and trace. A selector estimates scores; without one they are exact.
   std::vector<AttendedDocument> documents;
   std::vector<bool> layers;  // [layers] which are scored
   uint32_t first = 0;        // token of the step from which on they are scored
-  // Of the last scored layer: of each document [tokens from first on][heads][blocks], as
-  // Attention::score_blocks().
+  // Of some KV heads of a layer: of each document [rows][blocks], as Attention::score_blocks().
   std::vector<float> scores;
-  std::vector<float*> of_document;  // [documents] in scores
-  std::function<void()> take;       // is called after each such layer
+  std::vector<float*> of_document;             // [documents] in scores
+  std::function<void(std::size_t rows)> take;  // is called until all heads of a layer were scored
+  // Nothing else is wanted: the step ends after the last scored layer and appends nothing.
+  bool ends_step = false;
 };
 
 // Rows of a step's tokens in one layer, after RoPE.

@@ -38,7 +38,7 @@ struct Attention::Worker {
   Array<float> shifts;  // [block_rows]
   // [block_rows][tokens of a page] scores; k, v [tokens of a page][dim] of a page
   Array<float> capped;
-  Array<float> traced;   // [group][tokens of a page] scores
+  Array<float> traced;   // scores that are not kept: of a trace, or of documents
   PageStore::Hold hold;  // pages of a query batch
   uint64_t missed = 0;   // pages of the batch that were read from the file
   ReadCounts counts;

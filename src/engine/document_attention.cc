@@ -16,77 +16,87 @@
 
 namespace kvasir {
 
-// turned = the queries as the document's keys meet them. Of latent attention, the last numbers of
-// a query have RoPE.
-void HostAttention::turn_queries(const StepContext& c, const LayerConfig& layer,
-                                 std::size_t document, const float* q, float* turned) {
-  const std::size_t width = layer.q_width();
-  const bool turns = layer.is_latent() || layer.has_rope();
-  const RopeConfig* rope = turns ? &config_.ropes[layer.rope] : nullptr;
-  const std::size_t first = layer.is_latent() ? layer.latent.rank : 0;
-  const float* cos =
-      turns ? c.turns + document * 2 * config_.angles() + config_.angles_before(layer.rope)
-            : nullptr;
-  pool_->run(c.tokens(), [&](uint32_t t, uint32_t) {
-    float* to = turned + t * width;
-    std::copy_n(q + t * width, width, to);
-    if (rope)
-      cpu_kernels().rope(to + first, layer.heads, layer.head_dim, rope->dim, cos,
-                         cos + config_.angles(), rope->neox);
-  });
+// How the document's keys meet the queries. Of latent attention, the last numbers of a query have
+// RoPE.
+QueryTurn HostAttention::turn_of(const StepContext& c, const LayerConfig& layer,
+                                 std::size_t document) const {
+  if (!layer.is_latent() && !layer.has_rope()) return {};
+  const RopeConfig& rope = config_.ropes[layer.rope];
+  const float* cos = c.turns + document * 2 * config_.angles() + config_.angles_before(layer.rope);
+  return {cos, cos + config_.angles(), layer.is_latent() ? layer.latent.rank : 0, rope.dim,
+          rope.neox};
 }
 
-// Merges part_ and part_lse_ into out and lse_.
-void HostAttention::merge_document(const AttentionRequest& own, float* out) {
+// Merges a document's output and lse into out and lse_.
+void HostAttention::merge_document(const AttentionRequest& own, const float* part,
+                                   const float* part_lse, float* out) {
   const std::size_t heads = config_.heads, dim = config_.head_dim;
   pool_->run(own.tokens - own.first, [&](uint32_t task, uint32_t) {
     for (std::size_t i = (own.first + task) * heads, end = i + heads; i < end; ++i) {
-      const float a = lse_[i], b = part_lse_[i], m = std::max(a, b),
+      const float a = lse_[i], b = part_lse[i], m = std::max(a, b),
                   all = m + std::log(std::exp(a - m) + std::exp(b - m)), x = std::exp(a - all),
                   y = std::exp(b - all);
       float* to = out + i * dim;
-      const float* from = part_.data() + i * dim;
+      const float* from = part + i * dim;
       for (std::size_t j = 0; j < dim; ++j) to[j] = to[j] * x + from[j] * y;
       lse_[i] = all;
     }
   });
 }
 
+// Of the documents of a step.
+std::vector<AttentionRequest> HostAttention::document_requests(const StepContext& c,
+                                                               const LayerConfig& layer,
+                                                               const AttentionRequest& own) const {
+  std::vector<AttentionRequest> out;
+  for (const AttendedDocument& document : c.step.documents)
+    out.push_back({.layer = own.layer,
+                   .first = own.first,
+                   .tokens = own.tokens,
+                   .q = own.q,
+                   .turn = turn_of(c, layer, out.size()),
+                   .store = *document.store,
+                   .selector = document.plan->is_dense(own.layer) ? nullptr : document.selector,
+                   .plan = *document.plan,
+                   .is_apart = true,
+                   .skipped = document.skipped,
+                   .hidden = document.hidden,
+                   .cancel = own.cancel});
+  return out;
+}
+
 // own: the request of the sequence's own tokens, whose output and lse_ are computed.
 Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& layer,
                                        const AttentionRequest& own, float* out) {
-  const uint32_t n = c.tokens(), heads = layer.heads, first = own.first;
-  const std::size_t width = layer.q_width();
-  turned_.resize(n * width), part_.resize(n * width), part_lse_.resize(std::size_t{n} * heads);
-  shifts_.resize(c.step.documents.size() * heads);
+  const uint32_t n = c.tokens(), heads = layer.heads;
+  const std::size_t width = n * layer.q_width(), lses = std::size_t{n} * heads;
+  const std::vector<AttentionRequest> requests = document_requests(c, layer, own);
+  const bool together =
+      n == 1 && !c.step.documents[0].trace && attention_.can_run_together(requests);
+  const std::size_t parts = together ? requests.size() : 1;
+  part_.resize(parts * width), part_lse_.resize(parts * lses);
+  shifts_.resize(requests.size() * heads);
   attention_.add_centre_scores(own, 1, lse_.get());
-  for (std::size_t d = 0; d < c.step.documents.size(); ++d) {
+  if (together) RETURN_IF_ERROR(attention_.run_together(requests, part_.data(), part_lse_.data()));
+  for (std::size_t d = 0; d < requests.size(); ++d) {
+    const AttentionRequest& request = requests[d];
     const AttendedDocument& document = c.step.documents[d];
-    const Plan& plan = *document.plan;
-    turn_queries(c, layer, d, own.q, turned_.data());
-    const AttentionRequest request{
-        .layer = own.layer,
-        .first = first,
-        .tokens = n,
-        .q = turned_.data(),
-        .store = *document.store,
-        .selector = plan.is_dense(own.layer) ? nullptr : document.selector,
-        .plan = plan,
-        .is_apart = true,
-        .skipped = document.skipped,
-        .hidden = document.hidden,
-        .cancel = own.cancel};
-    attention_.set_trace(document.trace);
-    Status s = attention_.run(request, part_.data(), part_lse_.data());
-    attention_.set_trace(c.step.trace);
-    RETURN_IF_ERROR(std::move(s));
+    float *const part = part_.data() + (together ? d * width : 0), *const part_lse =
+                                                                       part_lse_.data() +
+                                                                       (together ? d * lses : 0);
+    if (!together) {
+      attention_.set_trace(document.trace);
+      Status s = attention_.run(request, part, part_lse);
+      attention_.set_trace(c.step.trace);
+      RETURN_IF_ERROR(std::move(s));
+    }
     if (own.cancel.fired()) return {};
     float* shifts = shifts_.data() + d * heads;
-    const std::size_t last = std::size_t{n - 1} * heads;
-    std::copy_n(part_lse_.data() + last, heads, shifts);
-    attention_.add_centre_scores(request, 1, part_lse_.data());
-    for (uint32_t h = 0; h < heads; ++h) shifts[h] = part_lse_[last + h] - shifts[h];
-    merge_document(own, out);
+    const std::size_t last = lses - heads;
+    std::copy_n(part_lse + last, heads, shifts);
+    attention_.add_centre_scores(request, 1, part_lse);
+    for (uint32_t h = 0; h < heads; ++h) shifts[h] = part_lse[last + h] - shifts[h];
+    merge_document(own, part, part_lse, out);
     if (!request.selector) document.store->drop_resident_pages(own.layer);
   }
   for (std::size_t d = 0; d < c.step.documents.size(); ++d) {
@@ -101,22 +111,30 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
   return {};
 }
 
+bool HostAttention::ends_after(const ForwardStep& step, uint32_t layer) const {
+  if (!step.scores || !step.scores->ends_step) return false;
+  for (uint32_t l = layer + 1; l < config_.depth(); ++l) {
+    const LayerConfig& later = config_.layer(l);
+    if (later.has_attention() && !later.is_windowed() && step.scores->layers[later.kv])
+      return false;
+  }
+  return true;
+}
+
 Status HostAttention::score_documents(const StepContext& c, const LayerConfig& layer,
                                       const AttentionRequest& own) {
   DocumentScores& scores = *c.step.scores;
   if (!scores.layers[own.layer]) return {};
-  const std::size_t count = scores.documents.size(), size = c.tokens() * layer.q_width();
-  turned_.resize(count * size);
+  const uint32_t rows = (c.tokens() - scores.first) * config_.group();  // of a KV head
   std::vector<AttentionRequest> requests;
   std::vector<std::size_t> begins;
-  std::size_t floats = 0;
-  for (std::size_t d = 0; d < count; ++d) {
-    const AttendedDocument& document = scores.documents[d];
-    turn_queries(c, layer, c.step.documents.size() + d, own.q, turned_.data() + d * size);
+  std::size_t floats = 0;  // of a KV head
+  for (const AttendedDocument& document : scores.documents) {
     requests.push_back({.layer = own.layer,
                         .first = scores.first,
                         .tokens = c.tokens(),
-                        .q = turned_.data() + d * size,
+                        .q = own.q,
+                        .turn = turn_of(c, layer, c.step.documents.size() + requests.size()),
                         .store = *document.store,
                         .selector = document.selector,
                         .plan = own.plan,
@@ -124,13 +142,20 @@ Status HostAttention::score_documents(const StepContext& c, const LayerConfig& l
                         .skipped = document.skipped,
                         .cancel = own.cancel});
     begins.push_back(floats);
-    floats += std::size_t{c.tokens() - scores.first} * layer.heads *
-              Attention::score_block_count(*document.store);
+    floats += std::size_t{rows} * Attention::score_block_count(*document.store);
   }
-  scores.scores.resize(floats), scores.of_document.clear();
-  for (std::size_t begin : begins) scores.of_document.push_back(scores.scores.data() + begin);
-  RETURN_IF_ERROR(attention_.score_blocks(requests, scores.of_document));
-  if (!own.cancel.fired()) scores.take();
+  const auto together = static_cast<uint32_t>(
+      std::clamp<std::size_t>(DocumentScores::max_floats / floats, 1, config_.kv_heads));
+  scores.scores.resize(floats * together);
+  for (uint32_t first = 0, end; first < config_.kv_heads; first = end) {
+    end = std::min(first + together, config_.kv_heads);
+    scores.of_document.clear();
+    for (std::size_t begin : begins)
+      scores.of_document.push_back(scores.scores.data() + begin * (end - first));
+    RETURN_IF_ERROR(attention_.score_blocks(requests, first, end, scores.of_document));
+    if (own.cancel.fired()) return {};
+    scores.take(std::size_t{rows} * (end - first));
+  }
   for (const AttendedDocument& document : scores.documents)
     if (!document.selector) document.store->drop_resident_pages(own.layer);
   return {};

@@ -72,7 +72,8 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
     StepPart part(executor.get());
     RETURN_IF_ERROR(executor->begin(c));
     for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l) {
-      RETURN_IF_ERROR(executor->mixer(l));         // x += mixer(norm(x))
+      RETURN_IF_ERROR(executor->mixer(l));  // x += mixer(norm(x))
+      if (host_.ends_after(step, l)) return cancel.fired() ? step_cancelled() : Status();
       RETURN_IF_ERROR(executor->feed_forward(l));  // x += ffn(norm(x))
       if (cancel.fired()) return step_cancelled();
     }

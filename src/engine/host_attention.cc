@@ -130,8 +130,9 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
                                  .sink_logits = sink_logits(layer),
                                  .is_part = !step.documents.empty(),
                                  .cancel = c.cancel};
-  RETURN_IF_ERROR(attention_.run(request, out, lse_.get()));
   if (step.scores) RETURN_IF_ERROR(score_documents(c, config_.layer(layer), request));
+  if (ends_after(step, layer)) return {};
+  RETURN_IF_ERROR(attention_.run(request, out, lse_.get()));
   if (!step.documents.empty())
     RETURN_IF_ERROR(attend_documents(c, config_.layer(layer), request, out));
   if (plan.is_filter(kv)) {

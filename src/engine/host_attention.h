@@ -33,6 +33,9 @@ class HostAttention {
   // first. out: [tokens][heads][head_dim]; tokens before first_needed() get 0.
   void write(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status attend(const StepContext& step, uint32_t layer, const float* q, float* out);
+  // Whether the step ends with the scores of this layer (DocumentScores::ends_step). attend() then
+  // computes nothing else of it.
+  bool ends_after(const ForwardStep& step, uint32_t layer) const;
   // The first token whose attention and feed-forward anything needs.
   uint32_t first_needed(const ForwardStep& step, uint32_t layer) const;
 
@@ -63,9 +66,11 @@ class HostAttention {
                           const AttentionRequest& own, float* out);
   Status score_documents(const StepContext& step, const LayerConfig& layer,
                          const AttentionRequest& own);
-  void merge_document(const AttentionRequest& own, float* out);
-  void turn_queries(const StepContext& step, const LayerConfig& layer, std::size_t document,
-                    const float* q, float* turned);
+  std::vector<AttentionRequest> document_requests(const StepContext& step, const LayerConfig& layer,
+                                                  const AttentionRequest& own) const;
+  void merge_document(const AttentionRequest& own, const float* part, const float* part_lse,
+                      float* out);
+  QueryTurn turn_of(const StepContext& step, const LayerConfig& layer, std::size_t document) const;
   Status attend_window(const StepContext& step, uint32_t layer, const float* q, float* out);
   const float* sink_logits(uint32_t layer) const;
   void make_lse_room(uint32_t tokens);
@@ -77,8 +82,9 @@ class HostAttention {
   std::optional<Attention> windows_;  // of the others
   Buffer<float> lse_;                 // [tokens][heads]
   std::size_t lse_room_ = 0;          // floats
-  // Of one document: queries and output, [tokens][heads][head_dim], and lse, [tokens][heads].
-  Array<float> turned_, part_, part_lse_;
+  // Of one document, or of all that are attended at once: output, [tokens][heads][head_dim], and
+  // lse, [tokens][heads].
+  Array<float> part_, part_lse_;
   Array<float> shifts_;     // [documents][heads] of the last token, of traces
   bool has_pages_ = false;  // reserve_pages() was called in this step
 };

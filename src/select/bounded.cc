@@ -104,12 +104,13 @@ class BoundedSelector final : public Selector {
   // Projects the queries to the sketch's coordinates, as int8.
   static void project(const SelectorQuery& query, SelectorScratch* scratch) {
     const uint32_t n = query.pages.shape().page.sketch_dim(), rows = query.rows.rows;
-    scratch->query.assign(std::size_t{rows} * n, 0.0f);
+    scratch->query.resize(std::size_t{rows} * n);
     scratch->query8.resize(std::size_t{rows} * n);
     scratch->query_scale.resize(rows);
-    uint32_t first = 0;
-    for (; first + 4 <= rows; first += 4) project_rows<4>(query, first, scratch);
-    for (; first < rows; ++first) project_rows<1>(query, first, scratch);
+    const uint32_t dim = query.rows.dim;
+    query.kernels.multiply(query.rows.f32, dim, 1, rows,
+                           query.sketch.query_basis(query.layer, query.kv_head), n, n, dim,
+                           scratch->query.data(), n);
     for (uint32_t r = 0; r < rows; ++r) {
       const float* x = scratch->query.data() + std::size_t{r} * n;
       float largest = 0;
@@ -119,29 +120,6 @@ class BoundedSelector final : public Selector {
       for (uint32_t c = 0; c < n; ++c)
         scratch->query8[r * n + c] =
             static_cast<int8_t>(none ? 0 : std::lrint(x[c] * (127 / largest)));
-    }
-  }
-
-  // R rows at a time, whose sums do not wait for each other.
-  template <uint32_t R>
-  static void project_rows(const SelectorQuery& query, uint32_t first, SelectorScratch* scratch) {
-    // Explicit vectors, because compilers would vectorise over d.
-    typedef float Four __attribute__((vector_size(16)));
-    const uint32_t dim = query.rows.dim, n = query.pages.shape().page.sketch_dim();
-    const float* basis = query.sketch.query_basis(query.layer, query.kv_head);
-    const float* q = query.rows.f32 + std::size_t{first} * dim;
-    for (uint32_t c = 0; c < n; c += 8) {
-      Four low[R] = {}, high[R] = {};
-      for (uint32_t d = 0; d < dim; ++d) {
-        Four at[2];
-        std::memcpy(at, basis + d * n + c, sizeof at);
-        for (uint32_t r = 0; r < R; ++r)
-          low[r] += at[0] * q[r * dim + d], high[r] += at[1] * q[r * dim + d];
-      }
-      for (uint32_t r = 0; r < R; ++r) {
-        float* x = scratch->query.data() + (std::size_t{first} + r) * n + c;
-        std::memcpy(x, low + r, sizeof *low), std::memcpy(x + 4, high + r, sizeof *high);
-      }
     }
   }
 };

@@ -64,7 +64,7 @@ class Evidence {
     variances_.resize(blocks_.size());
   }
 
-  // After each scored layer. rows: queries of the step.
+  // After each scoring of `rows` queries.
   void add(std::size_t rows) {
     const std::size_t n = blocks_.size();
     best_.resize(n * rows), sums_.assign(rows, 0);
@@ -176,10 +176,9 @@ Status Session::rank_documents(const Choice& choice, bool sees, Ranking* ranking
   std::optional<KvStore> windows(sequence_.windows);
   std::optional<RecurrentState> states(sequence_.states);
   const std::span<const Token> text = choice.turn.first(choice.question.end);
-  constexpr std::size_t most_floats = std::size_t{16} << 20;  // that a step's scores take
-  const std::size_t heads = model_->config().heads,
-                    each = blocks * heads + documents.size() * model_->config().q_width(),
-                    chunk = std::clamp<std::size_t>(most_floats / each, 1, options_.prefill_chunk);
+  const std::size_t chunk = std::clamp<std::size_t>(
+      DocumentScores::max_floats / (blocks * model_->config().group()), 1, options_.prefill_chunk);
+  scores.take = [&](std::size_t rows) { evidence.add(rows); };
   for (std::size_t done = 0; done < text.size();) {
     ForwardStep step;
     step.tokens = text.subspan(done, std::min(chunk, text.size() - done));
@@ -187,8 +186,8 @@ Status Session::rank_documents(const Choice& choice, bool sees, Ranking* ranking
     if (sees) fill_documents(false, true, &step);
     const std::size_t marks = choice.question.begin - std::min(choice.question.begin, done);
     scores.first = static_cast<uint32_t>(marks);
+    scores.ends_step = done + step.tokens.size() == text.size();
     if (marks < step.tokens.size()) step.scores = &scores;
-    scores.take = [&] { evidence.add((step.tokens.size() - marks) * heads); };
     RETURN_IF_ERROR(
         forward_->run(step, {store, windows ? &*windows : nullptr, states ? &*states : nullptr}));
     done += step.tokens.size();

@@ -159,7 +159,7 @@ TEST_CASE("the best scores of a document's blocks by its sketch are near the exa
                                      .skipped = 4,
                                      .cancel = latch};
       float* const to = scores.data();
-      REQUIRE(attention.score_blocks({&request, 1}, {&to, 1}).ok());
+      REQUIRE(attention.score_blocks({&request, 1}, 0, c.kv_heads, {&to, 1}).ok());
     }
     for (std::size_t i = 0; i < found[0].size(); ++i)
       off += std::abs(static_cast<double>(found[0][i] - found[1][i]));
@@ -168,4 +168,177 @@ TEST_CASE("the best scores of a document's blocks by its sketch are near the exa
   for (float x : all) mean += static_cast<double>(x) / static_cast<double>(all.size());
   for (float x : all) spread += std::abs(static_cast<double>(x) - mean);
   CHECK(off < 0.2 * spread);
+}
+
+namespace {
+
+// The queries of a step in layers of three documents.
+struct Scored {
+  static constexpr uint32_t tokens = 40, layer = 6;
+  const ModelConfig& c = mini_model()->config();
+  Attention attention{c, mini_model()->store_shape().page, cpu_kernels(), &pool(3)};
+  std::vector<std::unique_ptr<Session>> documents;
+  std::vector<float> q;
+  const std::unique_ptr<const Selector> estimates = make_bounded_selector();
+
+  Scored() {
+    for (const std::string& path : saved().long_paths)
+      documents.push_back(load_session(path, options_of("auto")));
+    for (std::size_t i = 0; i < std::size_t{tokens} * c.q_width(); ++i)
+      q.push_back(std::sin(static_cast<float>(i * i % 7919)));
+  }
+  // Of all documents: [tokens from `first` on][heads of these KV heads][blocks].
+  std::vector<std::vector<float>> blocks(uint32_t first, uint32_t head, uint32_t end_head,
+                                         bool estimated) {
+    const Plan plan;
+    const CancelLatch latch(nullptr);
+    std::vector<AttentionRequest> requests;
+    std::vector<std::vector<float>> out;
+    std::vector<float*> to;
+    for (const auto& document : documents) {
+      requests.push_back({.layer = layer,
+                          .first = first,
+                          .tokens = tokens,
+                          .q = q.data(),
+                          .store = document->store(),
+                          .selector = estimated ? estimates.get() : nullptr,
+                          .plan = plan,
+                          .is_apart = true,
+                          .skipped = 4,
+                          .cancel = latch});
+      out.emplace_back(std::size_t{tokens - first} * (end_head - head) * c.group() *
+                       Attention::score_block_count(document->store()));
+    }
+    for (auto& scores : out) to.push_back(scores.data());
+    REQUIRE(attention.score_blocks(requests, head, end_head, to).ok());
+    return out;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("scores of documents do not depend on the tokens and heads that are scored with them") {
+  Scored s;
+  const uint32_t group = s.c.group(), heads = s.c.heads, first = 7;
+  for (bool estimated : {false, true}) {
+    const auto all = s.blocks(0, 0, s.c.kv_heads, estimated);
+    for (uint32_t h = 0; h < s.c.kv_heads; ++h) {
+      const auto part = s.blocks(first, h, h + 1, estimated);
+      for (std::size_t d = 0; d < all.size(); ++d) {
+        const std::size_t blocks = Attention::score_block_count(s.documents[d]->store());
+        for (std::size_t t = first; t < Scored::tokens; ++t)
+          for (std::size_t g = 0; g < group; ++g)
+            REQUIRE(std::equal(
+                all[d].begin() + static_cast<std::ptrdiff_t>((t * heads + h * group + g) * blocks),
+                all[d].begin() +
+                    static_cast<std::ptrdiff_t>((t * heads + h * group + g + 1) * blocks),
+                part[d].begin() + static_cast<std::ptrdiff_t>(((t - first) * group + g) * blocks)));
+      }
+    }
+  }
+}
+
+TEST_CASE("the exact score of a block is that of its best key") {
+  Scored s;
+  const auto found = s.blocks(0, 0, s.c.kv_heads, false);
+  const uint32_t dim = mini_model()->store_shape().page.dim, head_dim = s.c.head_dim;
+  for (std::size_t d = 0; d < found.size(); ++d) {
+    const KvStore& store = s.documents[d]->store();
+    const PageShape& shape = store.shape().page;
+    const uint32_t blocks = Attention::score_block_count(store);
+    REQUIRE(blocks > 9);  // more than a kernel call scores
+    std::vector<float> k(std::size_t{shape.page_tokens} * dim), v(k.size());
+    for (uint32_t t : {0u, 13u, 39u})
+      for (uint32_t h = 0; h < s.c.heads; ++h) {
+        const uint32_t kv = h / s.c.group();
+        const float* const q = s.q.data() + (std::size_t{t} * s.c.heads + h) * head_dim;
+        const float* const centre =
+            store.centre().data() + (std::size_t{Scored::layer} * s.c.kv_heads + kv) * dim;
+        std::vector<double> best(blocks, -1e30);
+        const auto raise = [&](uint32_t block, const float* key) {
+          double sum = 0;
+          for (uint32_t i = 0; i < head_dim; ++i)
+            sum += static_cast<double>(q[i]) *
+                   (static_cast<double>(key[i]) + static_cast<double>(centre[i]));
+          best[block] = std::max(best[block], sum / std::sqrt(static_cast<double>(head_dim)));
+        };
+        for (uint32_t i = 4; i < store.sink_count(); ++i)
+          raise(0, store.sinks(Scored::layer, kv).k + std::size_t{i} * dim);
+        for (uint32_t i = 0; i < store.window_count(); ++i)
+          raise(0, store.window(Scored::layer, kv).k + std::size_t{i} * dim);
+        for (uint32_t p = 1; p < store.pages().pages(); ++p) {
+          const PageRef page = store.pages().page(Scored::layer, kv, p);
+          cpu_kernels().unseal_page(shape, page.data, page.scales, k.data(), v.data());
+          for (uint32_t i = 0; i < shape.page_tokens; ++i)
+            raise(p * shape.page_tokens / Attention::score_block_tokens,
+                  k.data() + std::size_t{i} * dim);
+        }
+        for (uint32_t b = 0; b < blocks; ++b)
+          REQUIRE(std::abs(
+                      static_cast<double>(found[d][(std::size_t{t} * s.c.heads + h) * blocks + b]) -
+                      best[b]) < 0.1);
+      }
+  }
+}
+
+TEST_CASE("a step that is wanted for scores alone has those of a whole one, and appends nothing") {
+  Scored s;
+  std::unique_ptr<Forward> forward;
+  REQUIRE(Forward::create(s.documents[0]->shared_model(), 8192, &pool(2), &forward).ok());
+  std::vector<Token> tokens(s.documents[1]->tokens().begin(), s.documents[1]->tokens().begin() + 9);
+  std::vector<float> found[2];
+  for (bool ends : {false, true}) {
+    KvStore store(mini_model()->store_shape(), 64);
+    DocumentScores scores;
+    for (const auto& document : s.documents)
+      scores.documents.push_back({.store = &document->store(), .tokens_before = 5000});
+    scores.layers.assign(s.c.layers, false);
+    scores.layers[2] = scores.layers[4] = true;
+    scores.first = 3, scores.ends_step = ends;
+    std::size_t rows = 0;
+    scores.take = [&](std::size_t count) {
+      rows += count;
+      found[ends].insert(found[ends].end(), scores.scores.begin(), scores.scores.end());
+    };
+    ForwardStep step;
+    step.tokens = tokens, step.scores = &scores;
+    REQUIRE(forward->run(step, {store}).ok());
+    CHECK(rows == 2 * 6 * s.c.heads);
+    CHECK(store.tokens() == (ends ? 0 : tokens.size()));
+  }
+  CHECK(found[0] == found[1]);
+}
+
+TEST_CASE("documents that are attended at once have the bits of those attended one by one") {
+  Scored s;
+  SelectOptions select = options_of("bounded").select;
+  select.budget_tokens = 256;
+  const Plan plan = make_plan(select, s.documents[0]->store().sealed_tokens(), s.c.layers, {});
+  const CancelLatch latch(nullptr);
+  std::vector<AttentionRequest> requests;
+  for (const auto& document : s.documents)
+    requests.push_back({.layer = Scored::layer,
+                        .tokens = 1,
+                        .q = s.q.data(),
+                        .store = document->store(),
+                        .selector = s.estimates.get(),
+                        .plan = plan,
+                        .is_apart = true,
+                        .skipped = 4,
+                        .cancel = latch});
+  const std::size_t n = requests.size(), width = s.c.q_width(), heads = s.c.heads;
+  std::vector<float> out(n * width), lse(n * heads), one(n * width), one_lse(n * heads);
+  REQUIRE(s.attention.can_run_together(requests));
+  for (std::size_t d = 0; d < n; ++d)
+    REQUIRE(s.attention.run(requests[d], one.data() + d * width, one_lse.data() + d * heads).ok());
+  const ReadCounts counts = s.attention.counts();
+  s.attention.reset_counts();
+  REQUIRE(s.attention.run_together(requests, out.data(), lse.data()).ok());
+  CHECK(out == one);
+  CHECK(lse == one_lse);
+  CHECK(s.attention.counts().tokens_read == counts.tokens_read);
+  CHECK(counts.tokens_read > 0);
+  CHECK(s.attention.counts().tokens_present == counts.tokens_present);
+  requests[1].selector = nullptr;
+  CHECK(!s.attention.can_run_together(requests));
 }
