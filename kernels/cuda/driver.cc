@@ -88,7 +88,7 @@ int load_kernels(DeviceContext* c) {
   const void* const images[] = {KVASIR_KERNEL_MODULES(KVASIR_IMAGE)};
 #undef KVASIR_IMAGE
   const bool has_all = c->major == 9 && c->minor == 0;
-  for (unsigned i = 0; i < kernel_modules - !has_all; ++i)
+  for (unsigned i = 0; i < (has_all ? kernel_modules : common_modules); ++i)
     if (const int error = driver().cuModuleLoadData(&c->modules[i], images[i])) return error;
   try {
     return find_kernels(c);

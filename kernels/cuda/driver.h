@@ -41,16 +41,19 @@ const Driver& driver();
 
 constexpr int no_driver = -1, old_driver = -2;  // errors besides those of the driver
 
-// The .cu files. The last one is of compute capability 9.0: other devices have no module of it.
+// The .cu files. The last, *_wide, are of compute capability 9.0: other devices have no modules
+// of them.
 // clang-format off
 #define KVASIR_KERNEL_MODULES(F) \
   F(elementwise) F(matmul) F(attention) F(select) F(prefill_attention) F(knn) F(matmul_few) \
-  F(experts) F(matmul_experts) F(window_attention) F(recurrent) F(matmul_many) F(matmul_wide)
+  F(experts) F(matmul_experts) F(window_attention) F(recurrent) F(matmul_many) F(matmul_wide) \
+  F(prefill_wide)
 // clang-format on
 #define KVASIR_MODULE(name) name,
 enum class KernelModule : unsigned { KVASIR_KERNEL_MODULES(KVASIR_MODULE) };
 #undef KVASIR_MODULE
-constexpr unsigned kernel_modules = static_cast<unsigned>(KernelModule::matmul_wide) + 1;
+constexpr unsigned kernel_modules = static_cast<unsigned>(KernelModule::prefill_wide) + 1;
+constexpr unsigned common_modules = static_cast<unsigned>(KernelModule::matmul_wide);
 
 }  // namespace kvasir::cuda
 

@@ -79,8 +79,11 @@ void find_attention(Finder* f) {
     for (const char* part : {"near", "chosen"})
       f->find(KernelModule::attention, AttentionName(part, dim).text);
     f->find(KernelModule::select, AttentionName("scan", dim).text);
-    for (const bool windowed : {false, true})
-      f->find(KernelModule::prefill_attention, PrefillName(windowed, dim).text);
+    for (const bool windowed : {false, true}) {
+      f->find(KernelModule::prefill_attention, PrefillName(false, windowed, dim).text);
+      if (f->has(KernelModule::prefill_wide))
+        f->find(KernelModule::prefill_wide, PrefillName(true, windowed, dim).text);
+    }
   }
   for (const uint32_t dim : nearest_dims) f->find(KernelModule::knn, NearestName(dim).text);
   f->find(KernelModule::knn, "nearest_choose");
@@ -92,8 +95,11 @@ void find_attention(Finder* f) {
 void allow_shared_memory(Finder* f, uint32_t most) {
   if (f->has(KernelModule::matmul_wide)) f->allow("multiply_wide", wide_shared_bytes);
   for (const uint32_t dim : attended_dims)
-    for (const bool windowed : {false, true})
-      f->allow(PrefillName(windowed, dim).text, prefill_shared_bytes(dim));
+    for (const bool windowed : {false, true}) {
+      f->allow(PrefillName(false, windowed, dim).text, prefill_shared_bytes(dim));
+      if (f->has(KernelModule::prefill_wide))
+        f->allow(PrefillName(true, windowed, dim).text, prefill_wide_shared_bytes(dim));
+    }
   for (const TensorType type : weight_types) {
     if (!is_quantised(type)) continue;
     f->allow(Name("some_", type).text, 2 * many_tile_bytes(type, some_rows));

@@ -298,31 +298,46 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
                 prefill_layout_threads, r, k, v);
 }
 
+// Blocks of a step's attention. wide: by the kernels of compute capability 9.0.
+struct PrefillBlocks {
+  bool wide;
+  unsigned rows, threads, shared, resident;  // resident: of a multiprocessor at once
+  PrefillBlocks(const DeviceContext& c, const DevicePrefill& r)
+      : wide(c.kernels.contains(PrefillName(true, r.seen > 0, r.dim).text)),
+        rows(wide ? prefill_rows : prefill_block_rows(r.dim)),
+        threads(wide ? prefill_wide_threads : prefill_threads),
+        shared(wide ? prefill_wide_shared_bytes(r.dim) : prefill_shared_bytes(r.dim)),
+        resident(wide ? 1 : prefill_resident(r.dim)) {}
+};
+
 // Parts that the keys of a block's rows are divided into: as many as take the device the least
 // time, in rounds of all blocks that it computes at once. A part has some thousand keys, so that
 // what it leaves takes little time to merge.
-unsigned prefill_parts(const DeviceContext& c, const DevicePrefill& r, unsigned blocks) {
-  constexpr unsigned min_keys = 2048, most = 8;
-  constexpr double each = 0.02;  // of a part, against the time of an undivided step
-  const unsigned resident = prefill_resident(r.dim) * c.multiprocessors,
+unsigned prefill_parts(const DeviceContext& c, const DevicePrefill& r, const PrefillBlocks& of,
+                       unsigned blocks) {
+  constexpr unsigned min_keys = 2048, most = 16;
+  const unsigned resident = of.resident * c.multiprocessors,
                  keys = r.pages * r.page_tokens + r.window;
+  const double each = 256.0 / keys;  // of a part, against the time of an undivided step
   const auto rounds = [&](unsigned parts) {
     return blocks_for(std::size_t{blocks} * parts, resident) / double(parts) + each * parts;
   };
+  const std::size_t rows =
+      std::size_t{r.kv_heads} * blocks_for(r.n * r.group, prefill_rows) * prefill_rows;
   unsigned best = 1;
   if (r.seen > 0) return best;
   for (unsigned parts = 2; parts <= most; ++parts)
-    if (keys >= parts * min_keys && blocks * parts <= r.part_room && rounds(parts) < rounds(best))
+    if (keys >= parts * min_keys && rows * parts <= r.part_room && rounds(parts) < rounds(best))
       best = parts;
   return best;
 }
 
 int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
-  const unsigned rows = r.n * r.group, blocks = blocks_for(rows, prefill_block_rows(r.dim)),
-                 parts = prefill_parts(*s->context, r, blocks * r.kv_heads);
-  const int error = launch(s, PrefillName(r.seen > 0, r.dim).text,
-                           Grid{blocks, r.kv_heads, parts, prefill_shared_bytes(r.dim)},
-                           prefill_threads, r, out, lse);
+  const PrefillBlocks of(*s->context, r);
+  const unsigned rows = r.n * r.group, blocks = blocks_for(rows, of.rows),
+                 parts = prefill_parts(*s->context, r, of, blocks * r.kv_heads);
+  const int error = launch(s, PrefillName(of.wide, r.seen > 0, r.dim).text,
+                           Grid{blocks, r.kv_heads, parts, of.shared}, of.threads, r, out, lse);
   if (error || parts == 1) return error;
   return launch(s, "prefill_merge", Grid{blocks_for(rows, prefill_layout_threads / 32), r.kv_heads},
                 prefill_layout_threads, r, uint32_t{parts}, out, lse);

@@ -79,8 +79,13 @@ struct AttentionName {
 
 struct PrefillName {
   char text[32];
-  PrefillName(bool windowed, uint32_t dim) {
-    std::snprintf(text, sizeof text, windowed ? "prefill_window_%u" : "prefill_attend_%u", dim);
+  // wide: of compute capability 9.0.
+  PrefillName(bool wide, bool windowed, uint32_t dim) {
+    std::snprintf(text, sizeof text, "prefill_%s_%u",
+                  wide       ? windowed ? "wide_window" : "wide"
+                  : windowed ? "window"
+                             : "attend",
+                  dim);
   }
 };
 

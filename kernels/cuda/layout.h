@@ -168,8 +168,10 @@ constexpr uint32_t share_threads = 384, share_each = 4, share_quads = share_thre
                    share_blocks = 3;
 // Prefill; a warp has a quarter of a block's rows.
 constexpr uint32_t prefill_layout_threads = 256, prefill_threads = 128;
-// Keys of a tile: fewer of large heads, so that they fit any device.
-constexpr uint32_t prefill_tile_keys(uint32_t dim) { return dim > 128 ? 32 : prefill_keys; }
+// Rows of queries that a block has, and keys of a tile: fewer of large heads, so that they fit any
+// device.
+constexpr uint32_t prefill_block_rows(uint32_t dim) { return dim > 128 ? 64 : prefill_rows; }
+constexpr uint32_t prefill_tile_keys(uint32_t dim) { return dim > 128 ? 32 : 64; }
 // Queries, and keys and values of two tiles.
 constexpr uint32_t prefill_shared_bytes(uint32_t dim) {
   return (prefill_block_rows(dim) + 4 * prefill_tile_keys(dim)) * dim * 2;
@@ -178,6 +180,19 @@ constexpr uint32_t max_prefill_dim = 256;
 static_assert(prefill_shared_bytes(max_prefill_dim) <= 99 << 10);
 // Blocks that a multiprocessor of a large device computes at once, as prefill_attend_* say.
 constexpr uint32_t prefill_resident(uint32_t dim) { return dim > 64 ? 2 : 3; }
+// Where the number d of a row is, in halves, of those of a KV head that has `rows`: tiles of 64
+// numbers, one after the other, whose rows have the 16 bytes p at p ^ (row & 7).
+constexpr uint32_t prefill_columns = 64;
+constexpr std::size_t prefill_place(uint32_t rows, uint32_t row, uint32_t d) {
+  return (std::size_t{d / prefill_columns} * rows + row) * prefill_columns +
+         ((d / 8 % 8) ^ (row & 7)) * 8 + d % 8;
+}
+// By warp groups, of compute capability 9.0: two that have 64 rows each, and one that copies.
+constexpr uint32_t prefill_wide_threads = 3 * 128;
+constexpr uint32_t prefill_wide_keys(uint32_t dim) { return dim > 128 ? 64 : prefill_keys; }
+constexpr uint32_t prefill_wide_shared_bytes(uint32_t dim) {
+  return (prefill_rows + 4 * prefill_wide_keys(dim)) * dim * 2 + 128 + 1024;
+}
 // Attention through windows; window_rows: query rows of a block.
 constexpr uint32_t window_threads = 256, window_rows = 4, window_finish_threads = 128;
 constexpr uint32_t window_dims[] = {64, 128, 256, 512};

@@ -17,6 +17,7 @@
 #include "matmul_wide.h"
 #include "products.h"
 #include "tiles.h"
+#include "warp_groups.h"
 
 namespace kvasir::cuda {
 namespace {
@@ -82,67 +83,6 @@ __device__ inline void write_halves(const Products& products, uint32_t units, ui
 }
 
 // ---- copies and products of a block -----------------------------------------------------------
-
-__device__ inline void begin_barrier(uint32_t barrier, uint32_t arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
-}
-__device__ inline void arrive(uint32_t barrier) {
-  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ inline void expect(uint32_t barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-__device__ inline void wait_for(uint32_t barrier, uint32_t parity) {
-  uint32_t done = 0;
-  while (!done)
-    asm volatile(
-        "{\n.reg .pred p;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, p;\n}"
-        : "=r"(done)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-}
-__device__ inline void copy_tile(uint32_t to, const uint8_t* from, uint32_t bytes,
-                                 uint32_t barrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to),
-      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(barrier)
-      : "memory");
-}
-
-// Rows of 128 bytes, swizzled, eight of them 1,024 bytes from the next eight.
-__device__ inline uint64_t descriptor_of(uint32_t address) {
-  return uint64_t{(address & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{1024 >> 4} << 32 |
-         uint64_t{1} << 62;
-}
-
-#define KVASIR_FOUR(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define KVASIR_SIXTEEN(d, i) \
-  KVASIR_FOUR(d, i), KVASIR_FOUR(d, (i) + 4), KVASIR_FOUR(d, (i) + 8), KVASIR_FOUR(d, (i) + 12)
-
-// d += a . b^T, of 64 rows, 128 inputs and 16 columns.
-__device__ inline void multiply_halves(float (&d)[64], uint64_t a, uint64_t b) {
-  asm volatile(
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, 1, 1, 1, 0, 0;"
-      : KVASIR_SIXTEEN(d, 0), KVASIR_SIXTEEN(d, 16), KVASIR_SIXTEEN(d, 32), KVASIR_SIXTEEN(d, 48)
-      : "l"(a), "l"(b));
-}
-__device__ inline void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void products_given() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-// Until at most `left` groups are under way.
-template <int left>
-__device__ inline void products_done() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(left) : "memory");
-}
 
 struct Ring {
   uint32_t tiles, barriers;  // addresses in shared memory
@@ -220,8 +160,8 @@ __device__ inline void multiply_tiles(const Products& products, const WideSlice&
       products_begin();
 #pragma unroll
       for (uint32_t i = 0; i < wide_columns / 16; ++i) {
-        multiply_halves(d[0], a + 2 * i, b + 2 * i);
-        multiply_halves(d[1], a + 2 * i, b2 + 2 * i);
+        multiply_halves(d[0], a + 2 * i, b + 2 * i, true);
+        multiply_halves(d[1], a + 2 * i, b2 + 2 * i, true);
       }
       products_given();
       products_done<1>();

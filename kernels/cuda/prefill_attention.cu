@@ -8,6 +8,7 @@
 // of 128 query rows (tokens times heads of the group) go once over the keys that they see, 64 at a
 // time, after Dao, "FlashAttention-2" (2023). Where there are too few blocks for the device,
 // several blocks divide the keys of the same rows. prefill_merge() merges what they leave.
+// Compute capability 9.0 has kernels of its own for the blocks: prefill_wide.cu.
 #include "prefill_rows.h"
 
 namespace kvasir::cuda {
@@ -61,9 +62,11 @@ __global__ void __launch_bounds__(layout_threads)
   const uint32_t page = blockIdx.x, head = blockIdx.y, tokens = r.page_tokens, dim = r.dim,
                  groups = dim / 4;
   const float scale[2] = {inverse(r.largest[head * 2]), inverse(r.largest[head * 2 + 1])};
-  const std::size_t first = (std::size_t{head} * r.room + std::size_t{page} * tokens) * dim;
-  auto* keys = reinterpret_cast<uint2*>(r.keys + first);
-  auto* values = reinterpret_cast<uint2*>(r.values + first);
+  const std::size_t first = std::size_t{head} * r.room * dim;
+  // Four neighbouring numbers of a token.
+  const auto put = [&](uint16_t* to, uint32_t t, uint32_t d, uint2 halves) {
+    *reinterpret_cast<uint2*>(to + first + prefill_place(r.room, page * tokens + t, d)) = halves;
+  };
   if (page == 0 || page >= r.pages) {
     for (uint32_t i = threadIdx.x; i < 2 * tokens * groups; i += layout_threads) {
       const uint32_t which = i / (tokens * groups), t = i / groups % tokens, d = i % groups * 4;
@@ -75,8 +78,7 @@ __global__ void __launch_bounds__(layout_threads)
                 ? (source.row[d + j] - (source.centre ? source.centre[d + j] : 0.0f)) * scale[which]
                 : 0.0f;
       if (page * tokens + t < r.room)
-        (which ? values : keys)[t * groups + i % groups] =
-            make_uint2(halves(x[0], x[1]), halves(x[2], x[3]));
+        put(which ? r.values : r.keys, t, d, make_uint2(halves(x[0], x[1]), halves(x[2], x[3])));
     }
     return;
   }
@@ -92,9 +94,9 @@ __global__ void __launch_bounds__(layout_threads)
     const uint32_t t = i / groups * 4, words[4] = {source.x, source.y, source.z, source.w};
     for (int j = 0; j < 4; ++j) {
       const float s = from_bf16(scales[t + j]) * scale[0];
-      keys[(t + j) * groups + i % groups] =
+      put(r.keys, t + j, i % groups * 4,
           make_uint2(halves(signed_byte(words[j], 0) * s, signed_byte(words[j], 1) * s),
-                     halves(signed_byte(words[j], 2) * s, signed_byte(words[j], 3) * s));
+                     halves(signed_byte(words[j], 2) * s, signed_byte(words[j], 3) * s)));
     }
   }
   // Four dimensions of four tokens.
@@ -104,9 +106,9 @@ __global__ void __launch_bounds__(layout_threads)
     const uint32_t t = i / groups * 4;
     for (int j = 0; j < 4; ++j) {
       const float s = from_bf16(scales[tokens + t + j]) * scale[1];
-      values[(t + j) * groups + i % groups] =
+      put(r.values, t + j, i % groups * 4,
           make_uint2(halves(signed_byte(source.x, j) * s, signed_byte(source.y, j) * s),
-                     halves(signed_byte(source.z, j) * s, signed_byte(source.w, j) * s));
+                     halves(signed_byte(source.z, j) * s, signed_byte(source.w, j) * s)));
     }
   }
 }
@@ -134,7 +136,8 @@ __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill 
     if (lane == 0) r.sink_scores[to] = r.sink_logits[head * r.group + row % r.group] - sum;
   }
   for (uint32_t d = lane; d < r.dim / 2; d += warp)
-    reinterpret_cast<uint32_t*>(r.q + to * r.dim)[d] =
+    *reinterpret_cast<uint32_t*>(r.q + std::size_t{head} * r.q_room * r.dim +
+                                 prefill_place(r.q_room, row, 2 * d)) =
         halves(at(2 * d) * scale, at(2 * d + 1) * scale);
   if (lane == 0) r.q_scale[to] = max_score / sqrtf(static_cast<float>(r.head_dim));
 }
@@ -164,13 +167,14 @@ __device__ inline uint32_t piece(uint32_t base, uint32_t row, uint32_t at) {
   return base + row * (dim * 2) + ((at ^ (row & 7)) << 4);
 }
 
+// From row `first` on of the `room` rows that a head has.
 template <int dim, int rows>
-__device__ inline void copy_rows(uint32_t to, const uint16_t* from) {
+__device__ inline void copy_rows(uint32_t to, const uint16_t* from, uint32_t room, uint32_t first) {
   constexpr uint32_t pieces = dim / 8;
 #pragma unroll
   for (uint32_t i = 0; i < rows * pieces / prefill_threads; ++i) {
-    const uint32_t at = i * prefill_threads + threadIdx.x;
-    copy_async(piece<dim>(to, at / pieces, at % pieces), from + at * 8);
+    const uint32_t at = i * prefill_threads + threadIdx.x, row = at / pieces, own = at % pieces;
+    copy_async(piece<dim>(to, row, own), from + prefill_place(room, first + row, own * 8));
   }
 }
 
@@ -188,30 +192,18 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * block_rows,
                  warp_row = threadIdx.x / warp * (row_tiles * 16);
   after_previous();
-  const uint32_t before = r.pages * r.page_tokens + r.window;
-  const uint32_t last_token = min((first_row + block_rows - 1) / r.group, r.n - 1);
-  // From key 0 to the last row's own.
-  uint32_t tiles = (before + last_token + tile_of_keys) / tile_of_keys;
-  // Tiles that all rows see in full.
-  const uint32_t unmasked = (before + first_row / r.group + 1) / tile_of_keys;
-  // The first tile, and the end of those of which some row does not see all through its window.
-  uint32_t begin_tile = 0, masked = 0;
-  if constexpr (windowed) {
-    begin_tile = first_key(r, first_row / r.group) / tile_of_keys;
-    masked = (first_key(r, last_token) + tile_of_keys - 1) / tile_of_keys;
-  } else if (gridDim.z > 1) {  // every row sees all of a part's first tile
-    const uint32_t each = unmasked / gridDim.z;
-    begin_tile = blockIdx.z * each;
-    if (blockIdx.z + 1 < gridDim.z) tiles = begin_tile + each;
-  }
+  const SeenTiles seen = seen_tiles<windowed>(r, first_row, block_rows, tile_of_keys);
   const uint16_t* keys = r.keys + std::size_t{head} * r.room * dim;
   const uint16_t* values = r.values + std::size_t{head} * r.room * dim;
-  copy_rows<dim, block_rows>(queries, r.q + (std::size_t{head} * r.q_room + first_row) * dim);
-  const uint32_t begin_at = first_tile + begin_tile % 2 * 2 * tile_bytes;
-  const std::size_t begin_from = std::size_t{begin_tile} * tile_of_keys * dim;
-  copy_rows<dim, tile_of_keys>(begin_at, keys + begin_from);
-  copy_rows<dim, tile_of_keys>(begin_at + tile_bytes, values + begin_from);
-  copies_given();
+  copy_rows<dim, block_rows>(queries, r.q + std::size_t{head} * r.q_room * dim, r.q_room,
+                             first_row);
+  const auto copy_tile = [&](uint32_t tile) {
+    const uint32_t to = first_tile + tile % 2 * 2 * tile_bytes;
+    copy_rows<dim, tile_of_keys>(to, keys, r.room, tile * tile_of_keys);
+    copy_rows<dim, tile_of_keys>(to + tile_bytes, values, r.room, tile * tile_of_keys);
+    copies_given();
+  };
+  copy_tile(seen.begin);
 
   float o[row_tiles][dim / 8][4] = {}, max_score[row_tiles][2], sum[row_tiles][2] = {},
                            factor[row_tiles][2];
@@ -221,25 +213,15 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
     for (int i = 0; i < 2; ++i) {
       // Less than any product. Where a row sees nothing of the first tile, nothing is infinite.
       max_score[m][i] = windowed ? -1e4f : -INFINITY;
-      // Changes the base from e to 2; not 0, because 0 times minus infinity is NaN.
-      factor[m][i] = fmaxf(
-          r.q_scale[std::size_t{head} * r.q_room + first_row + warp_row + m * 16 + i * 8 + g] *
-              (r.largest[head * 2] * 1.44269504f),
-          1e-30f);
+      factor[m][i] = score_factor(r, head, first_row + warp_row + m * 16 + i * 8 + g);
     }
 
-  for (uint32_t tile = begin_tile; tile < tiles; ++tile) {
+  for (uint32_t tile = seen.begin; tile < seen.end; ++tile) {
     copies_done();
     __syncthreads();
     const uint32_t tile_keys = first_tile + tile % 2 * 2 * tile_bytes,
                    tile_values = tile_keys + tile_bytes;
-    if (tile + 1 < tiles) {
-      const uint32_t next = first_tile + (tile + 1) % 2 * 2 * tile_bytes;
-      const std::size_t from = std::size_t{tile + 1} * tile_of_keys * dim;
-      copy_rows<dim, tile_of_keys>(next, keys + from);
-      copy_rows<dim, tile_of_keys>(next + tile_bytes, values + from);
-      copies_given();
-    }
+    if (tile + 1 < seen.end) copy_tile(tile + 1);
 
     float s[row_tiles][key_tiles][4] = {};
 #pragma unroll
@@ -261,18 +243,16 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
       }
     }
 
-    if (tile >= unmasked || tile < masked) {
+    if (tile >= seen.masked_from || tile < seen.masked_to) {
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
         for (int k = 0; k < key_tiles; ++k)
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const uint32_t token = (first_row + warp_row + m * 16 + i / 2 * 8 + g) / r.group,
-                           key = tile * tile_of_keys + k * 8 + 2 * t + i % 2;
-            if (key > before + token || (windowed && key < first_key(r, token)))
+          for (int i = 0; i < 4; ++i)
+            if (!is_seen<windowed>(r, seen, first_row + warp_row + m * 16 + i / 2 * 8 + g,
+                                   tile * tile_of_keys + k * 8 + 2 * t + i % 2))
               s[m][k][i] = -INFINITY;
-          }
     }
 
     uint32_t p[row_tiles][key_tiles][2];
@@ -330,37 +310,13 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
     }
   }
 
-  float* const part =
-      gridDim.z > 1 ? part_of(r, gridDim.x - 1 - blockIdx.x, head, blockIdx.z, gridDim.x, gridDim.z)
-                    : nullptr;
 #pragma unroll
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t own = warp_row + m * 16 + i * 8 + g, row = first_row + own,
-                     token = row / r.group;
-      const float all = warp_sum(sum[m][i], 4), largest = max_score[m][i] * factor[m][i];
-      if (part) {
-        if (t == 0)
-          part[block_rows * dim + own] = largest, part[block_rows * (dim + 1) + own] = all;
-#pragma unroll
-        for (int d = 0; d < dim / 8; ++d)
-          *reinterpret_cast<float2*>(part + own * dim + d * 8 + 2 * t) =
-              make_float2(o[m][d][2 * i], o[m][d][2 * i + 1]);
-        continue;
-      }
-      if (token >= r.n) continue;
-      const RowEnd end = end_row(r, head, row, largest, all);
-      const std::size_t at =
-          std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
-      if (t == 0) lse[at] = end.lse;
-#pragma unroll
-      for (int d = 0; d < dim / 8; ++d)
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-          if (const uint32_t c = d * 8 + 2 * t + j; c < r.head_dim)
-            out[at * r.head_dim + c] = o[m][d][2 * i + j] * end.scale;
-    }
+    for (int i = 0; i < 2; ++i)
+      write_row<dim>(r, head, first_row + warp_row + m * 16 + i * 8 + g,
+                     max_score[m][i] * factor[m][i], warp_sum(sum[m][i], 4), out, lse,
+                     [&](int d) { return make_float2(o[m][d][2 * i], o[m][d][2 * i + 1]); });
 }
 
 }  // namespace
@@ -372,27 +328,22 @@ __global__ void __launch_bounds__(layout_threads)
     prefill_merge(DevicePrefill r, uint32_t parts, float* out, float* lse) {
   after_previous();
   const uint32_t row = blockIdx.x * warps + threadIdx.x / warp, head = blockIdx.y,
-                 lane = threadIdx.x % warp, token = row / r.group,
-                 block_rows = prefill_block_rows(r.dim), own = row % block_rows,
-                 blocks = (r.n * r.group + block_rows - 1) / block_rows;
+                 lane = threadIdx.x % warp, token = row / r.group;
   if (token >= r.n) return;
-  const auto part = [&](uint32_t i) {
-    return part_of(r, row / block_rows, head, i, blocks, parts);
-  };
-  const float its_largest = lane < parts ? part(lane)[block_rows * r.dim + own] : -INFINITY;
+  const auto part = [&](uint32_t i) { return part_of(r, head, i, parts, row); };
+  const float its_largest = lane < parts ? part(lane)[r.dim] : -INFINITY;
   float largest = its_largest;
   for (uint32_t width = warp / 2; width > 0; width /= 2)
     largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, width));
   const float weight = power_of_two(its_largest - largest),
-              all =
-                  warp_sum(lane < parts ? weight * part(lane)[block_rows * (r.dim + 1) + own] : 0);
+              all = warp_sum(lane < parts ? weight * part(lane)[r.dim + 1] : 0);
   const RowEnd end = end_row(r, head, row, largest, all);
   const std::size_t at = std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
   if (lane == 0) lse[at] = end.lse;
   float sums[max_prefill_dim / warp] = {};
   for (uint32_t i = 0; i < parts; ++i) {
     const float factor = __shfl_sync(all_lanes, weight, i);
-    const float* from = part(i) + own * r.dim + lane;
+    const float* from = part(i) + lane;
 #pragma unroll
     for (uint32_t d = 0; d < max_prefill_dim / warp; ++d)
       if (d * warp < r.dim) sums[d] += factor * from[d * warp];

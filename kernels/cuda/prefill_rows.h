@@ -87,12 +87,78 @@ __device__ inline RowEnd end_row(const DevicePrefill& r, uint32_t head, uint32_t
   return {r.largest[head * 2 + 1] * keep / all, largest * 0.693147181f + logf(all)};
 }
 
-// Where a block leaves a part of (block of rows, head): O [rows][dim], then each row's largest
-// score times log2 e, then its sum of weights.
-__device__ inline float* part_of(const DevicePrefill& r, uint32_t block, uint32_t head,
-                                 uint32_t part, uint32_t blocks, uint32_t parts) {
-  return r.parts +
-         ((std::size_t{head} * blocks + block) * parts + part) * prefill_part_floats(r.dim);
+// What a row leaves of a part of the keys: its output, then its largest score times log2 e, then
+// its sum of weights. rows: of the step, in whole blocks.
+__device__ inline float* part_of(const DevicePrefill& r, uint32_t head, uint32_t part,
+                                 uint32_t parts, uint32_t row) {
+  const uint32_t rows = (r.n * r.group + prefill_rows - 1) / prefill_rows * prefill_rows;
+  return r.parts + ((std::size_t{head} * parts + part) * rows + row) * prefill_part_floats(r.dim);
+}
+
+// Of one thread of the four that have a row: writes its pairs of outputs, at dimensions 8 i + 2 t.
+// pair(i): the i-th. parts: 1, or of how many this is one.
+template <int dim, class Pair>
+__device__ inline void write_row(const DevicePrefill& r, uint32_t head, uint32_t row, float largest,
+                                 float all, float* out, float* lse, Pair&& pair) {
+  const uint32_t t = threadIdx.x % 4, token = row / r.group;
+  if (gridDim.z > 1) {
+    float* const part = part_of(r, head, blockIdx.z, gridDim.z, row);
+    if (t == 0) part[dim] = largest, part[dim + 1] = all;
+#pragma unroll
+    for (int i = 0; i < dim / 8; ++i) *reinterpret_cast<float2*>(part + i * 8 + 2 * t) = pair(i);
+    return;
+  }
+  if (token >= r.n) return;
+  const RowEnd end = end_row(r, head, row, largest, all);
+  const std::size_t at = std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group;
+  if (t == 0) lse[at] = end.lse;
+#pragma unroll
+  for (int i = 0; i < dim / 8; ++i) {
+    const float2 x = pair(i);
+    const uint32_t c = i * 8 + 2 * t;
+    float* const to = out + at * r.head_dim + c;
+    if (c < r.head_dim) to[0] = x.x * end.scale;
+    if (c + 1 < r.head_dim) to[1] = x.y * end.scale;
+  }
+}
+
+// Which tiles of keys a block attends, of its rows [first_row, first_row + rows).
+struct SeenTiles {
+  uint32_t before;       // keys before the step
+  uint32_t begin, end;   // tiles
+  uint32_t masked_to;    // those before it have keys that some row does not see any more
+  uint32_t masked_from;  // those from it on have keys that some row does not see yet
+};
+template <bool windowed>
+__device__ inline SeenTiles seen_tiles(const DevicePrefill& r, uint32_t first_row, uint32_t rows,
+                                       uint32_t tile_keys) {
+  const uint32_t before = r.pages * r.page_tokens + r.window,
+                 last_token = min((first_row + rows - 1) / r.group, r.n - 1);
+  // To the last row's own key.
+  SeenTiles seen{before, 0, (before + last_token + tile_keys) / tile_keys, 0,
+                 (before + first_row / r.group + 1) / tile_keys};
+  if constexpr (windowed) {
+    seen.begin = first_key(r, first_row / r.group) / tile_keys;
+    seen.masked_to = (first_key(r, last_token) + tile_keys - 1) / tile_keys;
+  } else if (gridDim.z > 1) {  // every row sees all of a part's first tile
+    const uint32_t each = seen.masked_from / gridDim.z;
+    seen.begin = blockIdx.z * each;
+    if (blockIdx.z + 1 < gridDim.z) seen.end = seen.begin + each;
+  }
+  return seen;
+}
+template <bool windowed>
+__device__ inline bool is_seen(const DevicePrefill& r, const SeenTiles& seen, uint32_t row,
+                               uint32_t key) {
+  const uint32_t token = row / r.group;
+  return key <= seen.before + token && !(windowed && key < first_key(r, token));
+}
+
+// Scores of a row are products times this. Changes the base from e to 2; not 0, because 0 times
+// minus infinity is NaN.
+__device__ inline float score_factor(const DevicePrefill& r, uint32_t head, uint32_t row) {
+  return fmaxf(r.q_scale[std::size_t{head} * r.q_room + row] * (r.largest[head * 2] * 1.44269504f),
+               1e-30f);
 }
 
 }  // namespace

@@ -176,8 +176,8 @@ struct DevicePrefill {
   // rows of the arrays below: all tokens in whole tiles of prefill_keys, n * group in whole blocks
   // of prefill_rows
   uint32_t room, q_room;
-  uint16_t *keys, *values;             // half precision [kv_heads][room][dim]
-  uint16_t* q;                         // half precision [kv_heads][q_room][dim]
+  uint16_t *keys, *values;             // half precision, room * dim for each KV head
+  uint16_t* q;                         // half precision, q_room * dim for each KV head
   float* q_scale;                      // [kv_heads][q_room]
   float* largest;                      // [kv_heads][2] largest magnitude of keys, of values
   const float* sink_logits = nullptr;  // as in DeviceKv
@@ -188,18 +188,14 @@ struct DevicePrefill {
   uint32_t seen = 0, ring_first = 0;
   bool chunked = false;
   uint64_t position = 0;  // of the step's first token
-  // Scratch of steps that are too small to occupy the device, prefill_part_floats() each; no step
-  // needs it.
+  // Scratch of steps that are too small to occupy the device, of which blocks divide the keys; no
+  // step needs it. prefill_part_floats() for each row of a part, in whole blocks of prefill_rows.
   float* parts = nullptr;
-  uint32_t part_room = 0;  // parts
+  uint32_t part_room = 0;  // rows
 };
-constexpr uint32_t prefill_rows = 128, prefill_keys = 64;
-// Rows of queries that a block has: fewer of large heads, so that they fit any device.
-constexpr uint32_t prefill_block_rows(uint32_t dim) { return dim > 128 ? 64 : prefill_rows; }
-// What a block leaves of a part of the keys: outputs, maxima and sums of its rows.
-constexpr std::size_t prefill_part_floats(uint32_t dim) {
-  return prefill_block_rows(dim) * (dim + std::size_t{2});
-}
-constexpr uint32_t max_prefill_parts = 512;  // of a layer in a step
+constexpr uint32_t prefill_rows = 128, prefill_keys = 128;
+// What a row leaves of a part of the keys: its output, maximum and sum.
+constexpr std::size_t prefill_part_floats(uint32_t dim) { return dim + std::size_t{2}; }
+constexpr uint32_t max_prefill_part_rows = 512 * prefill_rows;  // of a layer in a step
 
 }  // namespace kvasir

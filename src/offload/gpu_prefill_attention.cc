@@ -80,12 +80,12 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
 
 // For parts of a small step's keys. Without room for them it takes longer.
 void GpuPrefillAttention::make_part_room(uint32_t n) {
-  constexpr uint32_t most_each = 4;
+  constexpr uint32_t most_parts = 16;
   const uint32_t dim = shape_.page.dim;
-  const auto blocks = static_cast<uint32_t>(
-      shape_.kv_heads * ceil_div(std::size_t{n} * heads_.group(), prefill_block_rows(dim)));
+  const auto rows = static_cast<uint32_t>(shape_.kv_heads *
+                                          round_up(std::size_t{n} * heads_.group(), prefill_rows));
   const uint32_t wanted =
-      2 * blocks > max_prefill_parts ? 0 : std::min(most_each * blocks, max_prefill_parts);
+      2 * rows > max_prefill_part_rows ? 0 : std::min(most_parts * rows, max_prefill_part_rows);
   if (wanted <= part_room_) return;
   part_room_ = 0, parts_ = {};
   if (parts_.allocate(device_, wanted * prefill_part_floats(dim), in_prefill).ok())

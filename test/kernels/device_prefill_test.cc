@@ -123,9 +123,7 @@ Attended attend(const Text& t) {
       out(t.q.size()), lse(std::size_t{s.n} * s.kv_heads * s.group),
       sink_logits(t.sink_logits.data(), t.sink_logits.size()),
       sink_scores(std::size_t{s.kv_heads} * q_room);
-  const auto blocks =
-      static_cast<uint32_t>(s.kv_heads * ceil_div(s.n * s.group, prefill_block_rows(t.page.dim)));
-  const uint32_t part_room = s.divided ? 8 * blocks : 0;
+  const uint32_t part_room = s.divided ? 16 * s.kv_heads * q_room : 0;
   Memory<float> parts(std::max(1u, part_room) * prefill_part_floats(t.page.dim));
   const DevicePrefill r{s.kv_heads,
                         s.group,

@@ -1,0 +1,249 @@
+// Exact prefill attention on the warp-group products of compute capability 9.0; what it reads, and
+// what it leaves, is as in prefill_attention.cu.
+//
+// A block has 128 query rows and goes once over the keys that they see. One warp group copies tiles
+// of keys and of values to a ring of two, and leaves registers to the two that have 64 rows each.
+// Such a group multiplies the keys of the next tile and the values of this one together: it finds
+// the weights of the next tile while outputs are summed, as in Shah et al., "FlashAttention-3"
+// (2024).
+#include "prefill_rows.h"
+#include "warp_groups.h"
+
+namespace kvasir::cuda {
+namespace {
+
+constexpr uint32_t steps = 2;  // of the ring
+
+// Addresses in shared memory. Each matrix is tiles of 64 columns, one after the other.
+template <int dim>
+struct Places {
+  static constexpr uint32_t keys = prefill_wide_keys(dim), matrix = keys * dim * 2;
+  uint32_t queries;
+  __device__ uint32_t key_tile(uint32_t step) const {
+    return queries + prefill_rows * dim * 2 + step * 2 * matrix;
+  }
+  __device__ uint32_t value_tile(uint32_t step) const { return key_tile(step) + matrix; }
+  __device__ uint32_t barriers() const { return key_tile(steps); }
+  __device__ uint32_t queries_full() const { return barriers(); }
+  // which: 0 keys, 1 values.
+  __device__ uint32_t full(uint32_t which, uint32_t step) const {
+    return barriers() + 8 + (which * steps + step) * 16;
+  }
+  __device__ uint32_t empty(uint32_t which, uint32_t step) const { return full(which, step) + 8; }
+};
+
+// Rows [first, first + rows) of a head's `room`.
+template <int dim>
+__device__ inline void copy_matrix(uint32_t to, const uint16_t* from, uint32_t room, uint32_t first,
+                                   uint32_t rows, uint32_t barrier) {
+  expect(barrier, rows * dim * 2);
+  for (uint32_t d = 0; d < dim; d += prefill_columns)
+    copy_tile(to + d * rows * 2,
+              reinterpret_cast<const uint8_t*>(
+                  from + (std::size_t{d / prefill_columns} * room + first) * prefill_columns),
+              rows * prefill_columns * 2, barrier);
+}
+
+// By one thread.
+template <int dim>
+__device__ inline void copy_text(const DevicePrefill& r, const Places<dim>& at,
+                                 const SeenTiles& seen, uint32_t head, uint32_t first_row) {
+  constexpr uint32_t keys = Places<dim>::keys;
+  const uint16_t* from[2] = {r.keys + std::size_t{head} * r.room * dim,
+                             r.values + std::size_t{head} * r.room * dim};
+  copy_matrix<dim>(at.queries, r.q + std::size_t{head} * r.q_room * dim, r.q_room, first_row,
+                   prefill_rows, at.queries_full());
+  for (uint32_t tile = seen.begin; tile < seen.end; ++tile) {
+    const uint32_t i = tile - seen.begin, step = i % steps, parity = i / steps % 2 ^ 1;
+#pragma unroll
+    for (uint32_t which = 0; which < 2; ++which) {
+      wait_for(at.empty(which, step), parity);
+      copy_matrix<dim>(which ? at.value_tile(step) : at.key_tile(step), from[which], r.room,
+                       tile * keys, keys, at.full(which, step));
+    }
+  }
+}
+
+// A warp group's 64 rows. A thread has rows 16 warp + g and 8 more, and of eight columns 2 t and
+// 2 t + 1.
+template <int dim, bool windowed>
+struct GroupRows {
+  static constexpr uint32_t keys = Places<dim>::keys;
+  float o[dim / 2], s[keys / 2];
+  uint32_t p[keys / 16][4];  // weights, as the products read them
+  float max_score[2], sum[2], factor[2], keep[2];
+
+  __device__ void begin(const DevicePrefill& r, uint32_t head, uint32_t row) {
+#pragma unroll
+    for (int i = 0; i < dim / 2; ++i) o[i] = 0;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      // Less than any product. Where a row sees nothing of the first tile, nothing is infinite.
+      max_score[i] = windowed ? -1e4f : -INFINITY;
+      sum[i] = 0;
+      factor[i] = score_factor(r, head, row + 8 * i);
+    }
+  }
+
+  // s = Q K^T
+  __device__ void score(uint32_t queries, uint32_t tile) {
+    products_begin();
+#pragma unroll
+    for (uint32_t d = 0; d < dim / 16; ++d) {
+      const uint32_t column = d / 4, within = 2 * (d % 4);
+      multiply_halves(s, descriptor_of(queries + column * prefill_rows * 128) + within,
+                      descriptor_of(tile + column * keys * 128) + within, d > 0);
+    }
+    products_given();
+  }
+  // o += P V
+  __device__ void add_values(uint32_t tile) {
+    products_begin();
+#pragma unroll
+    for (uint32_t k = 0; k < keys / 16; ++k)
+      multiply_halves(o, p[k], descriptor_of_rows(tile + k * 16 * 128, keys * 128));
+    products_given();
+  }
+
+  __device__ void mask(const DevicePrefill& r, const SeenTiles& seen, uint32_t row, uint32_t key) {
+#pragma unroll
+    for (uint32_t i = 0; i < keys / 2; ++i)
+      if (!is_seen<windowed>(r, seen, row + i / 2 % 2 * 8,
+                             key + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2))
+        s[i] = -INFINITY;
+  }
+
+  // Scores become weights; keep: what sums and outputs of tiles before are multiplied by.
+  __device__ void weigh() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float largest = max_score[i];
+#pragma unroll
+      for (uint32_t k = 0; k < keys / 8; ++k)
+        largest = fmaxf(largest, fmaxf(s[4 * k + 2 * i], s[4 * k + 2 * i + 1]));
+      largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
+      largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
+      // The first tile has a key that every row sees.
+      keep[i] = power_of_two((max_score[i] - largest) * factor[i]);
+      max_score[i] = largest;
+      const float offset = largest * factor[i];
+      float tile_sum = 0;
+#pragma unroll
+      for (uint32_t k = 0; k < keys / 8; ++k)
+#pragma unroll
+        for (uint32_t j = 0; j < 2; ++j) {
+          float& x = s[4 * k + 2 * i + j];
+          x = power_of_two(x * factor[i] - offset);
+          tile_sum += x;
+        }
+      sum[i] = sum[i] * keep[i] + tile_sum;
+    }
+  }
+  __device__ void rescale() {
+    if (!__any_sync(all_lanes, keep[0] != 1 || keep[1] != 1)) return;
+#pragma unroll
+    for (int i = 0; i < dim / 2; ++i) o[i] *= keep[i / 2 % 2];
+  }
+  __device__ void pack() {
+#pragma unroll
+    for (uint32_t k = 0; k < keys / 16; ++k)
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) p[k][i] = halves(s[8 * k + 2 * i], s[8 * k + 2 * i + 1]);
+  }
+};
+
+template <int dim, bool windowed>
+__device__ inline void attend_rows(const DevicePrefill& r, const Places<dim>& at,
+                                   const SeenTiles& seen, uint32_t head, uint32_t first_row,
+                                   float* out, float* lse) {
+  const uint32_t group = threadIdx.x / 128,
+                 row =
+                     first_row + group * 64 + threadIdx.x / warp % 4 * 16 + threadIdx.x % warp / 4;
+  const uint32_t queries = at.queries + group * 64 * 128;
+  const bool speaks = threadIdx.x % 128 == 0;
+  GroupRows<dim, windowed> rows;
+  rows.begin(r, head, row);
+  const auto weigh = [&](uint32_t tile) {
+    if (tile >= seen.masked_from || tile < seen.masked_to)
+      rows.mask(r, seen, row, tile * Places<dim>::keys);
+    rows.weigh();
+  };
+  wait_for(at.queries_full(), 0);
+  wait_for(at.full(0, 0), 0);
+  rows.score(queries, at.key_tile(0));
+  products_done<0>();
+  if (speaks) arrive(at.empty(0, 0));
+  weigh(seen.begin);
+  rows.pack();
+  uint32_t step = 0, parity = 0;  // of the tile whose values come next
+  for (uint32_t tile = seen.begin + 1; tile < seen.end; ++tile) {
+    const uint32_t next = step ^ 1, next_parity = parity ^ (next == 0);
+    wait_for(at.full(0, next), next_parity);
+    rows.score(queries, at.key_tile(next));
+    wait_for(at.full(1, step), parity);
+    rows.add_values(at.value_tile(step));
+    products_done<1>();
+    if (speaks) arrive(at.empty(0, next));
+    weigh(tile);
+    products_done<0>();
+    if (speaks) arrive(at.empty(1, step));
+    rows.rescale();
+    rows.pack();
+    step = next, parity = next_parity;
+  }
+  wait_for(at.full(1, step), parity);
+  rows.add_values(at.value_tile(step));
+  products_done<0>();
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    write_row<dim>(
+        r, head, row + 8 * i, rows.max_score[i] * rows.factor[i], warp_sum(rows.sum[i], 4), out,
+        lse, [&](int d) { return make_float2(rows.o[4 * d + 2 * i], rows.o[4 * d + 2 * i + 1]); });
+}
+
+// Block (rows of queries, the last ones first; head; part of the keys).
+template <int dim, bool windowed>
+__device__ inline void attend_text_wide(const DevicePrefill& r, float* out, float* lse) {
+  static_assert(steps == 2);
+  extern __shared__ uint8_t wide_memory[];
+  const Places<dim> at{(shared_address(wide_memory) + 1023) / 1024 * 1024};
+  if (threadIdx.x == 0) {
+    begin_barrier(at.queries_full(), 1);
+    for (uint32_t which = 0; which < 2; ++which)
+      for (uint32_t i = 0; i < steps; ++i)
+        begin_barrier(at.full(which, i), 1), begin_barrier(at.empty(which, i), 2);
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+  after_previous();
+  const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * prefill_rows;
+  const SeenTiles seen = seen_tiles<windowed>(r, first_row, prefill_rows, Places<dim>::keys);
+  if (threadIdx.x < 256) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    attend_rows<dim, windowed>(r, at, seen, head, first_row, out, lse);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x == 256) copy_text<dim>(r, at, seen, head, first_row);
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+#define KVASIR_OF_DIM(dim)                                                 \
+  __global__ void __launch_bounds__(prefill_wide_threads, 1)               \
+      prefill_wide_##dim(DevicePrefill r, float* out, float* lse) {        \
+    attend_text_wide<dim, false>(r, out, lse);                             \
+  }                                                                        \
+  __global__ void __launch_bounds__(prefill_wide_threads, 1)               \
+      prefill_wide_window_##dim(DevicePrefill r, float* out, float* lse) { \
+    attend_text_wide<dim, true>(r, out, lse);                              \
+  }
+
+KVASIR_OF_DIM(64)
+KVASIR_OF_DIM(128)
+KVASIR_OF_DIM(256)
+
+}  // extern "C"
+}  // namespace kvasir::cuda
