@@ -147,25 +147,35 @@ Status Forward::write_logits(const StepContext& c, LayerExecutor* executor) {
     if (*best >= 0 && !std::binary_search(never.begin(), never.end(), *best)) return {};
     *best = -1;
   }
-  RETURN_IF_ERROR(executor->logits(first, c.step.logits));
+  const float* const finished = executor->finished_logits(wanted);
+  if (!finished) RETURN_IF_ERROR(executor->logits(first, c.step.logits));
   const std::size_t vocabulary = model_->config().vocabulary;
   std::atomic<bool> finite{true};
   pool_->run(wanted, [&](uint32_t row, uint32_t) {
     if (c.cancel.fired()) return;
-    float* logits = c.step.logits + row * vocabulary;
-    scale_logits(logits);
-    if (!all_finite({logits, vocabulary})) finite = false;
+    const std::size_t at = row * vocabulary;
+    const float* from = finished ? finished + at : nullptr;
+    if (!finish_logits(from, {c.step.logits + at, vocabulary})) finite = false;
   });
   return c.cancel.fired() || finite ? Status() : not_a_number("the output");
 }
 
-// Factor and cap of the logits of one token.
-void Forward::scale_logits(float* row) const {
+// Copies the logits of one token from `from`, unless that is null; their factor and cap follow.
+// Returns whether all are finite. By pieces: one is read from memory once.
+bool Forward::finish_logits(const float* from, std::span<float> row) const {
+  constexpr std::size_t piece = 4096;
   const ModelConfig& config = model_->config();
-  if (config.logit_scale != 1)
-    for (uint32_t i = 0; i < config.vocabulary; ++i) row[i] *= config.logit_scale;
-  if (config.final_softcap != 0)
-    cpu_kernels().softcap(row, config.final_softcap, config.vocabulary);
+  bool finite = true;
+  for (std::size_t at = 0; at < row.size(); at += piece) {
+    const std::span<float> part = row.subspan(at, std::min(piece, row.size() - at));
+    if (from) std::copy_n(from + at, part.size(), part.data());
+    if (config.logit_scale != 1)
+      for (float& logit : part) logit *= config.logit_scale;
+    if (config.final_softcap != 0)
+      cpu_kernels().softcap(part.data(), config.final_softcap, part.size());
+    finite &= all_finite(part);
+  }
+  return finite;
 }
 
 void Forward::commit(const StepContext& c, uint32_t kept) {

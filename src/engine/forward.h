@@ -73,7 +73,7 @@ class Forward {
   }
   void embed(const StepContext& c, uint64_t position, float* cos, float* sin);
   Status write_logits(const StepContext& c, LayerExecutor* executor);
-  void scale_logits(float* row) const;
+  bool finish_logits(const float* from, std::span<float> row) const;
   void commit(const StepContext& c, uint32_t kept);
 
   Status run_span(const ForwardStep& step, const StepStores& stores);

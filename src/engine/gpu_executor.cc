@@ -178,25 +178,16 @@ Status GpuExecutor::begin(const StepContext& c) {
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
   *bad_layer_.get() = no_layer;
-  enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
-  const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
   // large; the buffer is unused so far
   float* const small = c.is_pinned ? nullptr : small_inputs();
-  const bool by_host = small || (!c.is_pinned && x + 2 * angles <= prefill_host_room_);
-  float* const pinned = small ? small : prefill_host_.get();
-  const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
-    if (by_host) {
-      parallel_copy(from, n, pinned + at, c.pool);
-      from = pinned + at;
-    }
-    enqueue(ops_.upload(stream_, to, from, n * sizeof(float)));
-  };
-  if (c.step.inputs && weights_.inputs().w.data)
-    RETURN_IF_ERROR(enqueue_joined(small ? small + x + 2 * angles : nullptr));
-  else upload(work_.x, c.x, x, 0);
-  upload(work_.cos, c.cos, angles, x);
-  upload(work_.sin, c.sin, angles, x + angles);
-  if (states_.layers() > 0) enqueue(states_.begin(stream_));
+  const bool by_host =
+      small || (!c.is_pinned && n_ * (size_.width + 2 * size_.angles) <= prefill_host_room_);
+  float* const pinned = small ? small : by_host ? prefill_host_.get() : nullptr;
+  if (pinned) keep_inputs(pinned);
+  // A copy in a graph takes less of the CPU's time than one that is enqueued alone.
+  graph_uploads_ =
+      small && !weights_.inputs().w.data && mode_ == AttentionMode::gpu_selective && records_step();
+  if (!graph_uploads_) RETURN_IF_ERROR(enqueue_inputs(pinned, small != nullptr));
   if (has_windows_) enqueue(windows_.begin(c.windows->tokens(), stream_));
   std::vector<float> factors, staged;  // until the wait
   if (config_.temperature.scale != 0) {
@@ -216,12 +207,41 @@ Status GpuExecutor::begin(const StepContext& c) {
       RETURN_IF_ERROR(prepare_output());
       selective_.begin(attends_last() ? rows_ - 1 : 0);
       if (records_step()) begin_recording(step_part());
+      if (graph_uploads_ && !replays_) RETURN_IF_ERROR(enqueue_inputs(small, true));
       return {};
     case AttentionMode::co_execution:
       RETURN_IF_ERROR(prepare_output());
       hybrid_.begin(c.store, c.pool, stream_, copies_);
       return {};
   }
+  return {};
+}
+
+// Copies the residual stream and the angles to pinned memory, one after another.
+void GpuExecutor::keep_inputs(float* pinned) {
+  const StepContext& c = *step_;
+  const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
+  if (!c.step.inputs || !weights_.inputs().w.data) parallel_copy(c.x, x, pinned, c.pool);
+  parallel_copy(c.cos, angles, pinned + x, c.pool);
+  parallel_copy(c.sin, angles, pinned + x + angles, c.pool);
+}
+
+// Uploads what each step has for itself. pinned: null, or where keep_inputs() has put it.
+// has_more: there is room for the inputs behind it.
+Status GpuExecutor::enqueue_inputs(float* pinned, bool has_more) {
+  const StepContext& c = *step_;
+  const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
+  enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
+  const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
+    enqueue(ops_.upload(stream_, to, pinned ? pinned + at : from, n * sizeof(float)));
+  };
+  if (c.step.inputs && weights_.inputs().w.data)
+    RETURN_IF_ERROR(enqueue_joined(has_more ? pinned + x + 2 * angles : nullptr));
+  else upload(work_.x, c.x, x, 0);
+  upload(work_.cos, c.cos, angles, x);
+  upload(work_.sin, c.sin, angles, x + angles);
+  if (states_.layers() > 0) enqueue(states_.begin(stream_));
+  if (mode_ == AttentionMode::gpu_selective) enqueue(selective_.enqueue_counts(stream_));
   return {};
 }
 
@@ -375,9 +395,6 @@ void GpuExecutor::committed(const StepContext& c, uint32_t kept) {
 }
 
 Status GpuExecutor::logits(uint32_t first, float* out) {
-  if (logits_ > 0 && first + logits_ == n_ && !finds_best_)
-    return parallel_copy(host_logits_.get(), logits_ * size_.vocabulary, out, step_->pool),
-           Status();
   for (uint32_t at = first; at < n_ && !step_->cancel.fired(); at += logit_rows) {
     const uint32_t n = std::min(logit_rows, n_ - at);
     enqueue_logits(at, n);
@@ -409,6 +426,7 @@ void GpuExecutor::begin_recording(uint32_t part) {
 void GpuExecutor::end_recording() {
   if (!std::exchange(records_, false)) return;
   if (graphs_.end(stream_, graph_of(step_part()), &error_)) return;
+  if (graph_uploads_) (void)enqueue_inputs(small_inputs_.get(), true);  // fails in joined ones only
   for (uint32_t l = first_layer(); l < end_layer(); ++l) {
     enqueue_attended(l);
     if (attends_window(l)) enqueue_window(l, attended(l), work_.a);
@@ -453,7 +471,10 @@ void GpuExecutor::enqueue_results() {
 // What a decode step that a GPU attended leaves goes to the store.
 Status GpuExecutor::finish_decode() {
   const bool hybrid = mode_ == AttentionMode::co_execution;
-  step_->pool->run(layers(), [&](uint32_t i, uint32_t) {
+  // Few rows take less time than threads take to wake up.
+  constexpr std::size_t few = 16;
+  ThreadPool* const pool = n_ * attention_number_.back() <= few ? nullptr : step_->pool;
+  run_tasks(pool, layers(), [&](uint32_t i, uint32_t) {
     const uint32_t layer = first_layer() + i;
     if (!has_attention(layer)) return;
     const auto [q, k, v] = projected(layer, attended_host_.get() + attended_at(layer));

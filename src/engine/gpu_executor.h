@@ -51,6 +51,9 @@ class GpuExecutor final : public LayerExecutor {
   void abandon() noexcept override;
   uint64_t recordings() const override { return graphs_.recordings(); }
   Status logits(uint32_t first, float* out) override;
+  const float* finished_logits(uint32_t n) const override {
+    return logits_ == n && !finds_best_ ? host_logits_.get() : nullptr;
+  }
   Token best() const override {
     const bool found = finds_best_ && host_best_.get()->index != no_largest;
     return found ? static_cast<Token>(host_best_.get()->index) : -1;
@@ -194,6 +197,8 @@ class GpuExecutor final : public LayerExecutor {
   DeviceExpertRows expert_rows(uint32_t layer) const;
   bool joins_shared(uint32_t layer) const;
   void complete_before(uint32_t layer);
+  void keep_inputs(float* pinned);
+  Status enqueue_inputs(float* pinned, bool has_more);
   Status enqueue_joined(float* pinned);
   void enqueue_layer_inputs(std::vector<float>* staged);
   void finish_layer(uint32_t layer);
@@ -321,11 +326,12 @@ class GpuExecutor final : public LayerExecutor {
   bool open_ = false;  // ForwardStep::open
   uint32_t rows_ = 1;  // tokens that attend as if alone, or 1
   int error_ = 0;
-  bool replays_ = false;     // the step's graph does all that is asked for
-  bool records_ = false;     // what is enqueued goes to a graph
-  uint32_t logits_ = 0;      // of the last tokens, computed with the step
-  uint32_t hidden_ = 0;      // ForwardStep::hidden of the last tokens, computed with the step
-  bool finds_best_ = false;  // ForwardStep::best, computed with the step
+  bool replays_ = false;        // the step's graph does all that is asked for
+  bool records_ = false;        // what is enqueued goes to a graph
+  bool graph_uploads_ = false;  // the step's graph has enqueue_inputs()
+  uint32_t logits_ = 0;         // of the last tokens, computed with the step
+  uint32_t hidden_ = 0;         // ForwardStep::hidden of the last tokens, computed with the step
+  bool finds_best_ = false;     // ForwardStep::best, computed with the step
 
   uint32_t capacity_ = 0;  // tokens that work_ has room for
   bool gave_way_ = false;  // to attention, which fitted then

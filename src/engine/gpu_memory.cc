@@ -159,10 +159,10 @@ Status GpuExecutor::prepare_output() {
 float* GpuExecutor::small_inputs() {
   if (n_ > max_alone) return nullptr;
   const std::size_t joined = weights_.inputs().w.data ? weights_.inputs().w.cols : 0;
-  if (!small_inputs_.get() &&
-      !small_inputs_.allocate(device_, max_alone * (size_.width + 2 * size_.angles + joined)).ok())
-    return nullptr;
-  return small_inputs_.get();
+  if (small_inputs_.get()) return small_inputs_.get();
+  forget_graphs();  // they upload no inputs
+  const std::size_t floats = max_alone * (size_.width + 2 * size_.angles + joined);
+  return small_inputs_.allocate(device_, floats).ok() ? small_inputs_.get() : nullptr;
 }
 
 // Graphs hold addresses.

@@ -53,6 +53,9 @@ class LayerExecutor {
   virtual uint64_t recordings() const { return 0; }  // of graphs so far
   // Computes the logits of tokens [first, n) after end(). out: [n - first][vocabulary].
   virtual Status logits(uint32_t first, float* out) = 0;
+  // The logits of the step's last n tokens, where they have come to host memory with the step;
+  // otherwise null. Valid until the next step.
+  virtual const float* finished_logits(uint32_t) const { return nullptr; }
   // ForwardStep::best, where the step has computed it; otherwise -1.
   virtual Token best() const { return -1; }
   virtual void committed(const StepContext&, uint32_t) {}

@@ -93,7 +93,8 @@ Status GpuHybridAttention::prepare(const KvMirror::UpdateRequest& request, const
     packs_ = why_not_packed_ == Fallback::none;
   }
   n_ = n;
-  return sequence_.begin_step(request.store, rows_, request.streams.own);
+  sequence_.begin_step(request.store, rows_);
+  return device_->status(sequence_.enqueue_counts(rows_, request.streams.own), in_hybrid);
 }
 
 Fallback GpuHybridAttention::cannot_read() const {

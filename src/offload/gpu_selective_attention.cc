@@ -188,7 +188,6 @@ bool GpuSelectiveAttention::drop_hot_quads() {
 
 Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, const Plan& plan,
                                       uint32_t n) {
-  DeviceStream* const stream = request.streams.own;
   bool reads = false;
   RETURN_IF_ERROR(sequence_.update(request, {}, &reads));
   RETURN_IF_ERROR(make_room(plan, n, sequence_.extents()));
@@ -196,11 +195,15 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
   if (needs_staging_ = !reads; !needs_staging_) staged_pages_.release();
   if (needs_staging_) RETURN_IF_ERROR(staged_pages_.make_room(lists() * list_quads_));
   if (std::exchange(under_way_, false)) sequence_.forget_kept();
-  RETURN_IF_ERROR(sequence_.begin_step(request.store, rows_, stream));
+  sequence_.begin_step(request.store, rows_);
   for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
-  return device_->status(
-      ops_.upload(stream, sequence_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget)),
-      in_selective);
+  return {};
+}
+
+int GpuSelectiveAttention::enqueue_counts(DeviceStream* stream) const {
+  const int error =
+      ops_.upload(stream, sequence_.budgets(), budgets_host_.get(), layers_ * sizeof(DeviceBudget));
+  return error ? error : sequence_.enqueue_counts(rows_, stream);
 }
 
 void GpuSelectiveAttention::release() {
@@ -338,21 +341,24 @@ Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
   std::atomic<bool> intact{true};
   std::atomic<uint64_t> touched{0};
   const auto is_attended = [&](std::size_t list) { return list / lists() % rows_ >= first_row_; };
-  pool->run(static_cast<uint32_t>(all), [&](uint32_t i, uint32_t) {
-    if (!is_attended(i)) return;
-    // layer, row and head of the list
-    const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * list_quads_;
-    uint64_t list_pages = 0;
-    for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
-      const uint32_t page = list[q] / shape_.page.page_quads();
-      if (page == last) continue;
-      last = page, ++list_pages;
-      if (checks &&
-          !pages.intact_page(first_ + at / (shape_.kv_heads * rows_), at % shape_.kv_heads, page))
-        intact = false;
-    }
-    touched += list_pages * readers(i);
-  });
+  // Few lists take less time than threads take to wake up.
+  constexpr std::size_t few = 32;
+  run_tasks(
+      checks || all > few ? pool : nullptr, static_cast<uint32_t>(all), [&](uint32_t i, uint32_t) {
+        if (!is_attended(i)) return;
+        // layer, row and head of the list
+        const uint32_t at = i / blocks(), *list = lists_host_.get() + std::size_t{i} * list_quads_;
+        uint64_t list_pages = 0;
+        for (uint32_t q = 0, last = UINT32_MAX; q < list_counts_host_.get()[2 * i]; ++q) {
+          const uint32_t page = list[q] / shape_.page.page_quads();
+          if (page == last) continue;
+          last = page, ++list_pages;
+          if (checks && !pages.intact_page(first_ + at / (shape_.kv_heads * rows_),
+                                           at % shape_.kv_heads, page))
+            intact = false;
+        }
+        touched += list_pages * readers(i);
+      });
   if (!intact) return pages.damaged();
   counts->pages_touched += touched;
   for (std::size_t i = 0; i < all; ++i) {

@@ -69,6 +69,8 @@ class GpuSelectiveAttention {
   // Code::device; throws std::bad_alloc, and work may be under way then.
   Status stage_chosen(const KvStore& store, const Plan& plan, uint32_t layer,
                       const CancelLatch& cancel, ThreadPool* pool, DeviceStream* stream);
+  // Uploads what prepare() has left in host memory, before a step's work or with its graph.
+  int enqueue_counts(DeviceStream* stream) const;
   // Comes before a step's work, whether enqueued or replayed by a graph. first_row: rows before it
   // are not attended.
   void begin(uint32_t first_row) { under_way_ = true, first_row_ = first_row; }

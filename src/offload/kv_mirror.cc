@@ -212,13 +212,15 @@ Status KvMirror::update(const UpdateRequest& request, const Wants& wants, bool* 
   return s;
 }
 
-Status KvMirror::begin_step(const KvStore& store, uint32_t rows, DeviceStream* stream) {
+void KvMirror::begin_step(const KvStore& store, uint32_t rows) {
   for (uint32_t i = 0; i < rows; ++i)
     known_.get()[i] = {
         store.pages().pages(), store.window_count() + i, ++step_, kept_since_, changed_from_,
         changed_since_};
-  return device_->status(
-      ops_.upload(stream, counts_.get(), known_.get(), rows * sizeof(DeviceCounts)), purpose);
+}
+
+int KvMirror::enqueue_counts(uint32_t rows, DeviceStream* stream) const {
+  return ops_.upload(stream, counts_.get(), known_.get(), rows * sizeof(DeviceCounts));
 }
 
 void KvMirror::committed(const KvStore& store, uint32_t n) {

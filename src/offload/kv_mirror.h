@@ -65,9 +65,10 @@ class KvMirror {
   Status update(const UpdateRequest& request, const Wants& wants, bool* reads);
   // Why the GPU will not read them, as far as is known; none: it does, or will.
   Fallback cannot_share() const { return cannot_share_; }
-  // Then: uploads the counts of pages and of the window. Of several rows each is a step of one
-  // token after those before it.
-  Status begin_step(const KvStore& store, uint32_t rows, DeviceStream* stream);
+  // Then: notes the counts of pages and of the window, which enqueue_counts() uploads. Of several
+  // rows each is a step of one token after those before it.
+  void begin_step(const KvStore& store, uint32_t rows);
+  int enqueue_counts(uint32_t rows, DeviceStream* stream) const;
   // Drops all quads that earlier steps kept (DeviceHotQuads).
   void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX; }
   // After the step: the store has committed n of the keys and values that the GPU wrote to its
