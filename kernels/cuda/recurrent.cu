@@ -84,15 +84,19 @@ __device__ inline void advance(const DeviceHeadStates& h) {
                  column = blockIdx.x * state_panel + own_column,
                  key_head = h.cyclic_keys ? head % h.key_heads : head / (h.heads / h.key_heads);
   const auto row_of = [own](uint32_t j) { return j / 4 * 32 + own * 4 + j % 4; };
-  after_previous();
   const std::size_t matrix = h.offset + head * h.matrix_size() +
                              std::size_t{blockIdx.x} * h.keys * state_panel + own_column;
-  stages[0].copy(h, 0, min(Tokens::tokens, h.n), head, key_head);
   float state[rows];
-  const float* from = h.states->from + matrix;
+  const auto load = [&] {
+    const float* from = h.states->from + matrix;
 #pragma unroll
-  for (uint32_t j = 0; j < rows; ++j)
-    state[j] = row_of(j) < h.keys ? from[row_of(j) * state_panel] : 0.0f;
+    for (uint32_t j = 0; j < rows; ++j)
+      state[j] = row_of(j) < h.keys ? from[row_of(j) * state_panel] : 0.0f;
+  };
+  if (h.older_states) load();
+  after_previous();
+  stages[0].copy(h, 0, min(Tokens::tokens, h.n), head, key_head);
+  if (!h.older_states) load();
   const float skip = h.skip ? h.skip[head] : 0.0f;
   uint32_t stage = 0;
 #pragma unroll 1
@@ -255,7 +259,13 @@ __global__ void __launch_bounds__(recurrent_threads)
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < g.cols; i += recurrent_threads) {
     const float weight = weights ? factor * weights[i] : 1.0f;
-    gates[i] *= g.gates_first ? weight : x[i] * weight;
+    const float out[1] = {gates[i] * (g.gates_first ? weight : x[i] * weight)};
+    gates[i] = out[0];
+    if (!g.q) continue;
+    report(!(fabsf(out[0]) < check.limit), check);
+    DeviceActivations rounded{};
+    rounded.q = g.q, rounded.scale = g.scale, rounded.sums = g.sums;
+    round_inputs(out, begin + i, true, rounded);  // a warp has a block of 32
   }
 }
 

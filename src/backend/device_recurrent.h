@@ -54,7 +54,8 @@ struct DeviceHeadStates {
   float *decay = nullptr, *rate = nullptr;            // [n][heads]
   const DeviceStates* states = nullptr;
   std::size_t offset = 0;
-  float* out = nullptr;  // [n][heads][values]
+  bool older_states = false;  // kernels before the one right before wrote them
+  float* out = nullptr;       // [n][heads][values]
 
   constexpr std::size_t matrix_size() const {
     return std::size_t{state_panels(values)} * keys * state_panel;
@@ -70,6 +71,11 @@ struct DeviceGatedNorm {
   uint32_t groups_of_weights = 1;  // row r has those of r % groups_of_weights
   bool gates_first = false;        // norm(silu(gate) x), otherwise silu(gate) norm(x)
   float epsilon = 0;
+  // The output as the input of a quantised matrix (DeviceActivations), checked as well; cols is a
+  // multiple of 32 then. Null: the floats alone.
+  int8_t* q = nullptr;
+  float* scale = nullptr;
+  int16_t* sums = nullptr;
 };
 
 }  // namespace kvasir

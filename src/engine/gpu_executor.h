@@ -179,6 +179,7 @@ class GpuExecutor final : public LayerExecutor {
   void enqueue_recurrent(uint32_t layer, const DeviceActivations& y);
   void enqueue_states(uint32_t layer);
   void add_recurrent(uint32_t layer);
+  DeviceActivations rounded_gates(const DeviceWeights::Matrix& out) const;
   void enqueue_attended(uint32_t layer);  // feed-forward of the layer before, and the projection
   void enqueue_rest(uint32_t layer);      // of a layer that the GPU has attended
   void enqueue_feed_forward(uint32_t layer, const DeviceActivations& a);

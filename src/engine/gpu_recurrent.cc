@@ -107,11 +107,12 @@ void GpuExecutor::enqueue_states(uint32_t layer) {
   enqueue(ops_.prepare_heads(stream_, h));
   h.n = n_ / rows_;
   for (uint32_t row = 0; row < rows_; ++row) {
-    h.states = states_.addresses(row);
+    h.states = states_.addresses(row), h.older_states = row == 0;
     enqueue(ops_.advance_heads(stream_, h));
     h.x += r.channels, h.decay += r.heads, h.rate += r.heads, h.out += r.inner();
   }
   const uint32_t groups = delta ? r.heads : r.key_heads;
+  const DeviceActivations rounded = rounded_gates(w.out);
   const DeviceGatedNorm gated{.rows = n_ * groups,
                               .cols = r.inner() / groups,
                               .x = to.out,
@@ -119,8 +120,19 @@ void GpuExecutor::enqueue_states(uint32_t layer) {
                               .weights = w.norm.get(),
                               .groups_of_weights = delta ? 1 : groups,
                               .gates_first = !delta,
-                              .epsilon = config_.norm_epsilon};
+                              .epsilon = config_.norm_epsilon,
+                              .q = rounded.q,
+                              .scale = rounded.scale,
+                              .sums = rounded.sums};
   enqueue(ops_.gate_heads(stream_, gated, check(layer)));
+}
+
+// What gate_heads() rounds for W_out; without arrays where it rounds nothing.
+DeviceActivations GpuExecutor::rounded_gates(const DeviceWeights::Matrix& out) const {
+  const RecurrentConfig& r = config_.recurrent;
+  const uint32_t groups = r.kind == RecurrentKind::delta_net ? r.heads : r.key_heads;
+  const bool rounds = r.kind != RecurrentKind::convolution && r.inner() / groups % 32 == 0;
+  return rounds ? inputs(work_.recurrent.gate, r.inner(), {&out}) : DeviceActivations{};
 }
 
 // x += W_out of the mixer's output
@@ -132,7 +144,9 @@ void GpuExecutor::add_recurrent(uint32_t layer) {
       (alone ? work_.recurrent.mixed : work_.recurrent.gate) + std::size_t{first_row_} * r.inner();
   DeviceActivations a = inputs(out, r.inner(), {&w.recurrent.out});
   a.f32 = out;
-  enqueue(ops_.quantize(stream_, a, check(layer)));
+  // The last rows alone come first in the arrays of what is rounded.
+  if (first_row_ > 0 || !rounded_gates(w.recurrent.out).q)
+    enqueue(ops_.quantize(stream_, a, check(layer)));
   add_product(a, w.recurrent.out, w.mixer_post_norm, layer);
 }
 

@@ -109,6 +109,9 @@ int gate_heads(DeviceStream* s, const DeviceGatedNorm& g, const DeviceCheck& che
       cpu().activate(Activation::silu, gates, x.get(), g.cols);
       if (g.gates_first) norm(gates);
     }
+    if (!g.q) return 0;
+    note(g.gates, std::size_t{g.rows} * g.cols, check);
+    cpu().quantize(g.gates, g.rows, g.cols, g.q, g.scale, g.sums);
     return 0;
   });
 }

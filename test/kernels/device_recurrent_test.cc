@@ -221,7 +221,8 @@ void check_steps(const HeadsShape& shape, Random& random) {
                              beta = normals(alpha.size(), random);
     Memory<float> dx(x.data(), x.size()), dalpha(alpha.data(), alpha.size()),
         dbeta(beta.data(), beta.size());
-    const DeviceHeadStates h = heads.of(n, dx.data(), dalpha.data(), dbeta.data(), &states);
+    DeviceHeadStates h = heads.of(n, dx.data(), dalpha.data(), dbeta.data(), &states);
+    h.older_states = n != 3;
     OK(ops().prepare_heads(stream(), h));
     OK(ops().advance_heads(stream(), h));
     const float* prepared = dx.get().data();
@@ -266,6 +267,29 @@ void check_division(const HeadsShape& shape, Random& random) {
   CHECK(last[0] == last[1]);
 }
 
+// As quantize() rounds them.
+void check_rounded_alike(Memory<float>* floats, Memory<int8_t>* q, Memory<float>* scale,
+                         Memory<int16_t>* sums) {
+  const std::size_t size = q->size();
+  Memory<int8_t> own_q(size);
+  Memory<float> own_scale(scale->size());
+  Memory<int16_t> own_sums(sums->size());
+  Found found;
+  const DeviceActivations own{1,
+                              static_cast<uint32_t>(size),
+                              floats->data(),
+                              own_q.data(),
+                              own_scale.data(),
+                              own_sums.data()};
+  OK(ops().quantize(stream(), own, found.check(3)));
+  const auto alike = [](auto& a, auto& b) {
+    return std::equal(a.get().data(), a.get().data() + a.size(), b.get().data());
+  };
+  CHECK(alike(own_q, *q));
+  CHECK(alike(own_scale, *scale));
+  CHECK(alike(own_sums, *sums));
+}
+
 void check_gates(uint32_t cols, uint32_t groups, bool first, bool with_norm, Random& random) {
   const uint32_t rows = 6 * groups;
   const std::size_t size = std::size_t{rows} * cols;
@@ -275,6 +299,10 @@ void check_gates(uint32_t cols, uint32_t groups, bool first, bool with_norm, Ran
   Memory<float> dx(x.data(), size), dgates(gates.data(), size),
       dweights(weights.data(), weights.size());
   Found found;
+  const bool rounds = cols % 32 == 0;
+  Memory<int8_t> q(size);
+  Memory<float> scale(size / 32);
+  Memory<int16_t> sums(size / 16);
   const DeviceGatedNorm g{.rows = rows,
                           .cols = cols,
                           .x = dx.data(),
@@ -282,7 +310,10 @@ void check_gates(uint32_t cols, uint32_t groups, bool first, bool with_norm, Ran
                           .weights = with_norm ? dweights.data() : nullptr,
                           .groups_of_weights = groups,
                           .gates_first = first,
-                          .epsilon = 1e-5f};
+                          .epsilon = 1e-5f,
+                          .q = rounds ? q.data() : nullptr,
+                          .scale = scale.data(),
+                          .sums = sums.data()};
   OK(ops().gate_heads(stream(), g, found.check(3)));
   std::vector<double> expected(size);
   for (std::size_t r = 0; r < rows; ++r) {
@@ -298,6 +329,7 @@ void check_gates(uint32_t cols, uint32_t groups, bool first, bool with_norm, Ran
                     (with_norm ? double{weights[r % groups * cols + i % cols]} : 1);
   }
   CHECK(relative_error(dgates.get().data(), expected.data(), size) < 2e-6);
+  if (rounds) check_rounded_alike(&dgates, &q, &scale, &sums);
   CHECK(found.get() == no_mark);
   x[size - 1] = NAN;
   dx.put(x.data());
