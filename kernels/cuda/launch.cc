@@ -318,7 +318,8 @@ unsigned prefill_parts(const DeviceContext& c, const DevicePrefill& r, const Pre
   constexpr unsigned min_keys = 2048, most = 16;
   const unsigned resident = of.resident * c.multiprocessors,
                  keys = r.pages * r.page_tokens + r.window;
-  const double each = 256.0 / keys;  // of a part, against the time of an undivided step
+  // Of a part, against the time of an undivided step: about that of so many keys.
+  const double each = 256.0 / keys;
   const auto rounds = [&](unsigned parts) {
     return blocks_for(std::size_t{blocks} * parts, resident) / double(parts) + each * parts;
   };

@@ -190,6 +190,7 @@ constexpr std::size_t prefill_place(uint32_t rows, uint32_t row, uint32_t d) {
 // By warp groups, of compute capability 9.0: two that have 64 rows each, and one that copies.
 constexpr uint32_t prefill_wide_threads = 3 * 128;
 constexpr uint32_t prefill_wide_keys(uint32_t dim) { return dim > 128 ? 64 : prefill_keys; }
+// Queries, keys and values of two tiles, barriers, and what aligns them to 1,024 bytes.
 constexpr uint32_t prefill_wide_shared_bytes(uint32_t dim) {
   return (prefill_rows + 4 * prefill_wide_keys(dim)) * dim * 2 + 128 + 1024;
 }

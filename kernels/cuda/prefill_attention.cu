@@ -1,13 +1,14 @@
 // Exact prefill attention: every token of a step over all tokens before it and itself, on the
 // tensor cores.
 //
-// First the keys and values of a layer are laid out as rows of half precision in the order of the
-// text: the sinks, the sealed pages, the window and the tokens of the step. Those of each KV head
-// are divided by an upper bound of their magnitude, and each query by its own, so that no number
-// leaves the range of half precision. Scores and output are multiplied by these again. Then blocks
-// of 128 query rows (tokens times heads of the group) go once over the keys that they see, 64 at a
-// time, after Dao, "FlashAttention-2" (2023). Where there are too few blocks for the device,
-// several blocks divide the keys of the same rows. prefill_merge() merges what they leave.
+// First the keys and values of a layer are laid out in half precision, in the order of the text:
+// the sinks, the sealed pages, the window and the tokens of the step. prefill_place() says where
+// each number is. Those of each KV head are divided by an upper bound of their magnitude, and each
+// query by its own, so that no number leaves the range of half precision. Scores and output are
+// multiplied by these again. Then blocks of query rows (tokens times heads of the group) go once
+// over the keys that they see, a tile at a time, after Dao, "FlashAttention-2" (2023). Where there
+// are too few blocks for the device, several blocks divide the keys of the same rows.
+// prefill_merge() merges what they leave.
 // Compute capability 9.0 has kernels of its own for the blocks: prefill_wide.cu.
 #include "prefill_rows.h"
 

@@ -81,8 +81,9 @@ struct DocumentScores {
   uint32_t first = 0;        // token of the step from which on they are scored
   // Of some KV heads of a layer: of each document [rows][blocks], as Attention::score_blocks().
   std::vector<float> scores;
-  std::vector<float*> of_document;             // [documents] in scores
-  std::function<void(std::size_t rows)> take;  // is called until all heads of a layer were scored
+  std::vector<float*> of_document;  // [documents] in scores
+  // Is called for each such group of KV heads of each scored layer.
+  std::function<void(std::size_t rows)> take;
   // Nothing else is wanted: the step ends after the last scored layer and appends nothing.
   bool ends_step = false;
 };

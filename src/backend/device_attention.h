@@ -176,8 +176,8 @@ struct DevicePrefill {
   // rows of the arrays below: all tokens in whole tiles of prefill_keys, n * group in whole blocks
   // of prefill_rows
   uint32_t room, q_room;
-  uint16_t *keys, *values;             // half precision, room * dim for each KV head
-  uint16_t* q;                         // half precision, q_room * dim for each KV head
+  // In half precision, for the device alone: room * dim numbers of each KV head, and q_room * dim.
+  uint16_t *keys, *values, *q;
   float* q_scale;                      // [kv_heads][q_room]
   float* largest;                      // [kv_heads][2] largest magnitude of keys, of values
   const float* sink_logits = nullptr;  // as in DeviceKv

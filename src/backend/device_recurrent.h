@@ -54,8 +54,9 @@ struct DeviceHeadStates {
   float *decay = nullptr, *rate = nullptr;            // [n][heads]
   const DeviceStates* states = nullptr;
   std::size_t offset = 0;
-  bool older_states = false;  // kernels before the one right before wrote them
-  float* out = nullptr;       // [n][heads][values]
+  // Whether an earlier step wrote the states: they are then read while earlier kernels still run.
+  bool older_states = false;
+  float* out = nullptr;  // [n][heads][values]
 
   constexpr std::size_t matrix_size() const {
     return std::size_t{state_panels(values)} * keys * state_panel;

@@ -81,9 +81,9 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
   for (std::size_t d = 0; d < requests.size(); ++d) {
     const AttentionRequest& request = requests[d];
     const AttendedDocument& document = c.step.documents[d];
-    float *const part = part_.data() + (together ? d * width : 0), *const part_lse =
-                                                                       part_lse_.data() +
-                                                                       (together ? d * lses : 0);
+    const std::size_t at = together ? d : 0;
+    float* const part = part_.data() + at * width;
+    float* const part_lse = part_lse_.data() + at * lses;
     if (!together) {
       attention_.set_trace(document.trace);
       Status s = attention_.run(request, part, part_lse);
