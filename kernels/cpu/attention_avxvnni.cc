@@ -38,6 +38,7 @@ void fill_attention_avxvnni(Kernels& k) {
   k.score_keys = score_keys<AvxVnni>;
   k.score_bounds = score_bounds<AvxVnni>;
   k.score_sketch = score_sketch<AvxVnni>;
+  k.raise_by_sketch = raise_by_sketch<AvxVnni>;
 }
 
 }  // namespace kvasir

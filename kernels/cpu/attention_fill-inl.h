@@ -37,6 +37,7 @@ void fill_attention(Kernels& k) {
   k.multiply = multiply<Isa>;
   k.seal_sketch = seal_sketch<Isa>;
   k.score_sketch = score_sketch<Isa>;
+  k.raise_by_sketch = raise_by_sketch<Isa>;
   k.attention_shares = attention_shares<Isa>;
   k.sum_shares = sum_shares<Isa>;
   k.sample = sample<Isa>;

@@ -6,6 +6,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -35,6 +39,7 @@ struct X86Features {
   bool avx2 = false;     // with FMA and F16C
   bool avxvnni = false;  // with these
   bool avx512 = false;   // F, BW, DQ, VL, VNNI
+  bool amx = false;      // with these: tiles, int8
 };
 
 // XCR0: the register states that the operating system saves.
@@ -42,6 +47,17 @@ uint64_t saved_states() {
   uint32_t lo, hi;
   __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
   return uint64_t{hi} << 32 | lo;
+}
+
+// The tile registers take 8 KiB of a thread's saved state, so Linux wants to be asked. It refuses
+// where a thread has too small a stack for signals.
+bool asks_for_tiles() {
+#ifdef __linux__
+  constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, of XCR0
+  return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+  return false;
+#endif
 }
 
 X86Features detect() {
@@ -60,6 +76,9 @@ X86Features detect() {
                      vnni = 1u << 11;
   f.avx512 = f.avx2 && (states & avx512_state) == avx512_state &&
              (b & (avx512f | dq | bw | vl)) == (avx512f | dq | bw | vl) && (c & vnni) != 0;
+  constexpr unsigned tiles = 1u << 24 | 1u << 25;  // AMX-TILE, AMX-INT8
+  constexpr uint64_t tile_state = 0x60000;         // its configuration and data
+  f.amx = f.avx512 && (d & tiles) == tiles && (states & tile_state) == tile_state;
   if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) f.avxvnni = f.avx2 && (a & 1u << 4) != 0;
   return f;
 }
@@ -79,6 +98,13 @@ const Kernels* avxvnni_table() {
 const Kernels* avx512_table() {
   if (!detect().avx512) return nullptr;
   static const Kernels k = make_table("avx512vnni", fill_matmul_avx512, fill_attention_avx512);
+  return &k;
+}
+
+const Kernels* amx_table() {
+  static const bool usable = detect().amx && asks_for_tiles();
+  if (!usable) return nullptr;
+  static const Kernels k = make_table("avx512amx", fill_matmul_avx512, fill_attention_amx);
   return &k;
 }
 
@@ -122,7 +148,7 @@ using Table = const Kernels* (*)();
 // Best first. A function returns null where the CPU lacks the instructions.
 constexpr Table tables[] = {
 #if defined(__x86_64__)
-    avx512_table, avxvnni_table, avx2_table,
+    amx_table, avx512_table, avxvnni_table, avx2_table,
 #elif defined(__aarch64__)
     i8mm_table, neon_table,
 #endif

@@ -220,5 +220,31 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
   }
 }
 
+template <class Isa>
+void raise_by_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale,
+                     const int8_t* sketch, const int8_t* next, uint32_t first, uint32_t end,
+                     float* scores, std::size_t stride) {
+  constexpr uint32_t most = extent_pages * PageShape::of(1).page_tokens / quad_tokens;
+  const uint32_t quads = shape.extent_quads(), n = shape.sketch_dim(),
+                 tiles = (end + tile_blocks - 1) / tile_blocks;
+  by_row_blocks<Isa::scan_rows>(rows, [&](uint32_t row, uint32_t count) {
+    float of_quads[Isa::scan_rows * most];
+    score_sketch<Isa>(shape, count, q + std::size_t{row} * n, q_scale + row, sketch,
+                      row == 0 ? next : nullptr, of_quads, quads);
+    for (uint32_t r = 0; r < count; ++r) {
+      float* const from = of_quads + r * quads;
+      for (uint32_t i = 0; i < first; ++i) from[i] = minus_infinity;
+      for (uint32_t i = end; i < tiles * tile_blocks; ++i) from[i] = minus_infinity;
+      float* const to = scores + (std::size_t{row} + r) * stride;
+      for (uint32_t tile = 0; tile < tiles; ++tile) {
+        auto best = Isa::set(to[tile]);
+        for (uint32_t i = 0; i < tile_blocks; i += Isa::lanes)
+          best = Isa::max(best, Isa::load(from + tile * tile_blocks + i));
+        to[tile] = Isa::largest(best);
+      }
+    }
+  });
+}
+
 }  // namespace
 }  // namespace kvasir

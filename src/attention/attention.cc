@@ -326,29 +326,34 @@ Status Attention::compare_exact(const AttentionRequest& req, const float* out) {
   return intact ? Status() : req.store.pages().damaged();
 }
 
-void Attention::add_centre_scores(const AttentionRequest& req, float sign, float* lse) {
+void Attention::add_centre_scores(const AttentionRequest& req, float sign, float* lse) const {
+  if (softcap_ != 0 || req.store.centre().empty()) return;
+  pool_->run(req.tokens - req.first,
+             [&](uint32_t task, uint32_t) { add_centre_scores(req, req.first + task, sign, lse); });
+}
+
+void Attention::add_centre_scores(const AttentionRequest& req, uint32_t token, float sign,
+                                  float* lse) const {
   if (softcap_ != 0 || req.store.centre().empty()) return;
   const uint32_t group = config_.group(), heads = config_.heads;
   const float scale = sign / std::sqrt(static_cast<float>(config_.head_dim));
-  pool_->run(req.tokens - req.first, [&](uint32_t task, uint32_t) {
-    const std::size_t token = req.first + task;
-    const QueryTurn& turn = req.turn;
-    alignas(64) float turned[max_latent_dim];
-    for (uint32_t h = 0; h < heads; ++h) {
-      const float *q = req.q + (token * heads + h) * config_.head_dim,
-                  *centre = req.store.centre().data() +
-                            (std::size_t{req.layer} * config_.kv_heads + h / group) * shape_.dim;
-      if (turn.cos) {
-        std::copy_n(q, config_.head_dim, turned);
-        kernels_.rope(turned + turn.first, 1, 0, turn.dim, turn.cos, turn.sin, turn.neox);
-        q = turned;
-      }
-      double sum = 0;
-      for (uint32_t d = 0; d < config_.head_dim; ++d)
-        sum += static_cast<double>(q[d]) * static_cast<double>(centre[d]);
-      lse[token * heads + h] += static_cast<float>(sum) * scale;
+  const QueryTurn& turn = req.turn;
+  alignas(64) float turned[max_latent_dim];
+  for (uint32_t h = 0; h < heads; ++h) {
+    const std::size_t at = std::size_t{token} * heads + h;
+    const float *q = req.q + at * config_.head_dim,
+                *centre = req.store.centre().data() +
+                          (std::size_t{req.layer} * config_.kv_heads + h / group) * shape_.dim;
+    if (turn.cos) {
+      std::copy_n(q, config_.head_dim, turned);
+      kernels_.rope(turned + turn.first, 1, 0, turn.dim, turn.cos, turn.sin, turn.neox);
+      q = turned;
     }
-  });
+    double sum = 0;
+    for (uint32_t d = 0; d < config_.head_dim; ++d)
+      sum += static_cast<double>(q[d]) * static_cast<double>(centre[d]);
+    lse[at] += static_cast<float>(sum) * scale;
+  }
 }
 
 }  // namespace kvasir

@@ -112,22 +112,24 @@ class Attention {
   // arrays are undefined. Code::corrupt (a damaged page of a mapped file).
   Status run(const AttentionRequest& req, float* out, float* lse);
 
-  // run() of one token over several documents, req.is_apart, by all threads at once. out, lse:
-  // [documents][heads]... of that token. can_run_together(): each selects, without trace and
-  // comparison.
+  // run() over several documents, req.is_apart, by all threads at once. out, lse: [documents] those
+  // of run(). can_run_together(): each selects, one token or a question's tokens as one, without
+  // trace and comparison.
   bool can_run_together(std::span<const AttentionRequest> documents) const;
   Status run_together(std::span<const AttentionRequest> documents, float* out, float* lse);
 
   // Adds `sign` times the score of each query with its head's centre to lse, [tokens][heads] from
   // req.first on. So lse of stores with different centres can be compared. Does nothing with a cap,
   // whose scores have the centre.
-  void add_centre_scores(const AttentionRequest& req, float sign, float* lse);
+  void add_centre_scores(const AttentionRequest& req, float sign, float* lse) const;
+  // Of one token of the step.
+  void add_centre_scores(const AttentionRequest& req, uint32_t token, float sign, float* lse) const;
 
   // The score of the best key of each block of documents, for the same queries, those of the KV
-  // heads first_head to end_head - 1: of each document [tokens from req.first on][query heads of
-  // these][score_block_count()]. The window is in block 0. With req.selector, `bounded`'s, the
-  // sketch estimates pages, where there is one. Otherwise they are exact, as sinks and window are.
-  // req.is_apart. Scores of different documents can be compared. Code::corrupt.
+  // heads first_head to end_head - 1: of each document [KV head][tokens from req.first on][query
+  // heads of the KV head][score_block_count()]. The window is in block 0. With req.selector,
+  // `bounded`'s, the sketch estimates pages, where there is one. Otherwise they are exact, as sinks
+  // and window are. req.is_apart. Scores of different documents can be compared. Code::corrupt.
   Status score_blocks(std::span<const AttentionRequest> documents, uint32_t first_head,
                       uint32_t end_head, std::span<float* const> scores);
   static constexpr uint32_t score_block_tokens = 64;
@@ -246,6 +248,7 @@ class Attention {
     float *out, *lse;
   };
   Status attend_selected(const SelectiveTask& task, Worker* w) const;
+  Status run_tokens(std::span<const AttentionRequest> documents, float* out, float* lse);
   uint32_t scan_blocks(const Plan& plan, uint32_t tokens) const;
   Status by_blocks(const AttentionRequest& req, float* out, float* lse);
   Status attend_query_batch(const AttentionRequest& req, float* out, float* lse);
@@ -256,10 +259,8 @@ class Attention {
   // Rows of score_blocks() for the queries of a task.
   struct BlockRows {
     float* scores;
-    uint32_t blocks, block_pages, heads, group;
-    float* row(uint32_t r) const {
-      return scores + (std::size_t{r / group} * heads + r % group) * blocks;
-    }
+    uint32_t blocks, block_pages;
+    float* row(uint32_t r) const { return scores + std::size_t{r} * blocks; }
     void raise(uint32_t r, uint32_t page, const float* scores, uint32_t n, uint32_t run) const;
   };
   uint32_t score_groups(std::span<const AttentionRequest> documents, uint32_t heads) const;
@@ -299,10 +300,18 @@ class Attention {
   };
   Status choose_for_batch(const QueryBatch& batch);
   Status sum_batch_shares(const QueryBatch& batch);
-  QueryRows attend_batch_near(const QueryBatch& batch, uint32_t task, Worker* w);
+  Status sum_task_shares(const QueryBatch& batch, uint32_t task, const AttentionState& near,
+                         Array<float>* sums, Worker* w) const;
+  void choose_by_batch(const QueryBatch& batch, uint32_t head, const Array<float>& sums,
+                       Selection* choice, Worker* w) const;
+  QueryRows attend_batch_near(const QueryBatch& batch, uint32_t task, const AttentionState& near,
+                              Worker* w) const;
   Status attend_for_batch(const QueryBatch& batch, float* out, float* lse);
-  Status attend_batch_part(const QueryBatch& batch, const BatchPart& part,
-                           const AttentionState& state, Worker* w);
+  Status attend_batch_part(const QueryBatch& batch, const BatchPart& part, const Selection& choice,
+                           const AttentionState& state, Worker* w) const;
+  Status run_batch_head(const QueryBatch& batch, uint32_t head, const AttentionState (&states)[2],
+                        Worker* w) const;
+  Status run_batches(std::span<const AttentionRequest> documents, float* out, float* lse);
 
   // A part of co-execution: `rows` query rows of a head, from row `row` of token `first` on.
   struct HybridPart {

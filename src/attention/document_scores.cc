@@ -10,9 +10,8 @@
 namespace kvasir {
 namespace {
 
-constexpr std::size_t estimate_floats = std::size_t{256} << 10;  // of a task: they stay in L2
-constexpr uint32_t exact_blocks = 4;                             // per kernel call
-constexpr uint32_t near_tokens = 64;                             // likewise
+constexpr uint32_t exact_blocks = 4;  // per kernel call
+constexpr uint32_t near_tokens = 64;  // likewise
 
 typedef float Four __attribute__((vector_size(16)));
 
@@ -80,16 +79,11 @@ void Attention::score_near(const HeadQueries& queries, const BlockRows& out, Wor
 
 // Raises blocks to the estimates of the pages behind the sinks. False: damaged.
 bool Attention::estimate_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
-  const PageStore& pages = queries.req.store.pages();
-  const Scanned scanned = queries.req.selector->scan(query_of(queries, 0), &w->selector);
+  static_assert(score_block_tokens == tile_blocks * quad_tokens);
+  const Scanned scanned = queries.req.selector->raise_blocks(
+      query_of(queries, 0), {out.scores, out.blocks}, &w->selector);
   w->counts += scanned;
-  if (!scanned.intact) return false;
-  const uint32_t quads = shape_.page_quads();
-  const std::size_t stride = pages.extents() * shape_.extent_quads();
-  for (uint32_t r = 0; r < queries.rows.rows; ++r)
-    out.raise(r, 1, w->selector.scores.data() + r * stride + quads, (pages.pages() - 1) * quads,
-              score_block_tokens / quad_tokens);
-  return true;
+  return scanned.intact;
 }
 
 // As estimate_pages(), exactly.
@@ -120,12 +114,7 @@ bool Attention::score_pages(const HeadQueries& queries, const BlockRows& out, Wo
 uint32_t Attention::score_groups(std::span<const AttentionRequest> documents,
                                  uint32_t heads) const {
   const uint32_t tokens = documents[0].tokens - documents[0].first;
-  std::size_t quads = 1;  // of the longest document
-  for (const AttentionRequest& req : documents)
-    quads = std::max<std::size_t>(quads, req.store.pages().extents() * shape_.extent_quads());
-  const auto rows = static_cast<uint32_t>(std::clamp<std::size_t>(
-      estimate_floats / quads, std::min(scanned_rows, block_rows_), block_rows_));
-  const uint64_t fewest = ceil_div(tokens, std::max(1u, rows / config_.group())),
+  const uint64_t fewest = ceil_div(tokens, std::max(1u, block_rows_ / config_.group())),
                  parallel = ceil_div(2 * pool_->threads(), documents.size() * heads);
   return static_cast<uint32_t>(std::min<uint64_t>(std::max(fewest, parallel), tokens));
 }
@@ -148,8 +137,8 @@ Status Attention::score_blocks(std::span<const AttentionRequest> documents, uint
     const HeadQueries queries =
         gather(req, {first_head + h, req.first + part.first, part.count}, false, &w).uncapped();
     const BlockRows out{
-        scores[task / parts] + (std::size_t{part.first} * heads + h) * group * blocks, blocks,
-        score_block_tokens / shape_.page_tokens, heads * group, group};
+        scores[task / parts] + (std::size_t{h} * tokens + part.first) * group * blocks, blocks,
+        score_block_tokens / shape_.page_tokens};
     const uint32_t rows = queries.rows.rows;
     for (uint32_t r = 0; r < rows; ++r)
       std::fill_n(out.row(r), blocks, -std::numeric_limits<float>::infinity());

@@ -8,6 +8,7 @@
 
 #include "attention/trace.h"
 #include "base/cancel.h"
+#include "base/memory.h"
 #include "select/plan.h"
 #include "store/kv_store.h"
 
@@ -74,13 +75,16 @@ struct AttendedDocument {
 // Scores of documents for the queries of a step, in some layers.
 struct DocumentScores {
   static constexpr std::size_t max_floats = std::size_t{16} << 20;  // at once, if a step allows it
+  // Of several KV heads at once: most are still in a cache when they are taken.
+  static constexpr std::size_t max_joint_floats = std::size_t{4} << 20;
 
   // Without plan and trace. A selector estimates scores; without one they are exact.
   std::vector<AttendedDocument> documents;
   std::vector<bool> layers;  // [layers] which are scored
   uint32_t first = 0;        // token of the step from which on they are scored
   // Of some KV heads of a layer: of each document [rows][blocks], as Attention::score_blocks().
-  std::vector<float> scores;
+  Buffer<float> scores;
+  std::size_t floats = 0;           // of scores
   std::vector<float*> of_document;  // [documents] in scores
   // Is called for each such group of KV heads of each scored layer.
   std::function<void(std::size_t rows)> take;

@@ -88,17 +88,31 @@ Status Attention::selective(const AttentionRequest& req, uint32_t count, uint32_
 }
 
 bool Attention::can_run_together(std::span<const AttentionRequest> documents) const {
-  const auto selects_alone = [](const AttentionRequest& req) {
-    return req.tokens - req.first == 1 && req.selector && !req.plan.by_blocks &&
+  const auto selects = [&](const AttentionRequest& req) {
+    const PageStore& pages = req.store.pages();
+    const bool one = req.tokens - req.first == 1,
+               as_one = req.plan.query_batch && (pages.mapped_extents() == 0 || pages.in_mapping());
+    return req.selector && (one || as_one) && !req.plan.by_blocks &&
            req.plan.compare == CompareLevel::none;
   };
-  return !trace_ && std::all_of(documents.begin(), documents.end(), selects_alone);
+  return !trace_ && std::all_of(documents.begin(), documents.end(), selects);
 }
 
 Status Attention::run_together(std::span<const AttentionRequest> documents, float* out,
                                float* lse) {
-  const uint32_t heads = config_.kv_heads;
   for (Worker& w : workers_) w.counts = {};
+  const uint32_t tokens = documents[0].tokens - documents[0].first;
+  Status s = tokens > 1 ? run_batches(documents, out, lse) : run_tokens(documents, out, lse);
+  for (const Worker& w : workers_) counts_ += w.counts;
+  for (const AttentionRequest& req : documents)
+    if (const KvStore& store = req.store; store.pages().pages() > 1)
+      counts_.tokens_present +=
+          (store.sealed_tokens() - shape_.page_tokens) * uint64_t{tokens} * config_.kv_heads;
+  return s;
+}
+
+Status Attention::run_tokens(std::span<const AttentionRequest> documents, float* out, float* lse) {
+  const uint32_t heads = config_.kv_heads;
   FirstFailure failure;
   pool_->run(static_cast<uint32_t>(documents.size()) * heads, [&](uint32_t task, uint32_t worker) {
     const uint32_t d = task / heads, h = task % heads;
@@ -108,17 +122,12 @@ Status Attention::run_together(std::span<const AttentionRequest> documents, floa
                                 {h, req.first, 1},
                                 first_extent_of(req.store.pages(), h, heads),
                                 false,
-                                0,
-                                out + std::size_t{d} * config_.q_width(),
-                                lse + std::size_t{d} * config_.heads},
+                                req.first,
+                                out + std::size_t{d} * req.tokens * config_.q_width(),
+                                lse + std::size_t{d} * req.tokens * config_.heads},
                                &workers_[worker]);
     if (!s.ok()) failure.note(std::move(s));
   });
-  for (const Worker& w : workers_) counts_ += w.counts;
-  for (const AttentionRequest& req : documents)
-    if (const KvStore& store = req.store; store.pages().pages() > 1)
-      counts_.tokens_present +=
-          (store.sealed_tokens() - shape_.page_tokens) * uint64_t{config_.kv_heads};
   return std::move(failure).take();
 }
 

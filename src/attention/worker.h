@@ -41,6 +41,9 @@ struct Attention::Worker {
   Array<float> traced;   // scores that are not kept: of a trace, or of documents
   PageStore::Hold hold;  // pages of a query batch
   uint64_t missed = 0;   // pages of the batch that were read from the file
+  // Of a head that a thread attends alone: shares of one task and of all, and the choice.
+  Array<float> task_sums, sums;
+  Selection choice;
   ReadCounts counts;
   Comparison::Scratch compare;
 };

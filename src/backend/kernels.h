@@ -153,7 +153,7 @@ struct ShareSums {
 };
 
 struct Kernels {
-  // "avx512vnni", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "scalar"
+  // "avx512amx", "avx512vnni", "avxvnni", "avx2", "neon-i8mm", "neon-dotprod", "scalar"
   const char* name;
 
   // ---- matrix products
@@ -280,6 +280,12 @@ struct Kernels {
   // row. next: as for score_bounds.
   void (*score_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale,
                        const int8_t* sketch, const int8_t* next, float* scores, std::size_t stride);
+  // Raises scores[r * stride + i] to the largest score of tile i, 16 quads, of an extent: of those
+  // from `first` on and before `end`, at most extent_quads. Tiles from `end` on are not written.
+  // The rest as score_sketch().
+  void (*raise_by_sketch)(const PageShape& shape, uint32_t rows, const int8_t* q,
+                          const float* q_scale, const int8_t* sketch, const int8_t* next,
+                          uint32_t first, uint32_t end, float* scores, std::size_t stride);
   // Shares of attention of n scores: exp(score) / (l * e^m + sum of all exp(scores)), where m and l
   // are the maximum and the sum of exponentials of other tokens (none: m = -inf, l = 0). Sums the
   // shares over rows into the first row of scores: [rows][stride]; the other rows are overwritten.

@@ -27,21 +27,37 @@ QueryTurn HostAttention::turn_of(const StepContext& c, const LayerConfig& layer,
           rope.neox};
 }
 
-// Merges a document's output and lse into out and lse_.
-void HostAttention::merge_document(const AttentionRequest& own, const float* part,
-                                   const float* part_lse, float* out) {
+// Merges a document's output and lse of a token into out and lse_.
+void HostAttention::merge_document(uint32_t token, const float* part, const float* part_lse,
+                                   float* out) {
   const std::size_t heads = config_.heads, dim = config_.head_dim;
+  for (std::size_t i = token * heads, end = i + heads; i < end; ++i) {
+    const float a = lse_[i], b = part_lse[i], m = std::max(a, b),
+                all = m + std::log(std::exp(a - m) + std::exp(b - m)), x = std::exp(a - all),
+                y = std::exp(b - all);
+    float* to = out + i * dim;
+    const float* from = part + i * dim;
+    for (std::size_t j = 0; j < dim; ++j) to[j] = to[j] * x + from[j] * y;
+    lse_[i] = all;
+  }
+}
+
+// By all threads at once; none has a trace.
+Status HostAttention::attend_together(std::span<const AttentionRequest> documents,
+                                      const AttentionRequest& own, float* out) {
+  const std::size_t width = std::size_t{own.tokens} * config_.heads * config_.head_dim,
+                    lses = std::size_t{own.tokens} * config_.heads;
+  part_.resize(documents.size() * width), part_lse_.resize(documents.size() * lses);
+  RETURN_IF_ERROR(attention_.run_together(documents, part_.data(), part_lse_.data()));
+  if (own.cancel.fired()) return {};
   pool_->run(own.tokens - own.first, [&](uint32_t task, uint32_t) {
-    for (std::size_t i = (own.first + task) * heads, end = i + heads; i < end; ++i) {
-      const float a = lse_[i], b = part_lse[i], m = std::max(a, b),
-                  all = m + std::log(std::exp(a - m) + std::exp(b - m)), x = std::exp(a - all),
-                  y = std::exp(b - all);
-      float* to = out + i * dim;
-      const float* from = part + i * dim;
-      for (std::size_t j = 0; j < dim; ++j) to[j] = to[j] * x + from[j] * y;
-      lse_[i] = all;
+    const uint32_t token = own.first + task;
+    for (std::size_t d = 0; d < documents.size(); ++d) {
+      attention_.add_centre_scores(documents[d], token, 1, part_lse_.data() + d * lses);
+      merge_document(token, part_.data() + d * width, part_lse_.data() + d * lses, out);
     }
   });
+  return {};
 }
 
 // Of the documents of a step.
@@ -71,32 +87,30 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
   const uint32_t n = c.tokens(), heads = layer.heads;
   const std::size_t width = n * layer.q_width(), lses = std::size_t{n} * heads;
   const std::vector<AttentionRequest> requests = document_requests(c, layer, own);
-  const bool together =
-      n == 1 && !c.step.documents[0].trace && attention_.can_run_together(requests);
-  const std::size_t parts = together ? requests.size() : 1;
-  part_.resize(parts * width), part_lse_.resize(parts * lses);
-  shifts_.resize(requests.size() * heads);
   attention_.add_centre_scores(own, 1, lse_.get());
-  if (together) RETURN_IF_ERROR(attention_.run_together(requests, part_.data(), part_lse_.data()));
+  if (requests.size() > 1 && !c.step.documents[0].trace && attention_.can_run_together(requests)) {
+    RETURN_IF_ERROR(attend_together(requests, own, out));
+    return end_documents(c, own);
+  }
+  part_.resize(width), part_lse_.resize(lses);
+  shifts_.resize(requests.size() * heads);
+  float *const part = part_.data(), *const part_lse = part_lse_.data();
   for (std::size_t d = 0; d < requests.size(); ++d) {
     const AttentionRequest& request = requests[d];
     const AttendedDocument& document = c.step.documents[d];
-    const std::size_t at = together ? d : 0;
-    float* const part = part_.data() + at * width;
-    float* const part_lse = part_lse_.data() + at * lses;
-    if (!together) {
-      attention_.set_trace(document.trace);
-      Status s = attention_.run(request, part, part_lse);
-      attention_.set_trace(c.step.trace);
-      RETURN_IF_ERROR(std::move(s));
-    }
+    attention_.set_trace(document.trace);
+    Status s = attention_.run(request, part, part_lse);
+    attention_.set_trace(c.step.trace);
+    RETURN_IF_ERROR(std::move(s));
     if (own.cancel.fired()) return {};
     float* shifts = shifts_.data() + d * heads;
     const std::size_t last = lses - heads;
     std::copy_n(part_lse + last, heads, shifts);
     attention_.add_centre_scores(request, 1, part_lse);
     for (uint32_t h = 0; h < heads; ++h) shifts[h] = part_lse[last + h] - shifts[h];
-    merge_document(own, part, part_lse, out);
+    pool_->run(own.tokens - own.first, [&](uint32_t task, uint32_t) {
+      merge_document(own.first + task, part, part_lse, out);
+    });
     if (!request.selector) document.store->drop_resident_pages(own.layer);
   }
   for (std::size_t d = 0; d < c.step.documents.size(); ++d) {
@@ -106,8 +120,14 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
       totals[h] = lse_[std::size_t{n - 1} * heads + h] - totals[h];
     c.step.documents[d].trace->end_layer(totals, pool_);
   }
+  return end_documents(c, own);
+}
+
+// lse_ has all documents.
+Status HostAttention::end_documents(const StepContext& c, const AttentionRequest& own) {
   attention_.add_centre_scores(own, -1, lse_.get());
-  if (c.step.trace) c.step.trace->end_layer(lse_.get() + std::size_t{n - 1} * heads, pool_);
+  if (c.step.trace)
+    c.step.trace->end_layer(lse_.get() + std::size_t{own.tokens - 1} * config_.heads, pool_);
   return {};
 }
 
@@ -145,13 +165,17 @@ Status HostAttention::score_documents(const StepContext& c, const LayerConfig& l
     floats += std::size_t{rows} * Attention::score_block_count(*document.store);
   }
   const auto together = static_cast<uint32_t>(
-      std::clamp<std::size_t>(DocumentScores::max_floats / floats, 1, config_.kv_heads));
-  scores.scores.resize(floats * together);
+      std::clamp<std::size_t>(DocumentScores::max_joint_floats / floats, 1, config_.kv_heads));
+  if (floats * together > scores.floats) {
+    scores.scores = {};  // never old and new together
+    scores.scores = make_buffer<float>(floats * together);
+    scores.floats = floats * together;
+  }
   for (uint32_t first = 0, end; first < config_.kv_heads; first = end) {
     end = std::min(first + together, config_.kv_heads);
     scores.of_document.clear();
     for (std::size_t begin : begins)
-      scores.of_document.push_back(scores.scores.data() + begin * (end - first));
+      scores.of_document.push_back(scores.scores.get() + begin * (end - first));
     RETURN_IF_ERROR(attention_.score_blocks(requests, first, end, scores.of_document));
     if (own.cancel.fired()) return {};
     scores.take(std::size_t{rows} * (end - first));

@@ -68,8 +68,10 @@ class HostAttention {
                          const AttentionRequest& own);
   std::vector<AttentionRequest> document_requests(const StepContext& step, const LayerConfig& layer,
                                                   const AttentionRequest& own) const;
-  void merge_document(const AttentionRequest& own, const float* part, const float* part_lse,
-                      float* out);
+  void merge_document(uint32_t token, const float* part, const float* part_lse, float* out);
+  Status attend_together(std::span<const AttentionRequest> documents, const AttentionRequest& own,
+                         float* out);
+  Status end_documents(const StepContext& c, const AttentionRequest& own);
   QueryTurn turn_of(const StepContext& step, const LayerConfig& layer, std::size_t document) const;
   Status attend_window(const StepContext& step, uint32_t layer, const float* q, float* out);
   const float* sink_logits(uint32_t layer) const;

@@ -33,18 +33,28 @@ class BoundedSelector final : public Selector {
     if (query.pages.pages() <= query.first_page) return scratch->scores.clear(), Scanned();
     project(query, scratch);
     scratch->scores.resize(std::size_t{rows} * stride);
-    for (uint32_t i = 0, e = query.first_extent % extents; i < extents; ++i) {
-      if (!query.sketch.intact(query.layer, query.kv_head, e)) return {0, false};
-      const uint32_t after = e + 1 < extents ? e + 1 : 0;
-      const int8_t* next =
-          i + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, after) : nullptr;
-      query.kernels.score_sketch(shape, rows, scratch->query8.data(), scratch->query_scale.data(),
-                                 query.sketch.extent(query.layer, query.kv_head, e), next,
-                                 scratch->scores.data() + std::size_t{e} * shape.extent_quads(),
-                                 stride);
-      e = after;
-    }
-    return {uint64_t{extents} * shape.sketch_bytes(), true};
+    return by_extents(query, [&](uint32_t e, const int8_t* sketch, const int8_t* next) {
+      query.kernels.score_sketch(
+          shape, rows, scratch->query8.data(), scratch->query_scale.data(), sketch, next,
+          scratch->scores.data() + std::size_t{e} * shape.extent_quads(), stride);
+    });
+  }
+
+  Scanned raise_blocks(const SelectorQuery& query, const BlockScores& out,
+                       SelectorScratch* scratch) const override {
+    const PageShape& shape = query.pages.shape().page;
+    const uint32_t quads = shape.extent_quads(), tiles = shape.quad_tiles(),
+                   first = query.first_page * shape.page_quads(),
+                   end = query.pages.pages() * shape.page_quads();
+    if (end <= first) return {};
+    project(query, scratch);
+    return by_extents(query, [&](uint32_t e, const int8_t* sketch, const int8_t* next) {
+      const uint32_t at = e * quads;
+      query.kernels.raise_by_sketch(
+          shape, query.rows.rows, scratch->query8.data(), scratch->query_scale.data(), sketch, next,
+          first - std::min(first, at), std::min(end - std::min(end, at), quads),
+          out.scores + std::size_t{e} * tiles, out.stride);
+    });
   }
 
   void choose(const SelectorQuery& query, SelectorScratch* scratch, Selection* out) const override {
@@ -85,6 +95,20 @@ class BoundedSelector final : public Selector {
   }
 
  private:
+  // Calls f(extent, its sketch, that of the next call or null).
+  template <class F>
+  static Scanned by_extents(const SelectorQuery& query, F&& f) {
+    const uint32_t extents = query.pages.extents();
+    for (uint32_t i = 0, e = query.first_extent % extents; i < extents; ++i) {
+      if (!query.sketch.intact(query.layer, query.kv_head, e)) return {0, false};
+      const uint32_t after = e + 1 < extents ? e + 1 : 0;
+      f(e, query.sketch.extent(query.layer, query.kv_head, e),
+        i + 1 < extents ? query.sketch.extent(query.layer, query.kv_head, after) : nullptr);
+      e = after;
+    }
+    return {uint64_t{extents} * query.pages.shape().page.sketch_bytes(), true};
+  }
+
   static BlockRange quads_of(const SelectorQuery& query) {
     const PageShape& shape = query.pages.shape().page;
     return {quad_tokens, query.first_page * shape.page_quads(),

@@ -116,6 +116,12 @@ struct Scanned {
   uint64_t keys_scanned = 0;
 };
 
+// Scores of blocks of 16 quads, of each row of a query.
+struct BlockScores {
+  float* scores;  // [rows][stride]
+  std::size_t stride;
+};
+
 struct SelectorScratch {
   Array<float> scores;              // [rows][blocks or quads]
   Array<float> sums;                // [blocks or quads] of rows that share a list
@@ -173,6 +179,11 @@ class Selector {
   // all, near_m and near_l theirs. The scratch keeps the result for choose().
   virtual Scanned scan(const SelectorQuery&, SelectorScratch* scratch) const {
     return scratch->scores.clear(), Scanned();
+  }
+  // Raises scores of blocks to the best estimate of a key in each, from query.first_page on;
+  // `bounded` alone has estimates.
+  virtual Scanned raise_blocks(const SelectorQuery&, const BlockScores&, SelectorScratch*) const {
+    return {};
   }
   // Selects for one token, whose rows begin at query.first_row of the scan's.
   virtual void choose(const SelectorQuery& query, SelectorScratch* scratch,

@@ -35,6 +35,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 
@@ -70,9 +71,9 @@ class Evidence {
     best_.resize(n * rows), sums_.assign(rows, 0);
     pool_->run(static_cast<uint32_t>(n), [&](uint32_t d, uint32_t) {
       for (std::size_t r = 0; r < rows; ++r) {
-        const std::span<const float> scores = row(d, r);
-        best_[d * rows + r] = *std::max_element(scores.begin(), scores.end());
-        variances_[d] += variance(scores);
+        const Row found = row_of(scores(d, r));
+        best_[d * rows + r] = found.best;
+        variances_[d] += found.variance;
       }
     });
     for (std::size_t d = 0; d < n; ++d)
@@ -82,9 +83,9 @@ class Evidence {
       for (std::size_t r = 0; r < rows; ++r) {
         const float mean = (sums_[r] - best_[d * rows + r]) / others;
         if (!std::isfinite(mean)) continue;
-        const std::span<const float> scores = row(d, r);
-        for (std::size_t b = 0; b < scores.size(); ++b) {
-          const float above = std::max(0.0f, scores[b] - mean);
+        const std::span<const float> of_blocks = scores(d, r);
+        for (std::size_t b = 0; b < of_blocks.size(); ++b) {
+          const float above = std::max(0.0f, of_blocks[b] - mean);
           blocks_[d][b] += above * above;
         }
       }
@@ -111,19 +112,35 @@ class Evidence {
   }
 
  private:
-  std::span<const float> row(std::size_t document, std::size_t r) const {
+  std::span<const float> scores(std::size_t document, std::size_t r) const {
     const std::size_t blocks = blocks_[document].size();
     return {scores_.of_document[document] + r * blocks, blocks};
   }
 
-  static double variance(std::span<const float> scores) {
-    double sum = 0, squares = 0, count = 0;
-    for (float s : scores)
-      if (std::isfinite(s)) {
-        const auto x = static_cast<double>(s);
-        sum += x, squares += x * x, ++count;
-      }
-    return count > 0 ? std::max(0.0, squares / count - sum / count * (sum / count)) : 0;
+  // The best score of a row, and the variance of those that are finite. By lanes, since one sum
+  // would wait for each addition.
+  struct Row {
+    float best;
+    double variance;
+  };
+  static Row row_of(std::span<const float> scores) {
+    constexpr std::size_t lanes = 8;
+    float best[lanes];
+    double sums[lanes] = {}, squares[lanes] = {}, counts[lanes] = {};
+    std::fill_n(best, lanes, -std::numeric_limits<float>::infinity());
+    const auto add = [&](std::size_t lane, float s) {
+      const double finite = s - s == 0 ? 1 : 0, x = s - s == 0 ? static_cast<double>(s) : 0;
+      best[lane] = s > best[lane] ? s : best[lane];
+      sums[lane] += x, squares[lane] += x * x, counts[lane] += finite;
+    };
+    std::size_t i = 0;
+    for (; i + lanes <= scores.size(); i += lanes)
+      for (std::size_t lane = 0; lane < lanes; ++lane) add(lane, scores[i + lane]);
+    for (; i < scores.size(); ++i) add(i % lanes, scores[i]);
+    const auto total = [](const double(&x)[lanes]) { return std::accumulate(x, x + lanes, 0.0); };
+    const double count = total(counts), mean = total(sums) / count;
+    return {*std::max_element(best, best + lanes),
+            count > 0 ? std::max(0.0, total(squares) / count - mean * mean) : 0};
   }
 
   const DocumentScores& scores_;

@@ -127,6 +127,11 @@ PageRef PageStore::page(uint32_t layer, uint32_t head, uint32_t p) const {
           ~uint64_t{0} >> (64 - shape_.page.page_tokens)};
 }
 
+bool PageStore::in_mapping() const {
+  return uses_mapping_ && cache_ && cache_->sizes_itself() &&
+         uint64_t{pages_} * shape_.page.page_tokens <= max_tokens_in_mapping;
+}
+
 Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t> numbers,
                         PageRef* refs, Hold* hold) const {
   hold->mapped.release();
@@ -137,15 +142,14 @@ Status PageStore::fetch(uint32_t layer, uint32_t head, std::span<const uint32_t>
                              [&](uint32_t p) { return holds(slabs_[p / extent_pages]); }) -
         numbers.begin());
   };
-  const bool in_mapping = uses_mapping_ && cache_ && cache_->sizes_itself() &&
-                          uint64_t{pages_} * shape_.page.page_tokens <= max_tokens_in_mapping;
+  const bool verifies = in_mapping();
   const std::size_t mapped =
-      cache_ && !in_mapping ? before([](const SlabRef& slab) { return slab->file != nullptr; }) : 0;
+      cache_ && !verifies ? before([](const SlabRef& slab) { return slab->file != nullptr; }) : 0;
   const std::size_t in_files =
       spilled_ ? before([](const SlabRef& slab) { return !slab.is_private(); }) : mapped;
   for (std::size_t i = mapped; i < numbers.size(); ++i) {
     const PageRef at = page(layer, head, numbers[i]);
-    if (in_mapping && !intact_page(layer, head, numbers[i])) return damaged();
+    if (verifies && !intact_page(layer, head, numbers[i])) return damaged();
     refs[i].data = at.data;
     refs[i].scales = at.scales;
   }

@@ -128,6 +128,7 @@ class PageStore {
   // take longer to make than to attend.
   static constexpr uint64_t max_tokens_in_mapping = 16384;
   void use_mapping() { uses_mapping_ = true; }
+  bool in_mapping() const;
   uint32_t mapped_extents() const;  // they come first
   // Scales per extent.
   std::size_t layer_scales() const {

@@ -50,6 +50,7 @@ constexpr Entry entries[] = {
     KVASIR_ENTRY(multiply),
     KVASIR_ENTRY(seal_sketch),
     KVASIR_ENTRY(score_sketch),
+    KVASIR_ENTRY(raise_by_sketch),
     KVASIR_ENTRY(attention_shares),
     KVASIR_ENTRY(sum_shares),
     KVASIR_ENTRY(sample),

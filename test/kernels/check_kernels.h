@@ -95,6 +95,7 @@ void check_score_bounds(Check&);
 void check_multiply(Check&);
 void check_seal_sketch(Check&);
 void check_score_sketch(Check&);
+void check_raise_by_sketch(Check&);
 void check_attention_shares(Check&);
 void check_sum_shares(Check&);
 void check_sample(Check&);

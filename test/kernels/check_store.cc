@@ -180,6 +180,52 @@ struct ScoreSketch {
   Guarded<float> q_scale, scores;
 };
 
+struct RaiseBySketch {
+  RaiseBySketch(Random& random, bool random_shape, uint32_t size)
+      : shape(PageShape::of(random_head_dim(random, random_shape, size))),
+        rows(random_shape ? 1 + random.below(40) : 64), quads(shape.extent_quads()),
+        first(random_shape ? random.below(quads) : 0),
+        end(random_shape ? first + 1 + random.below(quads - first) : quads),
+        tiles((end + tile_blocks - 1) / tile_blocks), stride(tiles + random.below(9)),
+        sketch(shape.sketch_bytes()), q(std::size_t{rows} * shape.sketch_dim()), q_scale(rows),
+        known((rows - 1) * stride + tiles), scores(known.size()) {
+    fill_sketch(shape, random, sketch);
+    for (std::size_t i = 0; i < q.size(); ++i)
+      q[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+    for (uint32_t r = 0; r < rows; ++r) q_scale[r] = random.uniform(0, 1);
+    for (float& x : known)
+      x = random.below(3) ? -std::numeric_limits<float>::infinity() : 1e3f * random.normal();
+  }
+  void call(const Kernels& k) {
+    std::copy(known.begin(), known.end(), scores.data());
+    k.raise_by_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(),
+                      rows % 2 ? sketch.data() : nullptr, first, end, scores.data(), stride);
+  }
+  double error() const {
+    std::vector<double> of_quads(std::size_t{rows} * quads), want(known.begin(), known.end());
+    reference::score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), of_quads.data(),
+                            quads);
+    for (std::size_t r = 0; r < rows; ++r)
+      for (uint32_t i = first; i < end; ++i) {
+        double& best = want[r * stride + i / tile_blocks];
+        best = std::max(best, of_quads[r * quads + i]);
+      }
+    double worst = 0;
+    for (std::size_t i = 0; i < want.size(); ++i)
+      if (double{scores[i]} != want[i])  // infinities may be equal
+        worst = std::max(worst, relative_error(&scores[i], &want[i], 1));
+    return guarded(worst, scores);
+  }
+  static constexpr double tolerance = summary_score_tolerance;
+  PageShape shape;
+  uint32_t rows, quads, first, end, tiles;
+  std::size_t stride;
+  Guarded<int8_t> sketch, q;
+  Guarded<float> q_scale;
+  std::vector<float> known;
+  Guarded<float> scores;
+};
+
 struct AttentionShares {
   AttentionShares(Random& random, bool random_shape)
       : n(random_shape ? 1 + random.below(3000) : 4096),
@@ -295,6 +341,7 @@ void check_score_bounds(Check& check) { run_sizes<ScoreBounds>(check); }
 void check_multiply(Check& check) { check.run<Multiply>(""); }
 void check_seal_sketch(Check& check) { run_sizes<SealSketch>(check); }
 void check_score_sketch(Check& check) { run_sizes<ScoreSketch>(check); }
+void check_raise_by_sketch(Check& check) { run_sizes<RaiseBySketch>(check); }
 void check_attention_shares(Check& check) { check.run<AttentionShares>(""); }
 void check_sum_shares(Check& check) { check.run<SumShares>(""); }
 void check_sample(Check& check) { check.run<Sample>(""); }

@@ -454,6 +454,41 @@ TEST_CASE("scores of a sketch are the reference's, for any rows and stride") {
   }
 }
 
+TEST_CASE("the best score of a sketch's tile has the bits of the best of its quads") {
+  for (const Kernels* k : test::all_kernels()) {
+    CAPTURE(k->name);
+    for (uint32_t head_dim : {32u, 64u, 128u, 256u, 512u}) {
+      CAPTURE(head_dim);
+      Random random(head_dim + 6);
+      const PageShape shape = PageShape::of(head_dim);
+      const uint32_t n = shape.sketch_dim(), quads = shape.extent_quads();
+      Guarded<int8_t> sketch(shape.sketch_bytes());
+      test::fill_sketch(shape, random, sketch);
+      for (uint32_t rows : {1u, 15u, 16u, 33u})
+        for (const auto& [first, end] : {std::pair{0u, quads}, {3u, quads - 1}, {0u, 1u}}) {
+          const uint32_t tiles = (end + tile_blocks - 1) / tile_blocks, stride = tiles + 3;
+          Guarded<int8_t> q(std::size_t{rows} * n);
+          Guarded<float> q_scale(rows), found(std::size_t{rows - 1} * stride + tiles);
+          std::vector<float> scores(std::size_t{rows} * quads), want(found.size(), -2.0f);
+          for (std::size_t i = 0; i < q.size(); ++i)
+            q[i] = static_cast<int8_t>(static_cast<int>(random.below(255)) - 127);
+          for (uint32_t r = 0; r < rows; ++r) q_scale[r] = random.uniform(0, 1);
+          k->score_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), nullptr,
+                          scores.data(), quads);
+          for (std::size_t r = 0; r < rows; ++r)
+            for (uint32_t i = first; i < end; ++i)
+              want[r * stride + i / tile_blocks] =
+                  std::max(want[r * stride + i / tile_blocks], scores[r * quads + i]);
+          std::fill_n(found.data(), found.size(), -2.0f);
+          k->raise_by_sketch(shape, rows, q.data(), q_scale.data(), sketch.data(), nullptr, first,
+                             end, found.data(), stride);
+          CHECK(std::equal(want.begin(), want.end(), found.data()));
+          CHECK(found.guards_intact());
+        }
+    }
+  }
+}
+
 TEST_CASE(
     "samples are taken by their random numbers, which are evenly spread and not alike, and the "
     "sums of what is below are the reference's") {

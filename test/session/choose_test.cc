@@ -187,7 +187,7 @@ struct Scored {
     for (std::size_t i = 0; i < std::size_t{tokens} * c.q_width(); ++i)
       q.push_back(std::sin(static_cast<float>(i * i % 7919)));
   }
-  // Of all documents: [tokens from `first` on][heads of these KV heads][blocks].
+  // Of all documents: [KV head][tokens from `first` on][heads of the KV head][blocks].
   std::vector<std::vector<float>> blocks(uint32_t first, uint32_t head, uint32_t end_head,
                                          bool estimated) {
     const Plan plan;
@@ -219,7 +219,7 @@ struct Scored {
 
 TEST_CASE("scores of documents do not depend on the tokens and heads that are scored with them") {
   Scored s;
-  const uint32_t group = s.c.group(), heads = s.c.heads, first = 7;
+  const uint32_t group = s.c.group(), first = 7;
   for (bool estimated : {false, true}) {
     const auto all = s.blocks(0, 0, s.c.kv_heads, estimated);
     for (uint32_t h = 0; h < s.c.kv_heads; ++h) {
@@ -229,9 +229,10 @@ TEST_CASE("scores of documents do not depend on the tokens and heads that are sc
         for (std::size_t t = first; t < Scored::tokens; ++t)
           for (std::size_t g = 0; g < group; ++g)
             REQUIRE(std::equal(
-                all[d].begin() + static_cast<std::ptrdiff_t>((t * heads + h * group + g) * blocks),
                 all[d].begin() +
-                    static_cast<std::ptrdiff_t>((t * heads + h * group + g + 1) * blocks),
+                    static_cast<std::ptrdiff_t>(((h * Scored::tokens + t) * group + g) * blocks),
+                all[d].begin() + static_cast<std::ptrdiff_t>(
+                                     ((h * Scored::tokens + t) * group + g + 1) * blocks),
                 part[d].begin() + static_cast<std::ptrdiff_t>(((t - first) * group + g) * blocks)));
       }
     }
@@ -250,7 +251,8 @@ TEST_CASE("the exact score of a block is that of its best key") {
     std::vector<float> k(std::size_t{shape.page_tokens} * dim), v(k.size());
     for (uint32_t t : {0u, 13u, 39u})
       for (uint32_t h = 0; h < s.c.heads; ++h) {
-        const uint32_t kv = h / s.c.group();
+        const uint32_t group = s.c.group(), kv = h / group;
+        const std::size_t row = (std::size_t{kv} * Scored::tokens + t) * group + h % group;
         const float* const q = s.q.data() + (std::size_t{t} * s.c.heads + h) * head_dim;
         const float* const centre =
             store.centre().data() + (std::size_t{Scored::layer} * s.c.kv_heads + kv) * dim;
@@ -274,9 +276,7 @@ TEST_CASE("the exact score of a block is that of its best key") {
                   k.data() + std::size_t{i} * dim);
         }
         for (uint32_t b = 0; b < blocks; ++b)
-          REQUIRE(std::abs(
-                      static_cast<double>(found[d][(std::size_t{t} * s.c.heads + h) * blocks + b]) -
-                      best[b]) < 0.1);
+          REQUIRE(std::abs(static_cast<double>(found[d][row * blocks + b]) - best[b]) < 0.1);
       }
   }
 }
@@ -298,7 +298,8 @@ TEST_CASE("a step that is wanted for scores alone has those of a whole one, and 
     std::size_t rows = 0;
     scores.take = [&](std::size_t count) {
       rows += count;
-      found[ends].insert(found[ends].end(), scores.scores.begin(), scores.scores.end());
+      found[ends].insert(found[ends].end(), scores.scores.get(),
+                         scores.scores.get() + scores.floats);
     };
     ForwardStep step;
     step.tokens = tokens, step.scores = &scores;
@@ -340,5 +341,56 @@ TEST_CASE("documents that are attended at once have the bits of those attended o
   CHECK(counts.tokens_read > 0);
   CHECK(s.attention.counts().tokens_present == counts.tokens_present);
   requests[1].selector = nullptr;
+  CHECK(!s.attention.can_run_together(requests));
+}
+
+TEST_CASE("a question attends documents at once with the bits of one by one, for any threads") {
+  constexpr uint32_t tokens = Scored::tokens, first = 3;
+  Scored s;
+  SelectOptions select = options_of("bounded").select;
+  select.budget_tokens = 256;
+  std::vector<std::unique_ptr<Session>> documents;
+  for (std::size_t i = 0; i < 3; ++i) {
+    documents.push_back(open_session(mini_model(), options_of("auto")));
+    uint64_t count = 0, bytes = 0;
+    REQUIRE(documents[i]
+                ->prefill(text_of(i, 9000 + 3000 * i), false, nullptr, {}, &count, &bytes)
+                .ok());
+  }
+  Plan plan = make_plan(select, documents[0]->store().sealed_tokens(), s.c.layers, {});
+  plan.query_batch = true;
+  const CancelLatch latch(nullptr);
+  std::vector<AttentionRequest> requests;
+  for (const auto& document : documents)
+    requests.push_back({.layer = Scored::layer,
+                        .first = first,
+                        .tokens = tokens,
+                        .q = s.q.data(),
+                        .store = document->store(),
+                        .selector = s.estimates.get(),
+                        .plan = plan,
+                        .is_apart = true,
+                        .skipped = 4,
+                        .hidden = {5, 9},
+                        .cancel = latch});
+  const std::size_t n = requests.size(), width = tokens * s.c.q_width(), heads = tokens * s.c.heads;
+  std::vector<float> one(n * width), one_lse(n * heads);
+  for (std::size_t d = 0; d < n; ++d)
+    REQUIRE(s.attention.run(requests[d], one.data() + d * width, one_lse.data() + d * heads).ok());
+  const ReadCounts counts = s.attention.counts();
+  for (uint32_t threads : {1u, 4u}) {
+    Attention attention(s.c, mini_model()->store_shape().page, cpu_kernels(), &pool(threads));
+    std::vector<float> out(n * width), lse(n * heads);
+    REQUIRE(attention.can_run_together(requests));
+    REQUIRE(attention.run_together(requests, out.data(), lse.data()).ok());
+    CHECK(out == one);
+    CHECK(lse == one_lse);
+    CHECK(attention.counts().tokens_read == counts.tokens_read);
+    CHECK(counts.tokens_read > 0);
+    CHECK(attention.counts().tokens_present == counts.tokens_present);
+    CHECK(attention.counts().pages_touched == counts.pages_touched);
+    CHECK(attention.counts().summary_bytes == counts.summary_bytes);
+  }
+  plan.query_batch = false;
   CHECK(!s.attention.can_run_together(requests));
 }

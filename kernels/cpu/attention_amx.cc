@@ -1,0 +1,208 @@
+// Scans of sketches by AMX: products of 16 query rows and 16 quads in one instruction. Integer sums
+// are exact, so scores have the bits of AVX-512.
+#include <immintrin.h>
+
+#include "attention_common.h"
+
+namespace kvasir {
+namespace {
+
+constexpr uint32_t tile_rows = 16, tile_columns = tile_blocks;
+// The tile registers, whose names the compiler wants as numbers: 0 to 3 have the sums of the four
+// tokens of 16 quads, 4 has their sketches, 5 has queries.
+struct alignas(64) TileConfig {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {};
+  uint8_t rows[16] = {};
+};
+
+// Products of parts of up to 64 numbers of a sketch, `groups` groups of eight.
+template <uint32_t Groups>
+struct Parts {
+  static constexpr uint32_t count = (Groups + 7) / 8, groups = Groups / count, bytes = groups * 8;
+  static_assert(groups * count == Groups);
+};
+
+template <uint32_t Groups>
+void configure() {
+  TileConfig c;
+  for (int i = 0; i < 4; ++i) c.rows[i] = tile_rows, c.row_bytes[i] = tile_columns * 4;
+  c.rows[4] = Parts<Groups>::groups * 2, c.row_bytes[4] = tile_columns * 4;
+  c.rows[5] = tile_rows, c.row_bytes[5] = Parts<Groups>::bytes;
+  _tile_loadconfig(&c);
+}
+
+// The 4-bit numbers of a tile as bytes, -8 to 7: a vector has four channels of each quad.
+template <uint32_t Groups>
+void unpack(const int8_t* from, const int8_t* ahead, int8_t* to) {
+  const __m512i mask = _mm512_set1_epi8(15), offset = _mm512_set1_epi8(8);
+  for (uint32_t i = 0; i < quad_tokens * Groups; ++i, from += 64, ahead += 64, to += 128) {
+    _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
+    const __m512i x = _mm512_loadu_si512(from), low = _mm512_and_si512(x, mask),
+                  high = _mm512_and_si512(_mm512_srli_epi16(x, 4), mask);
+    _mm512_store_si512(to, _mm512_sub_epi8(low, offset));
+    _mm512_store_si512(to + 64, _mm512_sub_epi8(high, offset));
+  }
+}
+
+// out: [token][row][quad] of a tile of quads and 16 query rows.
+template <uint32_t Groups>
+void multiply_tile(const int8_t* q, const int8_t* unpacked, int32_t* out) {
+  using P = Parts<Groups>;
+  constexpr std::size_t token = Groups * 128, token_sums = tile_rows * tile_columns;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (uint32_t part = 0; part < P::count; ++part) {
+    const int8_t* const sketch = unpacked + part * P::groups * 128;
+    _tile_loadd(5, q + part * P::bytes, Groups * 8);
+    _tile_loadd(4, sketch, 64);
+    _tile_dpbssd(0, 5, 4);
+    _tile_loadd(4, sketch + token, 64);
+    _tile_dpbssd(1, 5, 4);
+    _tile_loadd(4, sketch + 2 * token, 64);
+    _tile_dpbssd(2, 5, 4);
+    _tile_loadd(4, sketch + 3 * token, 64);
+    _tile_dpbssd(3, 5, 4);
+  }
+  _tile_stored(0, out, 64);
+  _tile_stored(1, out + token_sums, 64);
+  _tile_stored(2, out + 2 * token_sums, 64);
+  _tile_stored(3, out + 3 * token_sums, 64);
+}
+
+// The larger of neighbouring lanes, of 2 N vectors: N vectors.
+template <uint32_t N, class Low, class High>
+void fold(__m512* x, Low low, High high) {
+#pragma GCC unroll 8
+  for (uint32_t i = 0; i < N; ++i)
+    x[i] = _mm512_max_ps(low(x[2 * i], x[2 * i + 1]), high(x[2 * i], x[2 * i + 1]));
+}
+
+// Lane r: the largest of the 16 lanes of x[r].
+__m512 largest_lanes(__m512* x) {
+  using V = __m512;
+  fold<8>(
+      x, [](V a, V b) { return _mm512_unpacklo_ps(a, b); },
+      [](V a, V b) { return _mm512_unpackhi_ps(a, b); });
+  fold<4>(
+      x, [](V a, V b) { return _mm512_shuffle_ps(a, b, 0x44); },
+      [](V a, V b) { return _mm512_shuffle_ps(a, b, 0xee); });
+  fold<2>(
+      x, [](V a, V b) { return _mm512_shuffle_f32x4(a, b, 0x88); },
+      [](V a, V b) { return _mm512_shuffle_f32x4(a, b, 0xdd); });
+  fold<1>(
+      x, [](V a, V b) { return _mm512_shuffle_f32x4(a, b, 0x88); },
+      [](V a, V b) { return _mm512_shuffle_f32x4(a, b, 0xdd); });
+  return x[0];
+}
+
+// Lane r: the largest score of row r in a tile, of the quads in `mask`.
+__m512 best_of_tile(const int32_t* products, const int8_t* scales, __mmask16 mask,
+                    const float* unit) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
+  const __m512 step = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)),
+               none = _mm512_set1_ps(minus_infinity);
+  __m512 x[tile_rows];
+#pragma GCC unroll 16
+  for (uint32_t r = 0; r < tile_rows; ++r) {
+    const auto at = [&](uint32_t token) {
+      return _mm512_load_si512(products + (token * tile_rows + r) * tile_columns);
+    };
+    const __m512i best =
+        _mm512_max_epi32(_mm512_max_epi32(at(0), at(1)), _mm512_max_epi32(at(2), at(3)));
+    x[r] = _mm512_mask_mul_ps(none, mask, _mm512_cvtepi32_ps(best),
+                              _mm512_mul_ps(step, _mm512_set1_ps(unit[r])));
+  }
+  return largest_lanes(x);
+}
+
+// Raises out[r * stride + i] to lane r of best[i], of `rows` rows and `tiles` <= 4 tiles.
+void raise(const __m512* best, uint32_t rows, uint32_t tiles, float* out, std::size_t stride) {
+  const __m512 a = _mm512_unpacklo_ps(best[0], best[2]), b = _mm512_unpackhi_ps(best[0], best[2]),
+               c = _mm512_unpacklo_ps(best[1], best[3]), d = _mm512_unpackhi_ps(best[1], best[3]);
+  alignas(64) __m512 of_rows[4] = {_mm512_unpacklo_ps(a, c), _mm512_unpackhi_ps(a, c),
+                                   _mm512_unpacklo_ps(b, d), _mm512_unpackhi_ps(b, d)};
+  const auto mask = static_cast<__mmask8>((1u << tiles) - 1);
+  for (uint32_t r = 0; r < rows; ++r, out += stride) {
+    // row 4 i + j is in quarter i of vector j
+    const float* row = reinterpret_cast<const float*>(&of_rows[r % 4]) + r / 4 * 4;
+    const __m128 known = _mm_maskz_loadu_ps(mask, out);
+    _mm_mask_storeu_ps(out, mask, _mm_max_ps(known, _mm_load_ps(row)));
+  }
+}
+
+// The bits of the quads of a tile from `first` on and before `end`.
+__mmask16 quads_of(uint32_t tile, uint32_t first, uint32_t end) {
+  const auto before = [tile](uint32_t quad) {
+    const uint32_t at = tile * tile_columns;
+    return quad <= at ? 0u : (1u << smaller(quad - at, tile_columns)) - 1;
+  };
+  return static_cast<__mmask16>(before(end) & ~before(first));
+}
+
+template <uint32_t Groups>
+void raise_by_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q,
+                        const float* q_scale, const int8_t* sketch, const int8_t* next,
+                        uint32_t first, uint32_t end, float* scores, std::size_t stride) {
+  constexpr std::size_t tile_bytes = std::size_t{quad_tokens} * Groups * 64;
+  constexpr uint32_t together = 4;  // tiles
+  const uint32_t tiles = (end + tile_columns - 1) / tile_columns;
+  const int8_t* const scales = sketch + shape.quad_tiles() * tile_bytes;
+  alignas(64) int8_t unpacked[together][2 * tile_bytes];
+  alignas(64) int32_t products[quad_tokens * tile_rows * tile_columns];
+  alignas(64) int8_t last[tile_rows * Groups * 8] = {};
+  configure<Groups>();
+  for (uint32_t tile = 0; tile < tiles; tile += together) {
+    const uint32_t n = smaller(together, tiles - tile);
+    for (uint32_t i = 0; i < n; ++i)
+      unpack<Groups>(sketch + (tile + i) * tile_bytes,
+                     (next ? next : sketch) + (tile + i) * tile_bytes, unpacked[i]);
+    for (uint32_t row = 0; row < rows; row += tile_rows) {
+      const uint32_t count = smaller(tile_rows, rows - row);
+      const int8_t* of_rows = q + std::size_t{row} * Groups * 8;
+      if (count < tile_rows) std::memcpy(last, of_rows, count * Groups * 8), of_rows = last;
+      float unit[tile_rows] = {};
+      std::memcpy(unit, q_scale + row, count * sizeof(float));
+      __m512 best[together] = {};
+      for (uint32_t i = 0; i < n; ++i) {
+        multiply_tile<Groups>(of_rows, unpacked[i], products);
+        best[i] = best_of_tile(products, scales + (tile + i) * tile_columns * sizeof(uint16_t),
+                               quads_of(tile + i, first, end), unit);
+      }
+      raise(best, count, n, scores + std::size_t{row} * stride + tile, stride);
+    }
+  }
+  _tile_release();
+}
+
+void raise_by_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale,
+                     const int8_t* sketch, const int8_t* next, uint32_t first, uint32_t end,
+                     float* scores, std::size_t stride) {
+  const auto call = [&](auto groups) {
+    raise_by_sketch_of<groups.value>(shape, rows, q, q_scale, sketch, next, first, end, scores,
+                                     stride);
+  };
+  switch (shape.sketch_dim() / 8) {  // one case per padded dim
+    case 2:
+      return call(Count<2>());
+    case 3:
+      return call(Count<3>());
+    case 6:
+      return call(Count<6>());
+    case 12:
+      return call(Count<12>());
+    case 24:
+      return call(Count<24>());
+  }
+}
+
+}  // namespace
+
+void fill_attention_amx(Kernels& k) {
+  fill_attention_avx512(k);
+  k.raise_by_sketch = raise_by_sketch;
+}
+
+}  // namespace kvasir
