@@ -12,6 +12,7 @@
 #include <cmath>
 #include <vector>
 
+#include "backend/first_failure.h"
 #include "engine/host_attention.h"
 
 namespace kvasir {
@@ -81,11 +82,24 @@ std::vector<AttentionRequest> HostAttention::document_requests(const StepContext
   return out;
 }
 
+// What a layer of each document has besides pages is verified at its first use.
+Status HostAttention::check_documents(std::span<const AttendedDocument> documents,
+                                      uint32_t layer) const {
+  const auto checked = [&](const AttendedDocument& d) { return d.store->has_checked_rows(layer); };
+  if (std::all_of(documents.begin(), documents.end(), checked)) return {};
+  FirstFailure failure;
+  pool_->run(static_cast<uint32_t>(documents.size()), [&](uint32_t d, uint32_t) {
+    if (Status s = documents[d].store->check_rows(layer); !s.ok()) failure.note(std::move(s));
+  });
+  return std::move(failure).take();
+}
+
 // own: the request of the sequence's own tokens, whose output and lse_ are computed.
 Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& layer,
                                        const AttentionRequest& own, float* out) {
   const uint32_t n = c.tokens(), heads = layer.heads;
   const std::size_t width = n * layer.q_width(), lses = std::size_t{n} * heads;
+  RETURN_IF_ERROR(check_documents(c.step.documents, own.layer));
   const std::vector<AttentionRequest> requests = document_requests(c, layer, own);
   attention_.add_centre_scores(own, 1, lse_.get());
   if (requests.size() > 1 && !c.step.documents[0].trace && attention_.can_run_together(requests)) {
@@ -145,6 +159,7 @@ Status HostAttention::score_documents(const StepContext& c, const LayerConfig& l
                                       const AttentionRequest& own) {
   DocumentScores& scores = *c.step.scores;
   if (!scores.layers[own.layer]) return {};
+  RETURN_IF_ERROR(check_documents(scores.documents, own.layer));
   const uint32_t rows = (c.tokens() - scores.first) * config_.group();  // of a KV head
   std::vector<AttentionRequest> requests;
   std::vector<std::size_t> begins;

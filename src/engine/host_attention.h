@@ -62,6 +62,7 @@ class HostAttention {
  private:
   Status probe(const StepContext& step, uint32_t layer, const float* q,
                const Attention::ProbedOutputs& exact);
+  Status check_documents(std::span<const AttendedDocument> documents, uint32_t layer) const;
   Status attend_documents(const StepContext& step, const LayerConfig& layer,
                           const AttentionRequest& own, float* out);
   Status score_documents(const StepContext& step, const LayerConfig& layer,

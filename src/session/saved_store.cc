@@ -327,16 +327,15 @@ Status check_saved(const CachePeek& file, const StoreShape& shape, uint32_t grou
   return check_section_sizes(file.header(), file.path().c_str(), group);
 }
 
-// Maps the pages of all tokens, and their sketch if the file has one.
 static Status map_pages(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
-                        ThreadPool* pool, const Cancel* cancel, PageStore* pages,
-                        KeySketch* sketch) {
-  const StoreShape shape = pages->shape();
+                        PageStore* pages) {
   file->advise(*file->find(SectionKind::pages), os::Mapping::Advice::random);
-  RETURN_IF_ERROR(PageStore::map(shape, file, state.pages, pages));
-  const CacheFile::Section* section = file->find(SectionKind::sketch);
-  if (!section || section->bytes == 0 || section->version != KeySketch::section_version) return {};
-  return KeySketch::map(shape, file, state.pages, pool, cancel, sketch);
+  return PageStore::map(pages->shape(), file, state.pages, pages);
+}
+
+static bool has_sketch(const CacheFile& file) {
+  const CacheFile::Section* section = file.find(SectionKind::sketch);
+  return section && section->bytes > 0 && section->version == KeySketch::section_version;
 }
 
 Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSequence& state,
@@ -355,7 +354,9 @@ Status load_store(const std::shared_ptr<const CacheFile>& file, const SavedSeque
   const bool was_sealed = centre_section->bytes > 0, has_sinks = sinks_section->bytes > 0;
   PageStore pages(shape);
   KeySketch sketch(shape);
-  RETURN_IF_ERROR(map_pages(file, state, pool, cancel, &pages, &sketch));
+  RETURN_IF_ERROR(map_pages(file, state, &pages));
+  if (has_sketch(*file))
+    RETURN_IF_ERROR(KeySketch::map(shape, file, state.pages, pool, cancel, &sketch));
   Representatives representatives(shape, window_tokens);
   if (const CacheFile::Section* section = file->find(SectionKind::representatives);
       section && section->bytes && section->version == section_version && !state.full_precision) {
@@ -393,21 +394,20 @@ Status map_store(const std::shared_ptr<const CacheFile>& file, const SavedSequen
                  const SectionFacts& facts, const Cancel* cancel, KvStore* out) {
   PageStore pages(out->shape());
   KeySketch sketch(out->shape());
-  RETURN_IF_ERROR(map_pages(file, state, nullptr, cancel, &pages, &sketch));
+  RETURN_IF_ERROR(map_pages(file, state, &pages));
+  if (has_sketch(*file))
+    RETURN_IF_ERROR(KeySketch::map_in_place(out->shape(), file, state.pages, &sketch));
   pages.use_mapping();
-  KvStore::MappedRows rows{file, {}, {}, {}, state.window_count};
-  const struct {
-    SectionKind kind;
-    std::span<const float>* floats;
-  } sections[] = {{SectionKind::centre, &rows.centre},
-                  {SectionKind::sinks, &rows.sinks},
-                  {SectionKind::window, &rows.window}};
-  for (const auto& [kind, floats] : sections) {
-    const std::byte* at = nullptr;
-    const uint64_t bytes = file->find(kind)->bytes;
-    RETURN_IF_ERROR(take(*file, kind, bytes, facts, nullptr, cancel, &at));
-    *floats = {reinterpret_cast<const float*>(at), static_cast<std::size_t>(bytes / sizeof(float))};
-  }
+  const std::byte* centre = nullptr;
+  RETURN_IF_ERROR(take(*file, SectionKind::centre, file->find(SectionKind::centre)->bytes, facts,
+                       nullptr, cancel, &centre));
+  const auto floats = [&](SectionKind kind) -> std::span<const float> {
+    const std::span<const std::byte> bytes = file->bytes(kind);
+    return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+  };
+  // sinks and window are verified at their first use: KvStore::check_rows()
+  const KvStore::MappedRows rows{file, floats(SectionKind::centre), floats(SectionKind::sinks),
+                                 floats(SectionKind::window), state.window_count};
   *out = KvStore::map(std::move(pages), std::move(sketch),
                       state.full_precision ? KvStore::keep_all : state.window_tokens, rows);
   return {};

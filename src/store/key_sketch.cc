@@ -141,7 +141,7 @@ KeySketch::Extent KeySketch::new_extent(ThreadPool* pool) const {
 void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at,
                      uint32_t page, const Kernels& kernels) const {
   const PageRef ref = pages.page(at / shape_.kv_heads, at % shape_.kv_heads, page);
-  kernels.seal_sketch(shape_.page, bases.floats.get() + at * basis_floats(), ref.data, ref.scales,
+  kernels.seal_sketch(shape_.page, bases.data + at * basis_floats(), ref.data, ref.scales,
                       page % extent_pages, extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
@@ -268,7 +268,7 @@ const int8_t* KeySketch::extent(uint32_t layer, uint32_t head, uint32_t e) const
 }
 
 const float* KeySketch::query_basis(uint32_t layer, uint32_t head) const {
-  return bases_->floats.get() +
+  return bases_->data +
          (shape_.heads_total() + std::size_t{layer} * shape_.kv_heads + head) * basis_floats();
 }
 
@@ -295,7 +295,7 @@ Status KeySketch::damaged() const {
 }
 
 uint64_t KeySketch::private_bytes() const {
-  uint64_t bytes = bases_ ? bases_->size * sizeof(float) : 0;
+  uint64_t bytes = bases_ && bases_->floats ? bases_->size * sizeof(float) : 0;
   for (const Extent& e : extents_) bytes += e.memory ? extent_bytes() : 0;
   return bytes;
 }
@@ -311,8 +311,7 @@ uint64_t KeySketch::file_bytes() const {
 Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& write) const {
   if (!built()) return {};
   Array<std::byte> head(head_bytes());
-  auto* floats =
-      std::copy_n(bases_->floats.get(), bases_->size, reinterpret_cast<float*>(head.data()));
+  auto* floats = std::copy_n(bases_->data, bases_->size, reinterpret_cast<float*>(head.data()));
   const uint32_t counts[] = {built_pages_, pages_};
   std::memcpy(floats, counts, sizeof counts);
   RETURN_IF_ERROR(write(head.data(), head.size()));
@@ -336,41 +335,78 @@ Status KeySketch::write(const std::function<Status(const void*, std::size_t)>& w
 const char* KeySketch::wrong(uint32_t pages) const {
   if (!built()) return nullptr;
   if (const char* reason = wrong_sketch(built_pages_, pages_, pages)) return reason;
-  return wrong_floats({bases_->floats.get(), bases_->size});
+  return wrong_floats({bases_->data, bases_->size});
+}
+
+// The sizes of a mapped sketch.
+Status KeySketch::check_map(const CacheFile& file, const KeySketch& sketch, uint32_t pages,
+                            uint32_t* built_pages) {
+  const CacheFile::Section& section = *file.find(SectionKind::sketch);
+  const auto corrupt = [&](const char* reason) {
+    return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded",
+                         file.path().c_str(), reason);
+  };
+  const uint64_t extents = ceil_div(pages, extent_pages);
+  if (pages == 0 || section.bytes != sketch.head_bytes() + extents * sketch.extent_bytes())
+    return corrupt("does not have the size of the pages' sketch");
+  uint32_t counts[2];
+  RETURN_IF_ERROR(file.copy(section, sketch.basis_bytes(), sizeof counts,
+                            reinterpret_cast<std::byte*>(counts)));
+  if (const char* reason = wrong_sketch(counts[0], counts[1], pages)) return corrupt(reason);
+  *built_pages = counts[0];
+  return {};
+}
+
+void KeySketch::map_extents(std::shared_ptr<const CacheFile> file, uint32_t pages,
+                            uint32_t built_pages, std::shared_ptr<const Bases> bases) {
+  bases_ = std::move(bases);
+  basis_stamp_ = new_stamp();
+  built_pages_ = built_pages, pages_ = pages;
+  extents_at_ = head_bytes();
+  const auto* data =
+      reinterpret_cast<const int8_t*>(file->bytes(SectionKind::sketch).data() + extents_at_);
+  for (uint64_t e = 0; e < ceil_div(pages, extent_pages); ++e)
+    extents_.push_back({data + e * extent_bytes(), nullptr, new_stamp()});
+  file_ = std::move(file);
 }
 
 Status KeySketch::map(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
                       uint32_t pages, ThreadPool* pool, const Cancel* cancel, KeySketch* out) {
   KeySketch sketch(shape);
-  const CacheFile::Section* section = file->find(SectionKind::sketch);
-  if (!section || section->bytes == 0) return {};
-  const auto corrupt = [&](const char* reason) {
-    return Status::error(Code::corrupt, "%s: section 'sketch' %s; nothing was loaded",
-                         file->path().c_str(), reason);
-  };
-  const uint64_t head = sketch.head_bytes(), extents = ceil_div(pages, extent_pages);
-  if (pages == 0 || section->bytes != head + extents * sketch.extent_bytes())
-    return corrupt("does not have the size of the pages' sketch");
-  const uint64_t bytes = sketch.basis_bytes();
-  auto bases = std::make_shared<Bases>(static_cast<std::size_t>(bytes / sizeof(float)));
-  os::prefer_huge_pages(bases->floats.get(), static_cast<std::size_t>(bytes));
-  RETURN_IF_ERROR(copy_floats(*file, *section, 0, 1, bases->size, pool, cancel,
-                              [&](uint64_t) { return bases->floats.get(); }));
-  uint32_t counts[2];
-  RETURN_IF_ERROR(file->copy(*section, bytes, sizeof counts, reinterpret_cast<std::byte*>(counts)));
-  if (const char* reason = wrong_sketch(counts[0], counts[1], pages)) return corrupt(reason);
-  sketch.bases_ = std::move(bases);
-  sketch.basis_stamp_ = new_stamp();
-  sketch.built_pages_ = counts[0];
-  sketch.pages_ = pages;
-  const auto* data =
-      reinterpret_cast<const int8_t*>(file->bytes(SectionKind::sketch).data() + head);
-  for (uint64_t e = 0; e < extents; ++e)
-    sketch.extents_.push_back({data + e * sketch.extent_bytes(), nullptr, new_stamp()});
-  sketch.file_ = std::move(file);
-  sketch.extents_at_ = head;
+  uint32_t built_pages = 0;
+  RETURN_IF_ERROR(check_map(*file, sketch, pages, &built_pages));
+  const auto bytes = static_cast<std::size_t>(sketch.basis_bytes());
+  auto bases = std::make_shared<Bases>(bytes / sizeof(float));
+  os::prefer_huge_pages(bases->floats.get(), bytes);
+  RETURN_IF_ERROR(copy_floats(*file, *file->find(SectionKind::sketch), 0, 1, bases->size, pool,
+                              cancel, [&](uint64_t) { return bases->floats.get(); }));
+  sketch.map_extents(std::move(file), pages, built_pages, std::move(bases));
   *out = std::move(sketch);
   return {};
+}
+
+Status KeySketch::map_in_place(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
+                               uint32_t pages, KeySketch* out) {
+  KeySketch sketch(shape);
+  uint32_t built_pages = 0;
+  RETURN_IF_ERROR(check_map(*file, sketch, pages, &built_pages));
+  auto bases = std::make_shared<Bases>(
+      reinterpret_cast<const float*>(file->bytes(SectionKind::sketch).data()),
+      static_cast<std::size_t>(sketch.basis_bytes() / sizeof(float)));
+  sketch.map_extents(std::move(file), pages, built_pages, std::move(bases));
+  *out = std::move(sketch);
+  return {};
+}
+
+Status KeySketch::check_bases(uint32_t layer) const {
+  if (!bases_ || bases_->floats) return {};
+  const std::size_t floats = shape_.kv_heads * basis_floats();
+  const float* const at = query_basis(layer, 0);
+  const CacheFile::Section& section = *file_->find(SectionKind::sketch);
+  if (!file_->check(section, static_cast<uint64_t>(at - bases_->data) * sizeof(float),
+                    floats * sizeof(float)))
+    return damaged();
+  return wrong_floats({at, floats}) ? not_finite(*file_, section) : Status();
 }
 
 }  // namespace kvasir

@@ -116,9 +116,14 @@ class KeySketch {
   uint64_t file_bytes() const;
   Status write(const std::function<Status(const void* data, std::size_t size)>& write) const;
   // A sketch in a section of this version of a mapped file, for a store of `pages` pages.
-  // Code::corrupt.
+  // Code::corrupt. map_in_place(): the bases stay in the mapping. Nothing is appended to such a
+  // sketch, and check_bases() comes before the first use of a layer's.
   static Status map(const StoreShape& shape, std::shared_ptr<const CacheFile> file, uint32_t pages,
                     ThreadPool* pool, const Cancel* cancel, KeySketch* out);
+  static Status map_in_place(const StoreShape& shape, std::shared_ptr<const CacheFile> file,
+                             uint32_t pages, KeySketch* out);
+  // Verifies the query bases of a layer. Code::corrupt.
+  Status check_bases(uint32_t layer) const;
   // The reason why a loader would refuse the output of write() for a store of `pages` pages; null:
   // none.
   const char* wrong(uint32_t pages) const;
@@ -132,15 +137,21 @@ class KeySketch {
   // A [layers][kv_heads][dim][sketch_dim], then B. Not cleared at first: for a large model all
   // threads write them.
   struct Bases {
-    explicit Bases(std::size_t n) : size(n), floats(make_buffer<float>(n)) {}
+    explicit Bases(std::size_t n) : size(n), floats(make_buffer<float>(n)), data(floats.get()) {}
+    Bases(const float* mapped, std::size_t n) : size(n), data(mapped) {}
     std::size_t size;
-    Buffer<float> floats;
+    Buffer<float> floats;  // none in a mapping
+    const float* data;
   };
   std::size_t extent_bytes() const { return shape_.page.sketch_bytes() * shape_.heads_total(); }
   std::size_t basis_floats() const {
     return std::size_t{shape_.page.dim} * shape_.page.sketch_dim();
   }
   uint64_t head_bytes() const;  // of the section, before the extents
+  static Status check_map(const CacheFile& file, const KeySketch& sketch, uint32_t pages,
+                          uint32_t* built_pages);
+  void map_extents(std::shared_ptr<const CacheFile> file, uint32_t pages, uint32_t built_pages,
+                   std::shared_ptr<const Bases> bases);
   Extent new_extent(ThreadPool* pool) const;
   void seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page,
             const Kernels& kernels) const;

@@ -9,7 +9,7 @@
 #include "backend/parallel_chunks.h"
 #include "base/checked.h"
 #include "base/stamp.h"
-#include "cachefile/cache_file.h"
+#include "cachefile/section_floats.h"
 #include "os/os.h"
 #include "store/window_rows.h"
 
@@ -131,8 +131,9 @@ uint64_t KvStore::min_bytes(uint64_t tokens, uint32_t step) const {
   // Slabs that a step fills; the first one may be partly full before it.
   const uint64_t slabs = ceil_div(step, page.extent_tokens()) + 1,
                  appended = rows_file_ ? 0 : rows + slabs * shape().slab_bytes();
-  return extents * heads * summaries + appended + indexes_.private_bytes() + sketch_.basis_bytes() +
-         representatives_.max_bytes(tokens, step) + pages_.table_bytes() +
+  return extents * heads * summaries + appended + indexes_.private_bytes() +
+         (rows_file_ ? 0 : sketch_.basis_bytes()) + representatives_.max_bytes(tokens, step) +
+         pages_.table_bytes() +
          max_bytes(budget_.windows, window_tokens_, tokens, step, budget_.checkpoints) +
          budget_.states + drafts_bytes(tokens, step);
 }
@@ -415,8 +416,29 @@ KvStore KvStore::map(PageStore pages, KeySketch sketch, uint32_t window_tokens,
   if (!rows.sinks.empty()) store.sinks_ = in_file(rows.sinks);
   store.window_ = in_file(rows.window);
   store.rows_file_ = rows.file;
+  store.rows_checked_.reset(new std::atomic<bool>[store.shape().layers]());
   store.capacity_ = store.window_count_ = rows.window_count;
   return store;
+}
+
+Status KvStore::check_rows(uint32_t layer) const {
+  if (has_checked_rows(layer)) return {};
+  RETURN_IF_ERROR(sketch_.check_bases(layer));
+  const struct {
+    format::SectionKind kind;
+    std::span<const float> all;
+  } parts[] = {{format::SectionKind::sinks, sink_floats()},
+               {format::SectionKind::window, {window_.get(), window_floats()}}};
+  for (const auto& [kind, all] : parts) {
+    if (all.empty()) continue;
+    const std::size_t n = all.size() / shape().layers;
+    const CacheFile::Section& section = *rows_file_->find(kind);
+    if (!rows_file_->check(section, layer * n * sizeof(float), n * sizeof(float)))
+      return rows_file_->failure();
+    if (wrong_floats(all.subspan(layer * n, n))) return not_finite(*rows_file_, section);
+  }
+  rows_checked_[layer].store(true, std::memory_order_release);
+  return {};
 }
 
 KvStore::Restored KvStore::restored() {

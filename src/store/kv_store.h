@@ -312,7 +312,7 @@ class KvStore {
                          uint32_t window_tokens, const SavedRows& saved,
                          const MemoryBudget& budget);
   // Creates a store that nothing is appended to: sinks and window stay in a mapped file. The caller
-  // has verified them, and the sizes. Throws std::bad_alloc.
+  // has verified the centre, and the sizes. Throws std::bad_alloc.
   struct MappedRows {
     std::shared_ptr<const CacheFile> file;
     std::span<const float> centre, sinks, window;  // as write_window() and the functions above
@@ -320,6 +320,12 @@ class KvStore {
   };
   static KvStore map(PageStore pages, KeySketch sketch, uint32_t window_tokens,
                      const MappedRows& rows);
+  // Verifies what a layer of such a store has besides pages, before its first use: sinks, window
+  // and bases. Any thread. Code::corrupt.
+  Status check_rows(uint32_t layer) const;
+  bool has_checked_rows(uint32_t layer) const {
+    return !rows_file_ || rows_checked_[layer].load(std::memory_order_acquire);
+  }
   struct Restored {
     float* centre;  // each is null where the part is missing
     float* sinks;
@@ -397,8 +403,9 @@ class KvStore {
   } span_;
   // [layers][kv_heads][2][page_tokens][dim]; null when nothing is sealed; never changed.
   std::shared_ptr<float[]> sinks_;
-  std::shared_ptr<const CacheFile> rows_file_;  // of map(): has sinks_ and window_
-  Array<float> centre_;                         // [layers][kv_heads][dim]
+  std::shared_ptr<const CacheFile> rows_file_;         // of map(): has sinks_ and window_
+  std::shared_ptr<std::atomic<bool>[]> rows_checked_;  // [layers] of such a store
+  Array<float> centre_;                                // [layers][kv_heads][dim]
 };
 
 }  // namespace kvasir

@@ -28,6 +28,17 @@ void damage(const std::string& path, SectionKind kind, uint64_t at = 0) {
   std::fclose(out);
 }
 
+// Copies a document; a number of a section, at a part of its floats, is none.
+void put_nan(std::size_t document, const std::string& path, SectionKind kind, double part,
+             uint64_t bytes = 0) {
+  rewrite_section(saved().paths[document], path, kind, [&](std::vector<std::byte>* b, uint32_t*) {
+    const float wrong = std::numeric_limits<float>::quiet_NaN();
+    const auto floats = (bytes > 0 ? bytes : b->size()) / sizeof wrong;
+    const auto at = static_cast<std::size_t>(part * static_cast<double>(floats));
+    std::memcpy(b->data() + at * sizeof wrong, &wrong, sizeof wrong);
+  });
+}
+
 // `count` documents in files of their own.
 std::vector<std::string> copies(const TempFolder& folder, std::size_t count) {
   std::vector<std::string> paths;
@@ -64,7 +75,7 @@ TEST_CASE("documents that cannot be used are named in the order of their paths")
   const TempFolder folder;
   std::vector<std::string> paths = copies(folder, 6);
   std::filesystem::remove(paths[1]);
-  damage(paths[3], SectionKind::window);
+  damage(paths[3], SectionKind::centre);
   std::filesystem::resize_file(paths[5], 5000);
   for (const uint32_t threads : {1u, 3u}) {
     SessionOptions options = options_of("auto");
@@ -104,10 +115,9 @@ TEST_CASE("documents that cannot be used are named in the order of their paths")
   }
 }
 
-TEST_CASE("what answers need of a document is verified when it is composed") {
+TEST_CASE("the small parts of a document are verified when it is composed") {
   const TempFolder folder;
-  for (const SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::centre,
-                                 SectionKind::sinks, SectionKind::window}) {
+  for (const SectionKind kind : {SectionKind::state, SectionKind::tokens, SectionKind::centre}) {
     CAPTURE(format::name_of(kind));
     std::vector<std::string> paths = copies(folder, 2);
     damage(paths[1], kind);
@@ -116,17 +126,12 @@ TEST_CASE("what answers need of a document is verified when it is composed") {
     CHECK_MESSAGE((names(s, paths[1]) && names(s, format::name_of(kind))), s.message());
     for (const std::string& path : paths) std::filesystem::remove(path);
   }
-  for (const SectionKind kind : {SectionKind::centre, SectionKind::sinks, SectionKind::window}) {
-    std::vector<std::string> paths = copies(folder, 2);
-    rewrite_section(saved().paths[1], paths[1], kind, [](std::vector<std::byte>* b, uint32_t*) {
-      const float wrong = std::numeric_limits<float>::quiet_NaN();
-      std::memcpy(b->data() + b->size() / 2 / sizeof wrong * sizeof wrong, &wrong, sizeof wrong);
-    });
-    const Status s = refused(paths, options_of("auto"));
-    CHECK(s.code() == Code::corrupt);
-    CHECK_MESSAGE((names(s, paths[1]) && names(s, "not finite")), s.message());
-    for (const std::string& path : paths) std::filesystem::remove(path);
-  }
+  const std::vector<std::string> wrong = copies(folder, 2);
+  put_nan(1, wrong[1], SectionKind::centre, 0.5);
+  const Status s = refused(wrong, options_of("auto"));
+  CHECK(s.code() == Code::corrupt);
+  CHECK_MESSAGE((names(s, wrong[1]) && names(s, "not finite")), s.message());
+  for (const std::string& path : wrong) std::filesystem::remove(path);
   // what only the document's own session needs
   std::vector<std::string> paths = copies(folder, 2);
   damage(paths[1], SectionKind::queries);
@@ -142,6 +147,46 @@ TEST_CASE("documents of a composition take no memory for what is in their files"
         compose(mini_model(), exact ? saved().exact_paths : saved().long_paths, options_of("auto"));
     CHECK(session->stats().private_bytes < 1'000'000);
   }
+}
+
+TEST_CASE("rows and bases of a document are verified at their first use, and harm no other") {
+  const uint64_t bases = mini_model()->store_shape().heads_total() * 2 * sizeof(float) *
+                         mini_model()->store_shape().page.dim *
+                         mini_model()->store_shape().page.sketch_dim();
+  const struct {
+    SectionKind kind;
+    double part;     // of its bytes, in the middle of the last layer but one
+    uint64_t bytes;  // 0: the whole section
+  } all[] = {{SectionKind::sinks, 0.85, 0},
+             {SectionKind::window, 0.85, 0},
+             {SectionKind::sketch, 0.93, bases}};
+  for (const auto& [kind, part, bytes] : all)
+    for (const bool finite : {true, false}) {
+      CAPTURE(format::name_of(kind));
+      CAPTURE(finite);
+      const TempFolder folder;
+      const std::vector<std::string> paths = copies(folder, 12);
+      std::shared_ptr<const CacheFile> file;
+      REQUIRE(CacheFile::open(paths[7], &file).ok());
+      const uint64_t size = bytes > 0 ? bytes : file->find(kind)->bytes;
+      file.reset();
+      if (finite) damage(paths[7], kind, static_cast<uint64_t>(part * static_cast<double>(size)));
+      else put_nan(1, paths[7], kind, part, bytes);
+      auto session = compose(mini_model(), paths, options_of("bounded"), 12);
+      Answer answer;
+      for (int again = 0; again < 2; ++again) {
+        const Status s = session->generate(question_of(1), briefly(), {}, &answer);
+        CHECK(s.code() == Code::corrupt);
+        CHECK_MESSAGE((names(s, paths[7]) && names(s, format::name_of(kind))), s.message());
+        if (!finite) CHECK_MESSAGE(names(s, "not finite"), s.message());
+        CHECK(session->tokens().empty());
+      }
+      std::vector<uint32_t> others;
+      for (uint32_t i = 0; i < paths.size(); ++i)
+        if (i != 7) others.push_back(i);
+      REQUIRE(session->set_candidates(others).ok());
+      for (std::size_t i = 0; i < 3; ++i) CHECK(knows(session.get(), i));
+    }
 }
 
 TEST_CASE("a damaged page of one of many documents is named, and harms no other document") {
