@@ -45,9 +45,9 @@ constexpr int no_driver = -1, old_driver = -2;  // errors besides those of the d
 // of them.
 // clang-format off
 #define KVASIR_KERNEL_MODULES(F) \
-  F(elementwise) F(matmul) F(attention) F(select) F(prefill_attention) F(knn) F(matmul_few) \
-  F(experts) F(matmul_experts) F(window_attention) F(recurrent) F(matmul_many) F(matmul_wide) \
-  F(prefill_wide)
+  F(elementwise) F(matmul) F(attention) F(select) F(prefill_attention) F(prefill_tiles) F(knn) \
+  F(matmul_few) F(experts) F(matmul_experts) F(window_attention) F(recurrent) F(matmul_many) \
+  F(matmul_wide) F(prefill_wide)
 // clang-format on
 #define KVASIR_MODULE(name) name,
 enum class KernelModule : unsigned { KVASIR_KERNEL_MODULES(KVASIR_MODULE) };

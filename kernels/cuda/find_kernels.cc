@@ -75,7 +75,11 @@ void find_attention(Finder* f) {
   f->find(KernelModule::select, {"attention_shares", "attention_choose"});
   f->find(KernelModule::prefill_attention,
           {"prefill_largest", "prefill_lay_out", "prefill_queries", "prefill_merge"});
+  f->find(KernelModule::prefill_tiles, "prefill_choose_tiles");
   for (const uint32_t dim : attended_dims) {
+    f->find(KernelModule::prefill_tiles, TilesName(false, dim).text);
+    if (f->has(KernelModule::prefill_wide))
+      f->find(KernelModule::prefill_wide, TilesName(true, dim).text);
     for (const char* part : {"near", "chosen"})
       f->find(KernelModule::attention, AttentionName(part, dim).text);
     f->find(KernelModule::select, AttentionName("scan", dim).text);
@@ -94,12 +98,17 @@ void find_attention(Finder* f) {
 
 void allow_shared_memory(Finder* f, uint32_t most) {
   if (f->has(KernelModule::matmul_wide)) f->allow("multiply_wide", wide_shared_bytes);
-  for (const uint32_t dim : attended_dims)
+  f->allow("prefill_choose_tiles", max_prefill_tiles * sizeof(float));
+  for (const uint32_t dim : attended_dims) {
+    f->allow(TilesName(false, dim).text, prefill_choosing_bytes(dim));
+    if (f->has(KernelModule::prefill_wide))
+      f->allow(TilesName(true, dim).text, prefill_wide_shared_bytes(dim));
     for (const bool windowed : {false, true}) {
       f->allow(PrefillName(false, windowed, dim).text, prefill_shared_bytes(dim));
       if (f->has(KernelModule::prefill_wide))
         f->allow(PrefillName(true, windowed, dim).text, prefill_wide_shared_bytes(dim));
     }
+  }
   for (const TensorType type : weight_types) {
     if (!is_quantised(type)) continue;
     f->allow(Name("some_", type).text, 2 * many_tile_bytes(type, some_rows));

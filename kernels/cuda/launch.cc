@@ -298,6 +298,31 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
                 prefill_layout_threads, r, k, v);
 }
 
+int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
+  constexpr unsigned min_tiles = 32, most_parts = 16, rounds = 4;
+  const bool wide = s->context->kernels.contains(TilesName(true, r.dim).text);
+  const unsigned blocks = blocks_for(r.n * r.group, prefill_rows),
+                 columns = wide ? blocks_for(blocks, 2) : blocks,
+                 tiles = blocks_for(r.pages * r.page_tokens + r.window + r.n, prefill_keys);
+  for (uint32_t first = 0; first < r.kv_heads; first += r.tiles.heads) {
+    const unsigned heads = std::min(r.tiles.heads, r.kv_heads - first),
+                   resident = (wide ? 1 : 3) * s->context->multiprocessors,
+                   wanted = blocks_for(rounds * resident, columns * heads),
+                   parts = std::clamp(wanted, 1u, std::min(most_parts, tiles / min_tiles + 1));
+    int error =
+        launch(s, TilesName(wide, r.dim).text,
+               Grid{columns, heads, parts,
+                    wide ? prefill_wide_shared_bytes(r.dim) : prefill_choosing_bytes(r.dim)},
+               wide ? prefill_wide_threads : prefill_threads, r, first);
+    if (!error)
+      error = launch(s, "prefill_choose_tiles",
+                     Grid{blocks, heads, 1, r.tiles.near * unsigned{sizeof(float)}},
+                     prefill_choose_threads, r, first);
+    if (error) return error;
+  }
+  return 0;
+}
+
 // Blocks of a step's attention. wide: by the kernels of compute capability 9.0.
 struct PrefillBlocks {
   bool wide;
@@ -317,7 +342,9 @@ unsigned prefill_parts(const DeviceContext& c, const DevicePrefill& r, const Pre
                        unsigned blocks) {
   constexpr unsigned min_keys = 2048, most = 16;
   const unsigned resident = of.resident * c.multiprocessors,
-                 keys = r.pages * r.page_tokens + r.window;
+                 text = r.pages * r.page_tokens + r.window,
+                 left_out = r.tiles.near - std::min(r.tiles.near, r.tiles.chosen),
+                 keys = text - left_out * prefill_keys;
   // Of a part, against the time of an undivided step: about that of so many keys.
   const double each = 256.0 / keys;
   const auto rounds = [&](unsigned parts) {

@@ -89,6 +89,13 @@ struct PrefillName {
   }
 };
 
+struct TilesName {
+  char text[32];
+  TilesName(bool wide, uint32_t dim) {
+    std::snprintf(text, sizeof text, wide ? "prefill_wide_tiles_%u" : "prefill_sum_tiles_%u", dim);
+  }
+};
+
 struct WindowName {
   char text[32];
   explicit WindowName(uint32_t dim) { std::snprintf(text, sizeof text, "window_attend_%u", dim); }

@@ -187,6 +187,12 @@ constexpr std::size_t prefill_place(uint32_t rows, uint32_t row, uint32_t d) {
   return (std::size_t{d / prefill_columns} * rows + row) * prefill_columns +
          ((d / 8 % 8) ^ (row & 7)) * 8 + d % 8;
 }
+// The choice of tiles for sparse prefill: keys that are in shared memory at once, of two tiles.
+constexpr uint32_t prefill_choose_threads = 256;
+constexpr uint32_t prefill_choosing_keys(uint32_t dim) { return dim > 128 ? 32 : 64; }
+constexpr uint32_t prefill_choosing_bytes(uint32_t dim) {
+  return (prefill_choosing_rows + 2 * prefill_choosing_keys(dim)) * dim * 2;
+}
 // By warp groups, of compute capability 9.0: two that have 64 rows each, and one that copies.
 constexpr uint32_t prefill_wide_threads = 3 * 128;
 constexpr uint32_t prefill_wide_keys(uint32_t dim) { return dim > 128 ? 64 : prefill_keys; }

@@ -1,5 +1,5 @@
-// Exact prefill attention: every token of a step over all tokens before it and itself, on the
-// tensor cores.
+// Prefill attention: every token of a step over all tokens before it and itself, or over those of
+// the tiles that prefill_tiles.cu chose, on the tensor cores.
 //
 // First the keys and values of a layer are laid out in half precision, in the order of the text:
 // the sinks, the sealed pages, the window and the tokens of the step. prefill_place() says where
@@ -10,6 +10,7 @@
 // are too few blocks for the device, several blocks divide the keys of the same rows.
 // prefill_merge() merges what they leave.
 // Compute capability 9.0 has kernels of its own for the blocks: prefill_wide.cu.
+#include "prefill_matrices.h"
 #include "prefill_rows.h"
 
 namespace kvasir::cuda {
@@ -154,31 +155,6 @@ __device__ inline void load_transposed(uint32_t (&to)[4], uint32_t from) {
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(from));
 }
-__device__ inline void multiply(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// Rows of `dim` halves in shared memory, in pieces of 16 bytes: those of eight rows that a matrix
-// is loaded from occupy all banks.
-template <int dim>
-__device__ inline uint32_t piece(uint32_t base, uint32_t row, uint32_t at) {
-  return base + row * (dim * 2) + ((at ^ (row & 7)) << 4);
-}
-
-// From row `first` on of the `room` rows that a head has.
-template <int dim, int rows>
-__device__ inline void copy_rows(uint32_t to, const uint16_t* from, uint32_t room, uint32_t first) {
-  constexpr uint32_t pieces = dim / 8;
-#pragma unroll
-  for (uint32_t i = 0; i < rows * pieces / prefill_threads; ++i) {
-    const uint32_t at = i * prefill_threads + threadIdx.x, row = at / pieces, own = at % pieces;
-    copy_async(piece<dim>(to, row, own), from + prefill_place(room, first + row, own * 8));
-  }
-}
-
 // Block (rows of queries, the last ones first; head; part of the keys). A warp has a quarter of the
 // rows: O += P V over a tile of keys with P = e^(Q K^T - the largest).
 template <int dim, bool windowed>
@@ -193,15 +169,15 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * block_rows,
                  warp_row = threadIdx.x / warp * (row_tiles * 16);
   after_previous();
-  const SeenTiles seen = seen_tiles<windowed>(r, first_row, block_rows, tile_of_keys);
+  const SeenTiles seen = seen_tiles<windowed>(r, head, first_row, block_rows, tile_of_keys);
   const uint16_t* keys = r.keys + std::size_t{head} * r.room * dim;
   const uint16_t* values = r.values + std::size_t{head} * r.room * dim;
   copy_rows<dim, block_rows>(queries, r.q + std::size_t{head} * r.q_room * dim, r.q_room,
                              first_row);
-  const auto copy_tile = [&](uint32_t tile) {
-    const uint32_t to = first_tile + tile % 2 * 2 * tile_bytes;
-    copy_rows<dim, tile_of_keys>(to, keys, r.room, tile * tile_of_keys);
-    copy_rows<dim, tile_of_keys>(to + tile_bytes, values, r.room, tile * tile_of_keys);
+  const auto copy_tile = [&](uint32_t i) {
+    const uint32_t to = first_tile + i % 2 * 2 * tile_bytes, first = seen.tile(i) * tile_of_keys;
+    copy_rows<dim, tile_of_keys>(to, keys, r.room, first);
+    copy_rows<dim, tile_of_keys>(to + tile_bytes, values, r.room, first);
     copies_given();
   };
   copy_tile(seen.begin);
@@ -212,17 +188,17 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Less than any product. Where a row sees nothing of the first tile, nothing is infinite.
-      max_score[m][i] = windowed ? -1e4f : -INFINITY;
       factor[m][i] = score_factor(r, head, first_row + warp_row + m * 16 + i * 8 + g);
+      max_score[m][i] = least_score<windowed>(factor[m][i]);
     }
 
-  for (uint32_t tile = seen.begin; tile < seen.end; ++tile) {
+  for (uint32_t at = seen.begin; at < seen.end; ++at) {
+    const float bias = seen.bias(at);
     copies_done();
     __syncthreads();
-    const uint32_t tile_keys = first_tile + tile % 2 * 2 * tile_bytes,
+    const uint32_t tile_keys = first_tile + at % 2 * 2 * tile_bytes,
                    tile_values = tile_keys + tile_bytes;
-    if (tile + 1 < seen.end) copy_tile(tile + 1);
+    if (at + 1 < seen.end) copy_tile(at + 1);
 
     float s[row_tiles][key_tiles][4] = {};
 #pragma unroll
@@ -244,7 +220,8 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
       }
     }
 
-    if (tile >= seen.masked_from || tile < seen.masked_to) {
+    if (at >= seen.masked_from || at < seen.masked_to) {
+      const uint32_t tile = seen.tile(at);
 #pragma unroll
       for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
@@ -269,12 +246,13 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
           largest = fmaxf(largest, fmaxf(s[m][k][2 * i], s[m][k][2 * i + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
+        largest = largest * factor[m][i] + bias;
         grew |= largest > max_score[m][i];
         largest = fmaxf(largest, max_score[m][i]);
         // The first tile has a key that every row sees.
-        keep[m][i] = power_of_two((max_score[m][i] - largest) * factor[m][i]);
+        keep[m][i] = power_of_two(max_score[m][i] - largest);
         max_score[m][i] = largest;
-        const float offset = largest * factor[m][i];
+        const float offset = largest - bias;
         float tile_sum = 0;
 #pragma unroll
         for (int k = 0; k < key_tiles; ++k) {
@@ -315,8 +293,8 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
   for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      write_row<dim>(r, head, first_row + warp_row + m * 16 + i * 8 + g,
-                     max_score[m][i] * factor[m][i], warp_sum(sum[m][i], 4), out, lse,
+      write_row<dim>(r, head, first_row + warp_row + m * 16 + i * 8 + g, max_score[m][i],
+                     warp_sum(sum[m][i], 4), out, lse,
                      [&](int d) { return make_float2(o[m][d][2 * i], o[m][d][2 * i + 1]); });
 }
 

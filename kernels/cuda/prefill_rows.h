@@ -122,16 +122,26 @@ __device__ inline void write_row(const DevicePrefill& r, uint32_t head, uint32_t
   }
 }
 
-// Which tiles of keys a block attends, of its rows [first_row, first_row + rows).
+// Which tiles of keys a block attends, of its rows [first_row, first_row + rows): those that were
+// chosen for it, if some were, then all from `near` on. Its fields are numbers in this order.
 struct SeenTiles {
   uint32_t before;       // keys before the step
   uint32_t begin, end;   // tiles
   uint32_t masked_to;    // those before it have keys that some row does not see any more
   uint32_t masked_from;  // those from it on have keys that some row does not see yet
+  uint32_t listed = 0, near = 0, parts = 1;  // parts: of a tile of prefill_keys
+  const uint32_t* list = nullptr;
+  const float* biases = nullptr;
+
+  __device__ uint32_t tile(uint32_t i) const {
+    return i < listed ? list[i / parts] * parts + i % parts : near + (i - listed);
+  }
+  // Log2 of the weight of the tile's keys.
+  __device__ float bias(uint32_t i) const { return i < listed ? biases[i / parts] : 0.0f; }
 };
 template <bool windowed>
-__device__ inline SeenTiles seen_tiles(const DevicePrefill& r, uint32_t first_row, uint32_t rows,
-                                       uint32_t tile_keys) {
+__device__ inline SeenTiles seen_tiles(const DevicePrefill& r, uint32_t head, uint32_t first_row,
+                                       uint32_t rows, uint32_t tile_keys) {
   const uint32_t before = r.pages * r.page_tokens + r.window,
                  last_token = min((first_row + rows - 1) / r.group, r.n - 1);
   // To the last row's own key.
@@ -140,12 +150,29 @@ __device__ inline SeenTiles seen_tiles(const DevicePrefill& r, uint32_t first_ro
   if constexpr (windowed) {
     seen.begin = first_key(r, first_row / r.group) / tile_keys;
     seen.masked_to = (first_key(r, last_token) + tile_keys - 1) / tile_keys;
-  } else if (gridDim.z > 1) {  // every row sees all of a part's first tile
+    return seen;
+  }
+  if (r.tiles.room > 0) {
+    const std::size_t blocks = (r.n * r.group + prefill_rows - 1) / prefill_rows,
+                      at = head * blocks + first_row / prefill_rows;
+    seen.parts = prefill_keys / tile_keys;
+    seen.list = r.tiles.lists + at * r.tiles.room, seen.biases = r.tiles.biases + at * r.tiles.room;
+    seen.listed = r.tiles.counts[at] * seen.parts, seen.near = r.tiles.near * seen.parts;
+    seen.end = seen.listed + (seen.end - seen.near);
+    seen.masked_from = seen.listed + (seen.masked_from - seen.near);
+  }
+  if (gridDim.z > 1) {  // every row sees all of a part's first tile
     const uint32_t each = seen.masked_from / gridDim.z;
     seen.begin = blockIdx.z * each;
     if (blockIdx.z + 1 < gridDim.z) seen.end = seen.begin + each;
   }
   return seen;
+}
+// Less than the score of any key, times log2 e. Where a row sees nothing of the first tile, it is
+// not infinite.
+template <bool windowed>
+__device__ inline float least_score(float factor) {
+  return windowed ? -1e4f * factor : -INFINITY;
 }
 template <bool windowed>
 __device__ inline bool is_seen(const DevicePrefill& r, const SeenTiles& seen, uint32_t row,
@@ -159,6 +186,35 @@ __device__ inline bool is_seen(const DevicePrefill& r, const SeenTiles& seen, ui
 __device__ inline float score_factor(const DevicePrefill& r, uint32_t head, uint32_t row) {
   return fmaxf(r.q_scale[std::size_t{head} * r.q_room + row] * (r.largest[head * 2] * 1.44269504f),
                1e-30f);
+}
+
+// A sum of powers of two: 2^largest * sum. largest is finite.
+struct TileSum {
+  float largest, sum;
+  __device__ float log() const { return largest + log2f(sum); }
+};
+__device__ inline TileSum sum_of(const TileSum& a, const TileSum& b) {
+  const float largest = fmaxf(a.largest, b.largest);
+  return {largest,
+          a.sum * power_of_two(a.largest - largest) + b.sum * power_of_two(b.largest - largest)};
+}
+// Of a row of four threads that have `groups` groups of eight keys each (tile_group_of()): the sum
+// of e^score, of the best key of each group. score(group, n): of the thread's own keys.
+template <uint32_t groups, class Score>
+__device__ inline TileSum tile_sum(float factor, Score&& score) {
+  float best[groups], largest = -INFINITY, sum = 0;
+#pragma unroll
+  for (uint32_t group = 0; group < groups; ++group) {
+    best[group] = score(group, 0);
+#pragma unroll
+    for (uint32_t n = 1; n < 8; ++n) best[group] = fmaxf(best[group], score(group, n));
+    largest = fmaxf(largest, best[group]);
+  }
+  largest = warp_max(largest, 4) * factor;
+  const float offset = largest == -INFINITY ? -1e30f : largest;
+#pragma unroll
+  for (const float x : best) sum += power_of_two(x * factor - offset);
+  return {offset, warp_sum(sum, 4)};
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Exact prefill attention on the warp-group products of compute capability 9.0; what it reads, and
+// Prefill attention on the warp-group products of compute capability 9.0; what it reads, and
 // what it leaves, is as in prefill_attention.cu.
 //
 // A block has 128 query rows and goes once over the keys that they see. One warp group copies tiles
@@ -53,8 +53,9 @@ __device__ inline void copy_text(const DevicePrefill& r, const Places<dim>& at,
                              r.values + std::size_t{head} * r.room * dim};
   copy_matrix<dim>(at.queries, r.q + std::size_t{head} * r.q_room * dim, r.q_room, first_row,
                    prefill_rows, at.queries_full());
-  for (uint32_t tile = seen.begin; tile < seen.end; ++tile) {
-    const uint32_t i = tile - seen.begin, step = i % steps, parity = i / steps % 2 ^ 1;
+  for (uint32_t number = seen.begin; number < seen.end; ++number) {
+    const uint32_t i = number - seen.begin, step = i % steps, parity = i / steps % 2 ^ 1,
+                   tile = seen.tile(number);
 #pragma unroll
     for (uint32_t which = 0; which < 2; ++which) {
       wait_for(at.empty(which, step), parity);
@@ -78,10 +79,9 @@ struct GroupRows {
     for (int i = 0; i < dim / 2; ++i) o[i] = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Less than any product. Where a row sees nothing of the first tile, nothing is infinite.
-      max_score[i] = windowed ? -1e4f : -INFINITY;
-      sum[i] = 0;
       factor[i] = score_factor(r, head, row + 8 * i);
+      max_score[i] = least_score<windowed>(factor[i]);
+      sum[i] = 0;
     }
   }
 
@@ -114,19 +114,20 @@ struct GroupRows {
   }
 
   // Scores become weights; keep: what sums and outputs of tiles before are multiplied by.
-  __device__ void weigh() {
+  __device__ void weigh(float bias) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      float largest = max_score[i];
+      float largest = fmaxf(s[2 * i], s[2 * i + 1]);
 #pragma unroll
-      for (uint32_t k = 0; k < keys / 8; ++k)
+      for (uint32_t k = 1; k < keys / 8; ++k)
         largest = fmaxf(largest, fmaxf(s[4 * k + 2 * i], s[4 * k + 2 * i + 1]));
       largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(all_lanes, largest, 2));
+      largest = fmaxf(largest * factor[i] + bias, max_score[i]);
       // The first tile has a key that every row sees.
-      keep[i] = power_of_two((max_score[i] - largest) * factor[i]);
+      keep[i] = power_of_two(max_score[i] - largest);
       max_score[i] = largest;
-      const float offset = largest * factor[i];
+      const float offset = largest - bias;
       float tile_sum = 0;
 #pragma unroll
       for (uint32_t k = 0; k < keys / 8; ++k)
@@ -163,20 +164,21 @@ __device__ inline void attend_rows(const DevicePrefill& r, const Places<dim>& at
   const bool speaks = threadIdx.x % 128 == 0;
   GroupRows<dim, windowed> rows;
   rows.begin(r, head, row);
-  const auto weigh = [&](uint32_t tile) {
-    if (tile >= seen.masked_from || tile < seen.masked_to)
-      rows.mask(r, seen, row, tile * Places<dim>::keys);
-    rows.weigh();
+  const auto weigh = [&](uint32_t at, float bias) {
+    if (at >= seen.masked_from || at < seen.masked_to)
+      rows.mask(r, seen, row, seen.tile(at) * Places<dim>::keys);
+    rows.weigh(bias);
   };
   wait_for(at.queries_full(), 0);
   wait_for(at.full(0, 0), 0);
   rows.score(queries, at.key_tile(0));
   products_done<0>();
   if (speaks) arrive(at.empty(0, 0));
-  weigh(seen.begin);
+  weigh(seen.begin, seen.bias(seen.begin));
   rows.pack();
   uint32_t step = 0, parity = 0;  // of the tile whose values come next
-  for (uint32_t tile = seen.begin + 1; tile < seen.end; ++tile) {
+  for (uint32_t number = seen.begin + 1; number < seen.end; ++number) {
+    const float bias = seen.bias(number);
     const uint32_t next = step ^ 1, next_parity = parity ^ (next == 0);
     wait_for(at.full(0, next), next_parity);
     rows.score(queries, at.key_tile(next));
@@ -184,7 +186,7 @@ __device__ inline void attend_rows(const DevicePrefill& r, const Places<dim>& at
     rows.add_values(at.value_tile(step));
     products_done<1>();
     if (speaks) arrive(at.empty(0, next));
-    weigh(tile);
+    weigh(number, bias);
     products_done<0>();
     if (speaks) arrive(at.empty(1, step));
     rows.rescale();
@@ -197,8 +199,8 @@ __device__ inline void attend_rows(const DevicePrefill& r, const Places<dim>& at
 #pragma unroll
   for (int i = 0; i < 2; ++i)
     write_row<dim>(
-        r, head, row + 8 * i, rows.max_score[i] * rows.factor[i], warp_sum(rows.sum[i], 4), out,
-        lse, [&](int d) { return make_float2(rows.o[4 * d + 2 * i], rows.o[4 * d + 2 * i + 1]); });
+        r, head, row + 8 * i, rows.max_score[i], warp_sum(rows.sum[i], 4), out, lse,
+        [&](int d) { return make_float2(rows.o[4 * d + 2 * i], rows.o[4 * d + 2 * i + 1]); });
 }
 
 // Block (rows of queries, the last ones first; head; part of the keys).
@@ -217,13 +219,170 @@ __device__ inline void attend_text_wide(const DevicePrefill& r, float* out, floa
   __syncthreads();
   after_previous();
   const uint32_t head = blockIdx.y, first_row = (gridDim.x - 1 - blockIdx.x) * prefill_rows;
-  const SeenTiles seen = seen_tiles<windowed>(r, first_row, prefill_rows, Places<dim>::keys);
+  const SeenTiles seen = seen_tiles<windowed>(r, head, first_row, prefill_rows, Places<dim>::keys);
   if (threadIdx.x < 256) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 240;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     attend_rows<dim, windowed>(r, at, seen, head, first_row, out, lse);
   } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x == 256) copy_text<dim>(r, at, seen, head, first_row);
+  }
+}
+
+// ---- the sums of tiles, as prefill_tiles.cu has them
+
+constexpr uint32_t stages = 2 * steps;  // of keys alone
+
+template <int dim>
+__device__ inline uint32_t key_stage(const Places<dim>& at, uint32_t stage) {
+  return at.key_tile(0) + stage * Places<dim>::matrix;
+}
+
+// Every second query row of two blocks, as tiles.
+template <int dim>
+__device__ inline void copy_choosing_rows(const DevicePrefill& r, const Places<dim>& at,
+                                          uint32_t head) {
+  constexpr uint32_t pieces = dim / 8;
+  const uint16_t* q = r.q + std::size_t{head} * r.q_room * dim;
+  for (uint32_t i = threadIdx.x; i < prefill_rows * pieces; i += prefill_wide_threads) {
+    const uint32_t row = i / pieces, own = i % pieces,
+                   from = choosing_row(blockIdx.x * prefill_rows + row, r.group);
+    copy_async(at.queries + own / 8 * prefill_rows * 128 + row * 128 + (own % 8 ^ row % 8) * 16,
+               q + prefill_place(r.q_room, from < r.q_room ? from : 0, own * 8));
+  }
+  copies_given();
+  copies_done();
+  asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// Of two rows of a thread.
+template <int dim>
+struct TileSums {
+  static constexpr uint32_t keys = Places<dim>::keys, parts = prefill_keys / keys;
+  uint32_t row[2];
+  float factor[2];
+  TileSum sum[2];
+  float* out[2];
+
+  template <bool masked>
+  __device__ void add(const DevicePrefill& r, const SeenTiles& seen, uint32_t tile,
+                      float (&s)[keys / 2]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      TileSum of_tile = tile_sum<keys / 32>(factor[i], [&](uint32_t group, uint32_t n) {
+        const uint32_t k = group * 4 + n / 2;
+        const float x = s[4 * k + 2 * i + n % 2];
+        if constexpr (!masked) return x;
+        const uint32_t key = tile * keys + k * 8 + threadIdx.x % 4 * 2 + n % 2;
+        return is_seen<false>(r, seen, row[i], key) ? x : -INFINITY;
+      });
+      if (parts > 1 && tile % parts > 0) of_tile = sum_of(of_tile, sum[i]);
+      sum[i] = of_tile;
+      if (tile % parts == parts - 1 && threadIdx.x % 4 == 0 && out[i])
+        out[i][tile / parts] = of_tile.log();
+    }
+  }
+};
+
+template <int dim>
+__device__ inline void score_keys(float (&s)[Places<dim>::keys / 2], uint32_t queries,
+                                  uint32_t tile) {
+  products_begin();
+#pragma unroll
+  for (uint32_t d = 0; d < dim / 16; ++d) {
+    const uint32_t column = d / 4, within = 2 * (d % 4);
+    multiply_halves(s, descriptor_of(queries + column * prefill_rows * 128) + within,
+                    descriptor_of(tile + column * Places<dim>::keys * 128) + within, d > 0);
+  }
+  products_given();
+}
+
+// Tiles [begin, end) of a warp group's 64 rows. The products of the next tile are under way while
+// one is summed.
+template <int dim>
+__device__ inline void sum_rows(const DevicePrefill& r, const Places<dim>& at, uint32_t head,
+                                uint32_t first_head, uint32_t begin, uint32_t end) {
+  constexpr uint32_t keys = Places<dim>::keys;
+  const uint32_t group = threadIdx.x / 128,
+                 blocks = (r.n * r.group + prefill_rows - 1) / prefill_rows,
+                 block = blockIdx.x * 2 + group,
+                 own = threadIdx.x / warp % 4 * 16 + threadIdx.x % warp / 4;
+  const uint32_t queries = at.queries + group * 64 * 128;
+  const bool speaks = threadIdx.x % 128 == 0;
+  const SeenTiles seen{r.pages * r.page_tokens + r.window};
+  TileSums<dim> sums;
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t number = own + 8 * i;
+    sums.row[i] = choosing_row(block * prefill_choosing_rows + number, r.group);
+    sums.factor[i] = sums.row[i] < r.q_room ? score_factor(r, head, sums.row[i]) : 1.0f;
+    sums.out[i] = block < blocks
+                      ? r.tiles.scores + ((std::size_t{head - first_head} * blocks + block) *
+                                              prefill_choosing_rows +
+                                          number) *
+                                             r.tiles.room
+                      : nullptr;
+  }
+  float s[2][keys / 2];
+  const auto stage_of = [&](uint32_t tile) { return (tile - begin) % stages; };
+  const auto score = [&](float(&to)[keys / 2], uint32_t tile) {
+    const uint32_t stage = stage_of(tile);
+    wait_for(at.full(stage / steps, stage % steps), (tile - begin) / stages % 2);
+    score_keys<dim>(to, queries, key_stage(at, stage));
+  };
+  const auto add = [&](float(&from)[keys / 2], uint32_t tile) {
+    const uint32_t stage = stage_of(tile);
+    if (speaks) arrive(at.empty(stage / steps, stage % steps));
+    if ((tile + 1) * keys > seen.before) sums.template add<true>(r, seen, tile, from);
+    else sums.template add<false>(r, seen, tile, from);
+  };
+  score(s[0], begin);
+  for (uint32_t tile = begin; tile < end; tile += 2) {
+    if (tile + 1 < end) score(s[1], tile + 1), products_done<1>();
+    else products_done<0>();
+    add(s[0], tile);
+    if (tile + 1 >= end) break;
+    if (tile + 2 < end) score(s[0], tile + 2), products_done<1>();
+    else products_done<0>();
+    add(s[1], tile + 1);
+  }
+}
+
+// Block (two blocks of rows; head, from first_head on; part of the tiles).
+template <int dim>
+__device__ inline void sum_tiles_wide(const DevicePrefill& r, uint32_t first_head) {
+  extern __shared__ uint8_t wide_memory[];
+  constexpr uint32_t keys = Places<dim>::keys, parts = prefill_keys / keys;
+  const Places<dim> at{(shared_address(wide_memory) + 1023) / 1024 * 1024};
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < stages; ++i)
+      begin_barrier(at.full(i / steps, i % steps), 1),
+          begin_barrier(at.empty(i / steps, i % steps), 2);
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  after_previous();
+  const uint32_t head = first_head + blockIdx.y;
+  copy_choosing_rows<dim>(r, at, head);
+  __syncthreads();
+  const uint32_t before = r.pages * r.page_tokens + r.window,
+                 last_token = min(((blockIdx.x + 1) * 2 * prefill_rows - 1) / r.group, r.n - 1),
+                 all = (before + last_token) / prefill_keys + 1,
+                 each = (all + gridDim.z - 1) / gridDim.z, begin = min(blockIdx.z * each, all),
+                 end = min(begin + each, all);
+  if (begin >= end) return;
+  if (threadIdx.x < 256) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    sum_rows<dim>(r, at, head, first_head, begin * parts, end * parts);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x != 256) return;
+    const uint16_t* text = r.keys + std::size_t{head} * r.room * dim;
+    for (uint32_t tile = begin * parts; tile < end * parts; ++tile) {
+      const uint32_t i = tile - begin * parts, stage = i % stages;
+      wait_for(at.empty(stage / steps, stage % steps), i / stages % 2 ^ 1);
+      copy_matrix<dim>(key_stage(at, stage), text, r.room, tile * keys, keys,
+                       at.full(stage / steps, stage % steps));
+    }
   }
 }
 
@@ -239,6 +398,10 @@ extern "C" {
   __global__ void __launch_bounds__(prefill_wide_threads, 1)               \
       prefill_wide_window_##dim(DevicePrefill r, float* out, float* lse) { \
     attend_text_wide<dim, true>(r, out, lse);                              \
+  }                                                                        \
+  __global__ void __launch_bounds__(prefill_wide_threads, 1)               \
+      prefill_wide_tiles_##dim(DevicePrefill r, uint32_t first_head) {     \
+    sum_tiles_wide<dim>(r, first_head);                                    \
   }
 
 KVASIR_OF_DIM(64)

@@ -203,9 +203,11 @@ struct DeviceKernels {
                           const DeviceActivations& out, const DeviceCheck& check, float* lse,
                           float* mass);
 
-  // ---- attention of exact prefill, called in this order; arguments and out as above
+  // ---- attention of prefill, called in this order; arguments and out as above
   int (*prepare_prefill)(DeviceStream* stream, const DevicePrefill& r, const float* q,
                          const float* k, const float* v);
+  // Only where r.tiles.room > 0: chooses the tiles.
+  int (*choose_prefill)(DeviceStream* stream, const DevicePrefill& r);
   int (*attend_prefill)(DeviceStream* stream, const DevicePrefill& r, float* out, float* lse);
 
   // ---- attention of a layer whose queries see a window; all pointers device, arguments as above

@@ -162,7 +162,23 @@ constexpr uint32_t max_selecting_rows = [] {
 // Padded head dimensions. Few models have others, and the code for each is large.
 constexpr uint32_t attended_dims[] = {64, 128, 256};
 
-// A step of exact prefill in one layer: n tokens attend all tokens before them and themselves.
+// What a sparse prefill attends of the text before its newest part: for each block of prefill_rows
+// query rows, tiles of prefill_keys keys each. The first tile, with the sinks, is always one.
+struct DevicePrefillTiles {
+  uint32_t room = 0;    // tiles of a list; 0: every key is attended
+  uint32_t chosen = 0;  // expected number of tiles besides the first one
+  uint32_t near = 0;    // every block attends the tiles from this one on
+  uint32_t seed = 0;    // of the random numbers of the layer's first KV head; the next ones follow
+  uint32_t heads = 0;   // KV heads whose scores are in memory at once
+  // [heads][blocks][prefill_choosing_rows][room] log2 of the sum of e^score over a tile, in which
+  // the best key of each group stands for it
+  float* scores = nullptr;
+  uint32_t* lists = nullptr;   // [kv_heads][blocks][room] tiles, ascending
+  float* biases = nullptr;     // [kv_heads][blocks][room] log2 of the weight of a tile's keys
+  uint32_t* counts = nullptr;  // [kv_heads][blocks] tiles in the list
+};
+
+// A step of prefill in one layer: n tokens attend all tokens before them and themselves, or some.
 // Pages are in device memory, or in host memory that the device reads.
 struct DevicePrefill {
   uint32_t kv_heads, group, head_dim, dim, page_tokens;
@@ -192,8 +208,19 @@ struct DevicePrefill {
   // step needs it. prefill_part_floats() for each row of a part, in whole blocks of prefill_rows.
   float* parts = nullptr;
   uint32_t part_room = 0;  // rows
+  DevicePrefillTiles tiles = {};
 };
 constexpr uint32_t prefill_rows = 128, prefill_keys = 128;
+// One of two neighbouring query rows chooses for a block: every second token of each head.
+constexpr uint32_t prefill_choosing_rows = prefill_rows / 2;
+constexpr uint32_t prefill_tile_groups = prefill_keys / 8;
+constexpr uint32_t tile_group_of(uint32_t key) {  // of a tile
+  return key / 32 * 4 + key % 8 / 2;
+}
+constexpr uint32_t max_prefill_tiles = 12288;  // before `near`: they are in shared memory
+constexpr uint32_t choosing_row(uint32_t i, uint32_t group) {
+  return 2 * i + (group % 2 ? 0 : 2 * i / group % 2);
+}
 // What a row leaves of a part of the keys: its output, maximum and sum.
 constexpr std::size_t prefill_part_floats(uint32_t dim) { return dim + std::size_t{2}; }
 constexpr uint32_t max_prefill_part_rows = 512 * prefill_rows;  // of a layer in a step

@@ -1,5 +1,7 @@
 #include "engine/execution_plan.h"
 
+#include <algorithm>
+
 namespace kvasir {
 
 std::vector<Segment> segments_of(const SegmentFacts& f) {
@@ -62,6 +64,14 @@ static const char* name_of(Place place) {
       return "staging buffer";
   }
   return "";
+}
+
+bool ExecutionPlan::prefills_on_gpus() const {
+  const auto attends = [](const LayerRun& run) { return !run.segments.empty(); };
+  return std::any_of(runs.begin(), runs.end(), attends) &&
+         std::all_of(runs.begin(), runs.end(), [&](const LayerRun& run) {
+           return !attends(run) || run.attention == AttentionMode::gpu_prefill;
+         });
 }
 
 std::string ExecutionPlan::text(const std::vector<std::string>& names) const {

@@ -79,6 +79,8 @@ std::vector<Segment> segments_of(const SegmentFacts& facts);
 
 struct ExecutionPlan {
   std::vector<LayerRun> runs;  // in the order of the layers
+  // Whether GPUs attend, in a prefill, all layers whose queries see every token.
+  bool prefills_on_gpus() const;
   // One line a run: "layers 0-15 cuda:0: sinks cuda:0 (GPU copy), ...". names: of the GPUs.
   std::string text(const std::vector<std::string>& names) const;
 };

@@ -16,7 +16,9 @@ LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const Fallback why = chooses && step.trace ? Fallback::traced : Fallback::attends_everything;
   if (!step.documents.empty() || step.scores) return {GpuWork::none, Fallback::documents};
   if (c.gpus == 0 || step.trace || step.keys_only) return {GpuWork::none, why};
-  if (!chooses && !step.memory && n > 1 && !step.open) return {GpuWork::prefill, Fallback::none};
+  const bool by_tiles = step.plan.by_blocks && step.plan.strategy->has(StrategyInfo::samples_tiles);
+  if ((!chooses || by_tiles) && !step.memory && n > 1 && !step.open)
+    return {GpuWork::prefill, Fallback::none};
   const bool few = n <= KvMirror::max_tokens && (chooses || n == 1 || step.open);
   if (few && !step.probe && !step.asked && c.store.budget().bytes == 0)
     return {GpuWork::decode, Fallback::none};

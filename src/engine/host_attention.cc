@@ -116,7 +116,10 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
   const ForwardStep& step = c.step;
   const Plan& plan = step.plan;
   const uint32_t n = c.tokens(), first = first_needed(step, layer), kv = config_.layer(layer).kv;
-  const Selector* selector = plan.is_dense(kv) ? nullptr : step.selector;
+  // Without a sketch the layer attends everything: a GPU had no room, where none is made.
+  const bool lacks_sketch = plan.by_blocks && plan.strategy->has(StrategyInfo::needs_sketch) &&
+                            !c.store.sketch().is_current();
+  const Selector* selector = plan.is_dense(kv) || lacks_sketch ? nullptr : step.selector;
   std::fill_n(out, std::size_t{first} * config_.q_width(), 0.0f);
   std::fill_n(lse_.get(), std::size_t{first} * config_.heads, RecentQueries::no_total);
   const AttentionRequest request{.layer = kv,
@@ -261,9 +264,14 @@ void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
   const uint32_t page_tokens = c.store.shape().page.page_tokens;
   const uint64_t behind_sinks = pages.pages() > 1 ? c.store.sealed_tokens() - page_tokens : 0;
   const uint64_t lists = uint64_t{c.tokens()} * config_.kv_heads * layers;
+  const Plan& plan = c.step.plan;  // a sparse one reads its budget, in the mean
+  const uint64_t read = plan.by_blocks
+                            ? std::min(behind_sinks, plan.budget_tokens + plan.recent_tokens)
+                            : behind_sinks;
   ReadCounts counts;
-  counts.tokens_read = counts.tokens_present = behind_sinks * lists;
-  counts.pages_touched = behind_sinks / page_tokens * lists;
+  counts.tokens_present = behind_sinks * lists;
+  counts.tokens_read = read * lists;
+  counts.pages_touched = read / page_tokens * lists;
   attention_.add_counts(counts);
 }
 

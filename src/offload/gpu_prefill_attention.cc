@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "select/sampling.h"
 
 namespace kvasir {
 
@@ -39,6 +40,8 @@ void GpuPrefillAttention::release() {
   keys_ = {}, values_ = {}, q_ = {};
   q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {}, sink_scores_ = {},
   parts_ = {};
+  tile_scores_ = {}, tile_biases_ = {}, tile_lists_ = {}, tile_counts_ = {};
+  tile_heads_ = 0;
   staging_ = {}, bringing_ = {};
   room_ = q_room_ = part_room_ = window_room_ = address_room_ = placed_ = 0;
   sinks_stamp_ = 0, staging_room_ = 0;
@@ -64,7 +67,7 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
     const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, prefill_keys));
     RETURN_IF_ERROR(keys_.allocate(device_, kv_heads * more * dim, in_prefill));
     RETURN_IF_ERROR(values_.allocate(device_, kv_heads * more * dim, in_prefill));
-    room_ = more;
+    room_ = more, tile_heads_ = 0;
   }
   if (q_rows > q_room_) {
     q_room_ = 0, q_ = {}, q_scale_ = {}, sink_scores_ = {};
@@ -72,7 +75,7 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
     RETURN_IF_ERROR(q_scale_.allocate(device_, kv_heads * q_rows, in_prefill));
     if (!sink_logits_.empty())
       RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, in_prefill));
-    q_room_ = q_rows;
+    q_room_ = q_rows, tile_heads_ = 0;
   }
   make_part_room(n);
   return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, in_prefill);
@@ -90,6 +93,28 @@ void GpuPrefillAttention::make_part_room(uint32_t n) {
   part_room_ = 0, parts_ = {};
   if (parts_.allocate(device_, wanted * prefill_part_floats(dim), in_prefill).ok())
     part_room_ = wanted;
+}
+
+// Of as many KV heads at once as there is room for.
+Status GpuPrefillAttention::make_tile_room(const Plan& plan) {
+  const uint32_t page_tokens = shape_.page.page_tokens, sealed = pages_ * page_tokens;
+  const auto recent = static_cast<uint32_t>(std::min<uint64_t>(plan.recent_tokens, sealed));
+  near_tile_ = std::min((sealed - recent) / prefill_keys, max_prefill_tiles);
+  chosen_tiles_ = static_cast<uint32_t>(
+      std::min<uint64_t>(ceil_div(plan.budget_tokens, prefill_keys), near_tile_));
+  if (tile_heads_ > 0) return {};
+  tile_scores_ = {}, tile_biases_ = {}, tile_lists_ = {}, tile_counts_ = {};
+  const std::size_t tiles = room_ / prefill_keys, blocks = q_room_ / prefill_rows,
+                    lists = shape_.kv_heads * blocks;
+  RETURN_IF_ERROR(tile_lists_.allocate(device_, lists * tiles, in_prefill));
+  RETURN_IF_ERROR(tile_biases_.allocate(device_, lists * tiles, in_prefill));
+  RETURN_IF_ERROR(tile_counts_.allocate(device_, lists, in_prefill));
+  for (uint32_t heads = shape_.kv_heads;; heads = static_cast<uint32_t>(ceil_div(heads, 2))) {
+    Status s =
+        tile_scores_.allocate(device_, heads * blocks * prefill_choosing_rows * tiles, in_prefill);
+    if (s.ok()) return tile_heads_ = heads, Status();
+    if (s.code() != Code::no_memory || heads == 1) return s;
+  }
 }
 
 // For the window, the sinks and the centre of every layer.
@@ -320,13 +345,24 @@ Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, Dev
   return device_->status(error, in_prefill);
 }
 
-Status GpuPrefillAttention::prepare(const KvStore& store, uint32_t n, ThreadPool* pool,
-                                    DeviceStream* stream) {
+Status GpuPrefillAttention::prepare(const KvStore& store, const Plan& plan, uint32_t n,
+                                    ThreadPool* pool, DeviceStream* stream) {
   n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count(), ahead_ = 0;
+  sparse_ = plan.by_blocks, draw_ = store.tokens();
   RETURN_IF_ERROR(device_->status(ops_.wait(stream), in_prefill));
   RETURN_IF_ERROR(make_room(store, n));
+  if (sparse_) RETURN_IF_ERROR(make_tile_room(plan));
   RETURN_IF_ERROR(place(stream));
   return put_rows(store, pool, stream);
+}
+
+DevicePrefillTiles GpuPrefillAttention::tiles_of(uint32_t layer) const {
+  if (!sparse_) return {};
+  return {room_ / prefill_keys, chosen_tiles_,
+          near_tile_,           sample_seed(first_ + layer, 0, static_cast<uint32_t>(draw_)),
+          tile_heads_,          tile_scores_.get(),
+          tile_lists_.get(),    tile_biases_.get(),
+          tile_counts_.get()};
 }
 
 int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const float* q,
@@ -366,8 +402,10 @@ int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const flo
                         false,
                         0,
                         parts_.get(),
-                        part_room_};
-  const int error = ops_.prepare_prefill(stream, r, q, k, v);
+                        part_room_,
+                        tiles_of(layer)};
+  int error = ops_.prepare_prefill(stream, r, q, k, v);
+  if (!error && sparse_) error = ops_.choose_prefill(stream, r);
   return error ? error : ops_.attend_prefill(stream, r, out, lse);
 }
 

@@ -1,7 +1,8 @@
-// Exact attention of prefill on a GPU. GPU memory has a copy of the sealed pages, which grows with
-// the text. Each step copies the window, and the sinks when they change. A layer's pages that are
-// missing, as all are after a load, are copied while the layers before it are computed. The store's
-// stamps identify the copied data.
+// Attention of prefill on a GPU: of all tokens, or, by a sparse plan, of the tiles that the GPU
+// chooses (kernels/cuda/prefill_tiles.cu). GPU memory has a copy of the sealed pages, which grows
+// with the text. Each step copies the window, and the sinks when they change. A layer's pages that
+// are missing, as all are after a load, are copied while the layers before it are computed. The
+// store's stamps identify the copied data.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "base/status.h"
 #include "model/config.h"
 #include "offload/fallback.h"
+#include "select/plan.h"
 #include "store/kv_store.h"
 
 namespace kvasir {
@@ -36,9 +38,10 @@ class GpuPrefillAttention {
   }
   // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
-  // Makes room, copies what is in full precision, and waits for the stream. Code::no_memory: the
-  // text exceeds GPU memory, and the caller must release(). Code::device.
-  Status prepare(const KvStore& store, uint32_t n, ThreadPool* pool, DeviceStream* stream);
+  // Makes room, copies what is in full precision, and waits for the stream. plan: of the step.
+  // Code::no_memory: the text exceeds GPU memory, and the caller must release(). Code::device.
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool,
+                 DeviceStream* stream);
   // Copies the pages of a layer that are missing, on a stream of its own, and waits for them.
   // Code::corrupt (a damaged page of a mapped file). Code::device. Code::cancelled: pages copied so
   // far stay.
@@ -63,6 +66,8 @@ class GpuPrefillAttention {
   Status make_room(const KvStore& store, uint32_t n);
   Status make_step_room(const KvStore& store, uint32_t n);
   void make_part_room(uint32_t n);
+  Status make_tile_room(const Plan& plan);
+  DevicePrefillTiles tiles_of(uint32_t layer) const;
   Status make_window_room(const KvStore& store);
   Status make_extent_room(const KvStore& store, uint32_t n);
   Status make_address_room(uint32_t extents);
@@ -102,6 +107,7 @@ class GpuPrefillAttention {
   const uint32_t layers_;
   std::vector<const float*> sink_logits_;
   uint32_t n_ = 0, pages_ = 0, window_count_ = 0;  // of the step
+  bool sparse_ = false;
   bool centred_ = false;
   std::vector<Block> blocks_;
   std::vector<uint64_t> stamps_;  // [extents][layers] of the copied data; 0: nothing copied yet
@@ -112,6 +118,11 @@ class GpuPrefillAttention {
   uint64_t sinks_stamp_ = 0;
   DeviceBuffer<uint16_t> keys_, values_, q_;
   DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_, sink_scores_, parts_;
+  // Of a sparse step: DevicePrefillTiles, of room_ and q_room_ rows; tile_heads_ 0: no room yet.
+  uint32_t tile_heads_ = 0, chosen_tiles_ = 0, near_tile_ = 0;
+  uint64_t draw_ = 0;
+  DeviceBuffer<float> tile_scores_, tile_biases_;
+  DeviceBuffer<uint32_t> tile_lists_, tile_counts_;
   PinnedBuffer<std::byte> staging_;
   std::size_t staging_room_ = 0;  // bytes
   // Of bring(): two halves, one of which is filled while the other is copied.

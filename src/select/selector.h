@@ -238,6 +238,8 @@ struct StrategyInfo {
   // scores keys of more pages than it selects, in place
   static constexpr uint32_t reads_keys = 1024;
   static constexpr uint32_t reads_blocks = 256;  // usable for sparse prefill: Plan::by_blocks
+  // A GPU samples tiles in its place in sparse prefill: offload/gpu_prefill_attention.h.
+  static constexpr uint32_t samples_tiles = 32768;
   // A GPU implements it too: offload/gpu_selective_attention.h.
   static constexpr uint32_t on_device = 4096;
   // The tokens of a question may select as one: Plan::query_batch.

@@ -23,7 +23,8 @@ constexpr StrategyInfo strategies[] = {
     {"bounded", 0, 0.01, 512, make_bounded_selector,
      StrategyInfo::needs_sketch | StrategyInfo::spreads_budget | StrategyInfo::samples |
          StrategyInfo::takes_coverage | StrategyInfo::scans | StrategyInfo::reads_blocks |
-         StrategyInfo::batches_queries | StrategyInfo::on_device | StrategyInfo::compares_near},
+         StrategyInfo::batches_queries | StrategyInfo::on_device | StrategyInfo::compares_near |
+         StrategyInfo::samples_tiles},
     {"hnsw", 0, 0.02, 512, make_hnsw_selector,
      StrategyInfo::reads_keys | StrategyInfo::compares_near, IndexKind::hnsw},
     {"ood", 0, 0.02, 512, make_ood_selector, StrategyInfo::reads_keys | StrategyInfo::compares_near,

@@ -277,7 +277,8 @@ Status Session::plan_prefill(ForwardStep* step, uint64_t left, const Cancel* can
       make_read_plan(options_.read, sequence_.store.sealed_tokens(), model_->config().layers);
   if (!plan.strategy) return {};
   // the end of the prefill builds the sketch again
-  if (plan.strategy->has(StrategyInfo::needs_sketch) && !sequence_.store.sketch().is_current())
+  if (plan.strategy->has(StrategyInfo::needs_sketch) && !sequence_.store.sketch().is_current() &&
+      !forward_->plan().prefills_on_gpus())
     RETURN_IF_ERROR(build_sketch(cancel));
   if (!prefill_selector_)
     prefill_selector_ =

@@ -11,7 +11,9 @@
 #include "alignment.h"
 #include "backend/device_operations.h"
 #include "backend/kernels.h"
+#include "base/checked.h"
 #include "emulated.h"
+#include "select/sampling.h"
 #include "state.h"
 #include "work.h"
 
@@ -277,6 +279,87 @@ uint32_t first_key(const DevicePrefill& r, uint32_t token) {
   return r.window + token - static_cast<uint32_t>(own - first);
 }
 
+uint32_t blocks_of(const DevicePrefill& r) {
+  return static_cast<uint32_t>(ceil_div(r.n * r.group, prefill_rows));
+}
+
+int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
+  return enqueue(s, [=] {
+    const DevicePrefillTiles& tiles = r.tiles;
+    const std::size_t dim = r.dim;
+    const uint32_t before = r.pages * r.page_tokens + r.window, all = before + r.n,
+                   n = tiles.near > 1 ? tiles.near - 1 : 0;
+    Aligned<float> keys(all * dim), q(dim), scores(all), shares(std::max(n, 1u));
+    std::vector<uint32_t> chosen(std::max(n, 1u));
+    for (uint32_t h = 0; h < r.kv_heads; ++h) {
+      from_fixed(r.keys + std::size_t{h} * r.room * dim, all * dim, r.largest[2 * h], keys.get());
+      for (uint32_t block = 0; block < blocks_of(r); ++block) {
+        std::fill_n(shares.get(), n, 0.0f);
+        for (uint32_t i = 0; i < prefill_choosing_rows; ++i) {
+          const uint32_t row = choosing_row(block * prefill_choosing_rows + i, r.group),
+                         seen = before + row / r.group + 1;
+          if (row / r.group >= r.n) continue;
+          const std::size_t at = std::size_t{h} * r.q_room + row;
+          from_fixed(r.q + at * dim, dim, r.q_scale[at] / std::sqrt(static_cast<float>(r.head_dim)),
+                     q.get());
+          for (uint32_t t = 0; t < seen; ++t)
+            scores[t] = std::inner_product(q.get(), q.get() + dim, keys.get() + t * dim, 0.0f);
+          const auto tile_count = static_cast<uint32_t>(ceil_div(seen, prefill_keys));
+          std::vector<float> best(std::size_t{tile_count} * prefill_tile_groups, -INFINITY);
+          for (uint32_t t = 0; t < seen; ++t) {
+            float& x =
+                best[t / prefill_keys * prefill_tile_groups + tile_group_of(t % prefill_keys)];
+            x = std::max(x, scores[t]);
+          }
+          const float largest = *std::max_element(best.begin(), best.end());
+          double sum = 0;
+          for (const float x : best) sum += std::exp(double{x} - largest);
+          for (uint32_t t = prefill_tile_groups; t < tiles.near * prefill_tile_groups; ++t)
+            shares[t / prefill_tile_groups - 1] +=
+                static_cast<float>(std::exp(double{best[t]} - largest) / sum);
+        }
+        const float least =
+            0.1f * std::accumulate(shares.get(), shares.get() + n, 0.0f) / static_cast<float>(n);
+        for (uint32_t i = 0; i < n; ++i) shares[i] = std::max(shares[i], least);
+        const float threshold =
+            sample_threshold(cpu(), shares.get(), n, {tiles.chosen, tiles.chosen, 0});
+        const uint32_t found =
+            cpu().sample(shares.get(), n, 1, tiles.seed + h * 0x85ebca6bu + block * 0xc2b2ae3du,
+                         threshold, chosen.data());
+        const std::size_t at = std::size_t{h} * blocks_of(r) + block;
+        uint32_t* list = tiles.lists + at * tiles.room;
+        float* biases = tiles.biases + at * tiles.room;
+        list[0] = 0, biases[0] = 0;
+        for (uint32_t i = 0; i < found; ++i) {
+          const float share = shares[chosen[i]];
+          list[i + 1] = chosen[i] + 1;
+          biases[i + 1] = share < threshold ? std::log2(threshold / share) : 0;
+        }
+        tiles.counts[at] = tiles.near > 0 ? found + 1 : 0;
+      }
+    }
+    return 0;
+  });
+}
+
+// Rows of one block attend the tiles that it chose. Returns the first key of those that follow.
+uint32_t attend_tiles(const DevicePrefill& r, uint32_t head, uint32_t block, const QueryRows& query,
+                      const float* keys, const float* values, State* state) {
+  const std::size_t at = std::size_t{head} * blocks_of(r) + block, size = prefill_keys * r.dim;
+  uint32_t limits[32];
+  std::fill_n(limits, query.rows, prefill_keys);
+  for (uint32_t i = 0; i < r.tiles.counts[at]; ++i) {
+    const std::size_t tile = r.tiles.lists[at * r.tiles.room + i];
+    State part(query.rows, r.dim);
+    cpu().attend_rows(query, keys + tile * size, values + tile * size, prefill_keys, limits,
+                      part.view(), part.scratch.get());
+    for (uint32_t row = 0; row < query.rows; ++row)
+      part.m[row] += r.tiles.biases[at * r.tiles.room + i] * 0.693147181f;
+    cpu().merge(state->view(), part.view(), query.rows, r.dim);
+  }
+  return r.tiles.near * prefill_keys;
+}
+
 int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* lse) {
   if (const int error = check_attend_reading(r)) return error;
   return enqueue(s, [=] {
@@ -289,19 +372,20 @@ int attend_prefill(DeviceStream* s, const DevicePrefill& r, float* out, float* l
       from_fixed(r.values + std::size_t{h} * r.room * dim, all * dim, r.largest[2 * h + 1],
                  values.get());
       for (uint32_t begin = 0; begin < r.n * r.group; begin += together) {
-        const uint32_t rows = std::min(together, r.n * r.group - begin),
-                       first = first_key(r, begin / r.group);
-        uint32_t limits[32];
+        const uint32_t rows = std::min(together, r.n * r.group - begin);
+        uint32_t first = first_key(r, begin / r.group), limits[32];
         for (uint32_t i = 0; i < rows; ++i) {
           const std::size_t at = std::size_t{h} * r.q_room + begin + i;
           from_fixed(r.q + at * dim, dim, r.q_scale[at] / std::sqrt(static_cast<float>(r.head_dim)),
                      q.get() + i * dim);
-          limits[i] = before + (begin + i) / r.group + 1 - first;
         }
         State state(rows, r.dim);
         for (uint32_t i = 0; r.sink_scores && i < rows; ++i)
           state.m[i] = r.sink_scores[std::size_t{h} * r.q_room + begin + i], state.l[i] = 1;
         const QueryRows query{rows, r.dim, q.get(), nullptr, nullptr, nullptr};
+        if (r.tiles.room > 0)
+          first = attend_tiles(r, h, begin / prefill_rows, query, keys.get(), values.get(), &state);
+        for (uint32_t i = 0; i < rows; ++i) limits[i] = before + (begin + i) / r.group + 1 - first;
         cpu().attend_rows(query, keys.get() + first * dim, values.get() + first * dim,
                           limits[rows - 1], limits, state.view(), state.scratch.get());
         for (uint32_t i = 0; i < rows; ++i) {

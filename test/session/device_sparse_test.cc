@@ -1,0 +1,80 @@
+// Sparse prefill by a GPU.
+#include <cmath>
+
+#include "device_helpers.h"
+
+using namespace kvasir;
+using namespace kvasir::test;
+
+namespace {
+
+constexpr std::size_t text_tokens = 5400, exact_tokens = 4300;
+
+// The text on the GPU, of which the file has the beginning.
+std::unique_ptr<Session> read_by(const char* strategy, double fraction,
+                                 const std::shared_ptr<const Model>& model = device_model()) {
+  static const TempFolder folder;
+  static const std::string beginning = [] {
+    SessionOptions options;
+    options.threads = 2;
+    auto session = open_session(mini_model(), options);
+    read(session.get(), book_tokens(exact_tokens));
+    const std::string path = folder.file("beginning.kv");
+    REQUIRE(session->save(path, nullptr, {}).ok());
+    return path;
+  }();
+  SessionOptions options;
+  options.threads = 2;
+  options.read.strategy = strategy;
+  options.read.budget_fraction = fraction;
+  std::unique_ptr<Session> session;
+  REQUIRE(Session::load(model, beginning, options, false, nullptr, {}, &session).ok());
+  const auto tokens = book_tokens(text_tokens);
+  read(session.get(), std::span(tokens).subspan(exact_tokens));
+  return session;
+}
+
+bool says(const Session& session, const char* words) {
+  return session.stats_json().find(words) != std::string::npos;
+}
+
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, norm = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    difference += std::pow(double{a[i]} - double{b[i]}, 2);
+    norm += std::pow(double{a[i]}, 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+}  // namespace
+
+TEST_CASE(
+    "sparse prefill on a GPU: a budget of everything is exact prefill, a small one is close, and "
+    "closer than none") {
+  if (!device_model()) return;
+  const auto exact = read_by("full", 0), all = read_by("bounded", 1),
+             some = read_by("bounded", 0.25), none = read_by("window", 0);
+  CHECK(says(*exact, "\"sparse_tokens\":0,"));
+  for (Session* sparse : {all.get(), some.get()}) {
+    CHECK(says(*sparse, "\"sparse_tokens\":5400,"));
+    CHECK(says(*sparse, "chosen pages cuda:0 (GPU copy)"));
+  }
+  CHECK(says(*none, "chosen pages cpu"));
+  const std::vector<float> expected = logits_after(exact.get(), 1);
+  CHECK(distance(expected, logits_after(all.get(), 1)) < rounding);
+  const double without = distance(expected, logits_after(none.get(), 1)),
+               with = distance(expected, logits_after(some.get(), 1));
+  CHECK(with < without / 2);
+  // The CPU's choice is of quads, this one of tiles: both are near.
+  const auto processor = read_by("bounded", 0.25, mini_model());
+  MESSAGE("distance from exact logits: the GPU's ", with, ", the CPU's ",
+          distance(expected, logits_after(processor.get(), 1)), ", the window alone ", without);
+}
+
+TEST_CASE("sparse prefill on a GPU has the same bits each time") {
+  if (!device_model()) return;
+  const auto once = read_by("bounded", 0.1), again = read_by("bounded", 0.1);
+  const std::vector<float> expected = logits_after(once.get(), 2);
+  CHECK(logits_after(again.get(), 2) == expected);
+}
