@@ -6,6 +6,7 @@
 // of gemma3 answers 26 of 32 (28 with the right document alone), that of qwen35 21 of 32 (24).
 #include <algorithm>
 #include <cinttypes>
+#include <cmath>
 #include <numeric>
 
 #include "session/composition.h"
@@ -230,6 +231,20 @@ void Session::attend(std::vector<uint32_t> documents) {
   documents_planned_ = false;
 }
 
+// The budget of a document with `sealed` of `all` tokens, unless the caller has set one: documents
+// divide the least budget that one sequence would have.
+static void share_budget(uint64_t sealed, uint64_t all, SelectOptions* options) {
+  const StrategyInfo& info = *strategy_info(options->strategy);
+  const bool chosen = options->budget_tokens > 0 || options->budget_fraction > 0;
+  if (info.budget_fraction == 0 || chosen || all == 0) return;
+  const double tokens = static_cast<double>(sealed),
+               least = static_cast<double>(info.budget_floor) * tokens / static_cast<double>(all);
+  options->budget_tokens = std::max<uint64_t>(
+      1, static_cast<uint64_t>(std::ceil(std::max(info.budget_fraction * tokens, least))));
+  if (info.has(StrategyInfo::takes_coverage) && options->coverage == 0)
+    options->coverage = default_coverage;
+}
+
 // `auto` goes by the tokens of all chosen documents. A document without a sketch is short, or of an
 // older version: it is attended exactly.
 void Session::plan_documents() {
@@ -255,6 +270,7 @@ void Session::plan_documents() {
         log(2, (chosen(i).path + " has no sketch of its keys: all of it is attended").c_str());
     }
     if (own.strategy == "auto") own.strategy = "full";
+    share_budget(store.sealed_tokens(), sealed, &own);
     Plan& plan = document_plans_[i];
     plan = make_plan(own, store.sealed_tokens(), layers, session.sequence_.layer_errors);
     if (plan.strategy->make && store.pages().pages() > 1)

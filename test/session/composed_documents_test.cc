@@ -140,6 +140,23 @@ TEST_CASE("the small parts of a document are verified when it is composed") {
   CHECK(knows(session.get(), 1));
 }
 
+// Each of them alone would have it whole.
+TEST_CASE("documents that are attended divide the least budget of one sequence") {
+  SessionOptions options = options_of("quest");
+  options.select.dense_layers = 0;
+  auto session = compose(mini_model(), saved().long_paths, options, 3);
+  Answer answer;
+  REQUIRE(session->generate(question_of(1), briefly(), {}, &answer).ok());
+  uint64_t tokens = 0;
+  for (const DocumentReport& document : session->documents())
+    if (document.is_chosen) tokens += document.tokens;
+  REQUIRE(tokens > 3000);
+  const double part = static_cast<double>(answer.read.tokens_read) /
+                      static_cast<double>(answer.read.tokens_present);
+  CHECK(part * static_cast<double>(tokens) < 1.1 * 512);
+  CHECK(part * static_cast<double>(tokens) > 0.9 * 512);
+}
+
 TEST_CASE("documents of a composition take no memory for what is in their files") {
   for (const bool exact : {false, true}) {
     CAPTURE(exact);
