@@ -52,7 +52,7 @@ struct ForwardStep {
   const Cancel* cancel = nullptr;
 
   // Where set, layers of an exact prefill on a GPU are added to it while later ones are computed.
-  // The step has at least RecentQueries::capacity tokens.
+  // It may have pages of earlier steps. The step has at least RecentQueries::capacity tokens.
   KeySketch::Build* sketch = nullptr;
 
   // A span: its tokens go through a layer in chunks of so many, all of them before they go through

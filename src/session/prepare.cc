@@ -42,7 +42,7 @@ Status Session::finish_sketch(const Cancel* cancel) {
 
 // At the end of a prefill, or before its last `more` tokens: true the first time, and when the text
 // has grown by a quarter since.
-bool Session::sketch_is_due(uint32_t more) const {
+bool Session::sketch_is_due(uint64_t more) const {
   const KvStore& store = sequence_.store;
   const uint64_t pages = store.pages().pages() +
                          store.pages_after(uint64_t{store.window_count()} + more),
@@ -51,10 +51,25 @@ bool Session::sketch_is_due(uint32_t more) const {
          pages > built;
 }
 
-// Whether the last step of a prefill may find the sketch, while a GPU computes.
-bool Session::finds_sketch_in(const ForwardStep& step) const {
-  return !model_->device_weights().empty() && step.chunk == 0 && step.queries &&
-         step.size() >= RecentQueries::capacity && sketch_is_due(step.size());
+// Lets the last steps of a prefill find the sketch, while a GPU computes. Of a long text that is
+// only slightly less of it than all; in a short one it is at least half of the pages.
+void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
+  constexpr uint64_t tokens = 4096;  // a GPU takes longer for them than the CPU for all bases
+  const uint64_t chunk = options_.prefill_chunk, left = step->size() + step->follows;
+  if (model_->device_weights().empty() || step->chunk > 0 || !step->queries ||
+      step->size() < RecentQueries::capacity || !sketch_is_due(left))
+    return;
+  const KvStore& store = sequence_.store;
+  const auto pages_with = [&](uint64_t more) {
+    return store.pages().pages() + store.pages_after(store.window_count() + more);
+  };
+  const bool begins = left <= std::max(tokens, 2 * chunk) &&
+                      2 * uint64_t{pages_with(step->size())} >= pages_with(left);
+  if (!sketch->begun() && !begins) return;
+  const uint64_t steps =
+      1 + step->follows / chunk + (step->follows % chunk >= RecentQueries::capacity ? 1 : 0);
+  sketch->begin_step(static_cast<uint32_t>(steps));
+  step->sketch = sketch;
 }
 
 // Builds the sketch or the representatives of the planned strategy, if prefill has not built them

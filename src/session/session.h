@@ -277,8 +277,8 @@ class Session {
   // ---- sketch, representatives, index and single selection of a strategy (prepare.cc) ----------
   Status build_sketch(const Cancel* cancel);
   Status finish_sketch(const Cancel* cancel);
-  bool sketch_is_due(uint32_t more = 0) const;
-  bool finds_sketch_in(const ForwardStep& step) const;
+  bool sketch_is_due(uint64_t more = 0) const;
+  void plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const;
   Status prepare_strategy(const Cancel* cancel, Progress* progress);
   Status prefill_again(const Cancel* cancel, Progress* progress);
   bool chooses_once() const;

@@ -50,14 +50,13 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   } ended{*forward_, sequence_.store};
   make_room_for(&sequence_.tokens, all);
   next_logits_.resize(vocabulary);
+  KeySketch::Build sketch;
   while (*done < all) {
     if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
     ForwardStep step;
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
-    KeySketch::Build sketch;
-    if (request.kind == TextKind::document && *done + step.size() == all && finds_sketch_in(step))
-      step.sketch = &sketch;
+    if (request.kind == TextKind::document) plan_sketch(&sketch, &step);
     Status s = run_step(request, &step);
     if (s.code() == Code::no_memory && step.chunk > 0 && forward_->refuse_spans()) continue;
     RETURN_IF_ERROR(std::move(s));
@@ -75,7 +74,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     if (last) sequence_.logits.swap(next_logits_), sequence_.logits_at = sequence_.tokens.size();
     keep_checkpoint(request, all - *done);
     if (last && request.kind == TextKind::document && sketch_is_due() &&
-        !sequence_.store.take_sketch(std::move(sketch)))
+        !sequence_.store.take_sketch(std::move(sketch), cpu_kernels(), pool_.get(), request.cancel))
       RETURN_IF_ERROR(finish_sketch(request.cancel));
     if (request.progress && !request.progress->update(*done, all) && !last)
       return Status::error(Code::cancelled, "stopped by the progress callback");

@@ -145,34 +145,55 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
                       page % extent_pages, extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
-void KeySketch::begin(const PageStore& pages, uint32_t count, ThreadPool* pool,
-                      Build* build) const {
-  build->abandon();
-  Build made;
-  made.bases_ = std::make_shared<Bases>(2 * shape_.heads_total() * basis_floats());
-  made.pages_ = count;
-  const std::size_t extents = ceil_div(count, extent_pages);
-  made.extents_.reserve(std::max<std::size_t>(extents, pages.extents()));
-  while (made.extents_.size() < extents) made.extents_.push_back(new_extent(pool));
-  *build = std::move(made);
+// The same for any number of threads, as the bases are: layers find them in different steps.
+uint32_t KeySketch::group_layers() const {
+  constexpr uint32_t heads = 16;
+  return static_cast<uint32_t>(ceil_div(heads, shape_.kv_heads));
 }
 
-// Finds the bases of heads and covers their pages. False: a page of a mapped file is damaged.
-bool KeySketch::add_heads(const PageStore& pages, uint32_t first, uint32_t heads,
-                          const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
-                          const CancelLatch& latch, Build* build) const {
-  const uint32_t count = build->pages_;
-  Bases& bases = *build->bases_;
-  std::atomic<bool> intact{BasesBuild(pages, count, heads, queries, kernels, pool, latch)
-                               .run(first, first + heads, bases.floats.get(),
-                                    bases.floats.get() + shape_.heads_total() * basis_floats())};
-  const auto tasks = static_cast<uint32_t>(build->extents_.size() * heads);
-  pool->run(tasks, [&](uint32_t task, uint32_t) {
-    const uint32_t at = first + task % heads, e = task / heads;
-    for (uint32_t p = e * extent_pages; p < std::min(count, (e + 1) * extent_pages); ++p) {
+void KeySketch::begin(Build* build) const {
+  build->bases_ = std::make_shared<Bases>(2 * shape_.heads_total() * basis_floats());
+  build->extents_.clear();
+  build->covered_.assign(shape_.layers, 0);
+}
+
+// By the first `count` pages. False: a page of a mapped file is damaged.
+bool KeySketch::find_bases(const PageStore& pages, uint32_t count, Layers layers,
+                           const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
+                           const CancelLatch& latch, Build* build) const {
+  float* const a = build->bases_->floats.get();
+  const uint32_t heads = shape_.kv_heads;
+  return BasesBuild(pages, count, (layers.end - layers.first) * heads, queries, kernels, pool,
+                    latch)
+      .run(layers.first * heads, layers.end * heads, a, a + shape_.heads_total() * basis_floats());
+}
+
+void KeySketch::make_room(uint32_t count, ThreadPool* pool, Build* build) const {
+  const std::size_t extents = ceil_div(count, extent_pages);
+  build->extents_.reserve(extents);
+  while (build->extents_.size() < extents) build->extents_.push_back(new_extent(pool));
+}
+
+// Adds the pages before `count` that layers with bases miss, for which there is room. False: a page
+// of a mapped file is damaged.
+bool KeySketch::cover(const PageStore& pages, uint32_t count, Layers layers, const Kernels& kernels,
+                      ThreadPool* pool, const CancelLatch& latch, Build* build) const {
+  const auto extents = static_cast<uint32_t>(ceil_div(count, extent_pages));
+  const std::vector<uint32_t>& covered = build->covered_;
+  const uint32_t first = layers.first * shape_.kv_heads,
+                 heads = (layers.end - layers.first) * shape_.kv_heads,
+                 first_extent = *std::min_element(covered.begin() + layers.first,
+                                                  covered.begin() + layers.end) /
+                                extent_pages;
+  std::atomic<bool> intact{true};
+  pool->run((extents - std::min(first_extent, extents)) * heads, [&](uint32_t task, uint32_t) {
+    const uint32_t at = first + task % heads, e = first_extent + task / heads,
+                   layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
+    for (uint32_t p = std::max(e * extent_pages, covered[layer]);
+         p < std::min(count, (e + 1) * extent_pages); ++p) {
       if (!intact || latch.fired()) return;
-      if (pages.intact_page(at / shape_.kv_heads, at % shape_.kv_heads, p))
-        seal(&build->extents_[e], pages, bases, at, p, kernels);
+      if (pages.intact_page(layer, head, p))
+        seal(&build->extents_[e], pages, *build->bases_, at, p, kernels);
       else intact = false;
     }
   });
@@ -183,33 +204,57 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
                         ThreadPool* pool, const Cancel* cancel) {
   if (pages.pages() == 0) return {};
   const CancelLatch latch(cancel);
+  const uint32_t count = pages.pages();
+  const Layers all{0, shape_.layers};
   Build made;
-  begin(pages, pages.pages(), pool, &made);
-  if (!add_heads(pages, 0, shape_.heads_total(), queries, kernels, pool, latch, &made))
+  begin(&made);
+  make_room(count, pool, &made);
+  if (!find_bases(pages, count, all, queries, kernels, pool, latch, &made) ||
+      !cover(pages, count, all, kernels, pool, latch, &made))
     return pages.damaged();
   if (latch.fired())
     return Status::error(Code::cancelled, "cancelled; the sketch of the keys is unchanged");
-  take(std::move(made));
+  replace(std::move(made), count);
   return {};
 }
 
-void KeySketch::add_layer(const PageStore& pages, uint32_t layer, const QueryMoment& queries,
-                          const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
-                          Build* build) const {
+void KeySketch::add_layer(const PageStore& pages, uint32_t count, uint32_t layer,
+                          const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
+                          const Cancel* cancel, Build* build) const {
   const CancelLatch latch(cancel);
-  const uint32_t first = build->layers_, layers = layer + 1 - first, heads = shape_.kv_heads;
-  if (layers * heads < pool->threads() && layer + 1 < shape_.layers) return;
-  if (add_heads(pages, first * heads, layers * heads, queries, kernels, pool, latch, build) &&
-      !latch.fired())
-    build->layers_ = layer + 1;
+  Layers layers{layer, layer + 1};
+  if (build->covered_[layer] == 0) {
+    layers.first = group_begin(layer);
+    const bool ends = layers.end == std::min(layers.first + group_layers(), shape_.layers);
+    if (!ends || ++build->groups_ % build->steps_left_ != 0) return;
+  }
+  make_room(count, pool, build);
+  if (build->covered_[layer] == 0 &&
+      !find_bases(pages, count, layers, queries, kernels, pool, latch, build))
+    return;
+  if (cover(pages, count, layers, kernels, pool, latch, build) && !latch.fired())
+    std::fill(build->covered_.begin() + layers.first, build->covered_.begin() + layers.end, count);
 }
 
-void KeySketch::take(Build&& build) {
+bool KeySketch::take(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,
+                     const Cancel* cancel, Build&& build) {
+  const CancelLatch latch(cancel);
+  const uint32_t count = pages.pages();
+  const std::vector<uint32_t>& covered = build.covered();
+  if (!build.complete() || *std::max_element(covered.begin(), covered.end()) > count) return false;
+  make_room(count, pool, &build);
+  if (!cover(pages, count, {0, shape_.layers}, kernels, pool, latch, &build) || latch.fired())
+    return false;
+  replace(std::move(build), count);
+  return true;
+}
+
+void KeySketch::replace(Build&& build, uint32_t pages) {
   bases_ = std::move(build.bases_);
   basis_stamp_ = new_stamp();
   extents_ = std::move(build.extents_);
   file_.reset();
-  pages_ = built_pages_ = build.pages_;
+  pages_ = built_pages_ = pages;
 }
 
 Status KeySketch::reserve(uint32_t pages) {

@@ -271,21 +271,25 @@ void KvStore::add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMo
                             const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                             KeySketch::Build* build) const {
   // Another executor may have computed layers before it, whose pages are sealed by the commit.
-  for (uint32_t l = build->layers(); l <= layer; ++l)
+  const uint32_t sealed = pages_after(window_count_ + n);
+  for (uint32_t l = sketch_.group_begin(layer); l <= layer && sealed > 0; ++l)
     if (!sealed_ahead_[l]) return;
   try {
-    if (!build->begun())
-      sketch_.begin(pages_, pages_.pages() + pages_after(window_count_ + n), pool, build);
-    sketch_.add_layer(pages_, layer, queries, kernels, pool, cancel, build);
+    if (!build->begun()) sketch_.begin(build);
+    sketch_.add_layer(pages_, pages_.pages() + sealed, layer, queries, kernels, pool, cancel,
+                      build);
   } catch (const std::bad_alloc&) {
     build->abandon();
   }
 }
 
-bool KvStore::take_sketch(KeySketch::Build&& build) {
-  if (!build.complete(shape()) || build.pages() != pages_.pages()) return false;
-  sketch_.take(std::move(build));
-  return true;
+bool KvStore::take_sketch(KeySketch::Build&& build, const Kernels& kernels, ThreadPool* pool,
+                          const Cancel* cancel) {
+  try {
+    return sketch_.take(pages_, kernels, pool, cancel, std::move(build));
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
 }
 
 void KvStore::write(uint32_t layer, uint32_t n, const float* k, const float* v, ThreadPool* pool) {

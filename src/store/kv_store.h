@@ -255,13 +255,14 @@ class KvStore {
   Status build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels,
                       ThreadPool* pool, const Cancel* cancel, uint32_t open = 0);
 
-  // build_sketch() within a step of n tokens, layer by layer, each after its seal(); the step's
-  // pages are covered. Where a layer cannot be added the build stays incomplete.
+  // build_sketch() within steps, of which this one has n tokens, layer by layer, each after its
+  // seal(); the step's pages are covered. Where a layer cannot be added it stays as it was.
   void add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMoment& queries,
                      const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                      KeySketch::Build* build) const;
-  // After the commit of the step: false where the build is not complete.
-  bool take_sketch(KeySketch::Build&& build);
+  // After the commit of the last one: see KeySketch::take().
+  bool take_sketch(KeySketch::Build&& build, const Kernels& kernels, ThreadPool* pool,
+                   const Cancel* cancel);
 
   // Discards the representatives because some queries are unknown. Later steps find none.
   void forget_representatives() { representatives_.forget(); }

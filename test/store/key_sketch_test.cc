@@ -200,21 +200,90 @@ TEST_CASE("a sketch that is found layer by layer is the one that is found at onc
   KeySketch at_once(shape), by_layer(shape);
   REQUIRE(at_once.build(pages, nullptr, cpu_kernels(), &pool(2), nullptr).ok());
   KeySketch::Build build;
-  by_layer.begin(pages, pages.pages(), &pool(2), &build);
+  by_layer.begin(&build);
   for (uint32_t l = 0; l < layers; ++l) {
-    CHECK_FALSE(build.complete(shape));
-    by_layer.add_layer(pages, l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
+    CHECK_FALSE(build.complete());
+    by_layer.add_layer(pages, 70, l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
   }
-  REQUIRE(build.complete(shape));
-  by_layer.take(std::move(build));
+  REQUIRE(build.complete());
+  REQUIRE(by_layer.take(pages, cpu_kernels(), &pool(2), nullptr, std::move(build)));
   CHECK(contents(by_layer) == contents(at_once));
   CHECK(by_layer.built_pages() == 70);
   Cancel cancel;
   cancel.fire();
-  by_layer.begin(pages, pages.pages(), &pool(2), &build);
+  by_layer.begin(&build);
   for (uint32_t l = 0; l < layers; ++l)
-    by_layer.add_layer(pages, l, nullptr, cpu_kernels(), &pool(2), &cancel, &build);
-  CHECK_FALSE(build.complete(shape));
+    by_layer.add_layer(pages, 70, l, nullptr, cpu_kernels(), &pool(2), &cancel, &build);
+  CHECK_FALSE(build.complete());
+  CHECK_FALSE(by_layer.take(pages, cpu_kernels(), &pool(2), nullptr, std::move(build)));
+  CHECK(contents(by_layer) == contents(at_once));
+}
+
+TEST_CASE("a sketch that is found in several steps has the bases of each step's pages") {
+  constexpr uint32_t all_layers = 20, all_heads = 16, steps = 3;  // each layer is a group
+  const StoreShape many{all_layers, all_heads, shape.page};
+  PageStore pages(many);
+  const auto seal_to = [&](uint32_t end) {
+    const uint32_t first = pages.pages(), dim = many.page.dim;
+    REQUIRE(pages.reserve(end).ok());
+    Array<float> k(sketch_page_tokens * dim);
+    std::mt19937 random(end);
+    std::normal_distribution<float> normal;
+    for (uint32_t l = 0; l < all_layers; ++l)
+      for (uint32_t h = 0; h < all_heads; ++h)
+        for (uint32_t p = first; p < end; ++p) {
+          for (float& x : k) x = normal(random);
+          pages.seal(cpu_kernels(), l, h, p, k.data(), k.data());
+        }
+    pages.commit(end);
+  };
+  KeySketch sketch(many);
+  KeySketch::Build build;
+  sketch.begin(&build);
+  std::vector<KeySketch> at_once;  // of the pages of each step, then extended
+  for (uint32_t s = 0; s < steps; ++s) {
+    seal_to(20 + 20 * s);
+    KeySketch& whole = at_once.emplace_back(many);
+    REQUIRE(whole.build(pages, nullptr, cpu_kernels(), &pool(2), nullptr).ok());
+    build.begin_step(steps - s);
+    CHECK_FALSE(build.complete());
+    for (uint32_t l = 0; l < all_layers; ++l)
+      sketch.add_layer(pages, pages.pages(), l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
+    const auto found = static_cast<std::size_t>(all_layers) -
+                       std::count(build.covered().begin(), build.covered().end(), 0u);
+    CHECK(found == (s == 0 ? 6 : s == 1 ? 13 : 20));  // a third, a half, the rest
+    for (const uint32_t covered : build.covered())
+      CHECK((covered == 0 || covered == pages.pages()));
+  }
+  seal_to(70);  // of a step that added nothing
+  PageStore fewer(many);
+  KeySketch::Build copy(build);
+  CHECK_FALSE(sketch.take(fewer, cpu_kernels(), &pool(2), nullptr, std::move(copy)));
+  CHECK_FALSE(sketch.built());
+  REQUIRE(sketch.take(pages, cpu_kernels(), &pool(2), nullptr, std::move(build)));
+  CHECK(sketch.pages() == 70);
+  CHECK(sketch.built_pages() == 70);
+  for (KeySketch& whole : at_once) {
+    REQUIRE(whole.reserve(70).ok());
+    REQUIRE(whole.append(pages, cpu_kernels(), &pool(2)));
+  }
+  const std::size_t basis = many.page.dim * many.page.sketch_dim() * sizeof(float);
+  std::vector<uint32_t> layers_of(steps);
+  for (uint32_t l = 0; l < all_layers; ++l)
+    for (uint32_t s = 0; s < steps; ++s) {
+      uint32_t same = 0;
+      for (uint32_t h = 0; h < all_heads; ++h) {
+        bool equal =
+            std::memcmp(sketch.query_basis(l, h), at_once[s].query_basis(l, h), basis) == 0;
+        for (uint32_t e = 0; e < pages.extents(); ++e)
+          equal &= std::memcmp(sketch.extent(l, h, e), at_once[s].extent(l, h, e),
+                               many.page.sketch_bytes()) == 0;
+        same += equal;
+      }
+      CHECK((same == 0 || same == all_heads));
+      layers_of[s] += same == all_heads;
+    }
+  CHECK(layers_of == std::vector<uint32_t>{6, 7, 7});
 }
 
 TEST_CASE("a head's sketch is the same among many heads and among few") {
