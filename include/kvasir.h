@@ -384,7 +384,8 @@ struct kv_session_options {
   uint64_t context_tokens;    /* maximum length, up to the model's; 0: the model's */
   uint32_t window_tokens;     /* newest tokens in full precision, always attended; 0: 64 */
   uint32_t prefill_chunk;     /* tokens per prefill step, 1 to 4096; 0: 512, on a GPU or with many
-                               * experts 1024, or fewer to bound memory */
+                               * experts 1024, on GPUs of 32 GiB or more 2048, or fewer to bound
+                               * memory */
   uint32_t precision;         /* kv_precision */
   uint32_t flags;             /* KV_NO_LOOKUP */
   const kv_strategy* decode;  /* NULL: "auto". Has no effect with KV_PRECISION_F32 */

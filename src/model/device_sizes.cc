@@ -64,15 +64,25 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
   output = bytes_of(weights.output_norm);
   add(weights.output, &matrix, &output);
   output += Device::allocated_size(matrix);
-  const auto workspace = [&](bool routed) {
-    return device_workspace_bytes(config, expert_widths_of(config, weights, routed), usual_step);
+  const auto workspace = [&](bool routed, uint32_t step = usual_step) {
+    return device_workspace_bytes(config, expert_widths_of(config, weights, routed), step);
   };
   margin = workspace(false) + Device::allocated_size(piece) + window_step_bytes(config, usual_step);
+  large_margin = workspace(true, large_step) - workspace(true) +
+                 window_step_bytes(config, large_step) - window_step_bytes(config, usual_step) +
+                 stream_step(large_step) - stream_step(usual_step);
   // A device has each of the three states of its layers in one piece, which is rounded.
   const uint64_t states = config.state_size() * sizeof(float);
   if (states >= Device::rounded_bytes / 2) margin += 3 * Device::rounded_bytes;
   experts_margin = workspace(true) - workspace(false);
   stream_margin = stream_room();
+}
+
+// A step's queries, keys and values of a layer.
+uint64_t DeviceSizes::stream_step(uint32_t tokens) const {
+  const Widths w = widths_of(config_);
+  return Device::allocated_size(uint64_t{tokens} *
+                                ((2 * w.q + 2 * w.kv + config_.heads) * 4 + w.q * 2));
 }
 
 // Two layers' weights and two pieces of them; the vectors of all layers, which stay; keys and
@@ -84,10 +94,9 @@ uint64_t DeviceSizes::stream_room() const {
   const uint64_t piece_room = std::min<uint64_t>(weights, streamed_piece);
   const Widths w = widths_of(config_);
   const uint64_t tokens = std::min(config_.context, streamed_tokens),
-                 keys = tokens * w.kv * (2 + 4) + tokens / 8 * w.kv * 4,
-                 step = uint64_t{usual_step} * ((2 * w.q + 2 * w.kv + config_.heads) * 4 + w.q * 2);
+                 keys = tokens * w.kv * (2 + 4) + tokens / 8 * w.kv * 4;
   return vectors_ + 2 * Device::allocated_size(weights) + 2 * Device::allocated_size(piece_room) +
-         Device::allocated_size(keys) + Device::allocated_size(step) + experts_margin;
+         Device::allocated_size(keys) + stream_step(usual_step) + experts_margin;
 }
 
 DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {
@@ -110,8 +119,12 @@ DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> 
   return streaming.parts[0].layers > 0 ? streaming : plan;
 }
 
+uint64_t DeviceSizes::margin_on(const Device& device) const {
+  return margin + (usual_step_of(device) == large_step ? large_margin : 0);
+}
+
 uint64_t DeviceSizes::room(const Device& device) const {
-  return device.left() - std::min(device.left(), margin);
+  return device.left() - std::min(device.left(), margin_on(device));
 }
 
 void DeviceSizes::add(const Linear& linear, std::size_t* matrices, uint64_t* biases, RowRuns runs) {

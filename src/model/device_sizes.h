@@ -35,6 +35,7 @@ struct DeviceSizes {
   static constexpr std::size_t streamed_piece = std::size_t{16} << 20;
 
   DeviceSizes(const Weights& weights, const ModelConfig& config, const DeviceKernels& kernels);
+  uint64_t margin_on(const Device& device) const;
   uint64_t room(const Device& device) const;
   // For the layers from first_layer on. Where not everything fits, devices leave room for what
   // comes to them in prefill (WeightStream), unless not one layer would fit besides.
@@ -42,6 +43,7 @@ struct DeviceSizes {
 
   std::vector<LayerSizes> layers;
   uint64_t output = 0, margin = 0;  // a session's workspace and what weights come through
+  uint64_t large_margin = 0;        // what is added to it on devices of large steps
   uint64_t experts_margin = 0;      // of the workspace, for routed experts
   uint64_t stream_margin = 0;       // of prefill with weights that come when their turn comes
   std::size_t piece = piece_bytes;  // bytes that weights come in, at least those of any row
@@ -51,6 +53,7 @@ struct DeviceSizes {
   LayerSizes layer(const LayerWeights& w, const LayerConfig& c);
   void recurrent(const RecurrentWeights& w, std::size_t* matrices, uint64_t* base);
   uint64_t experts(const ExpertWeights& w, uint32_t count);
+  uint64_t stream_step(uint32_t tokens) const;
   uint64_t stream_room() const;
 
   const DeviceKernels& kernels_;

@@ -75,11 +75,12 @@ Status DeviceWeights::load_experts(const Weights& weights, uint32_t count, Devic
 }
 
 // What a device keeps free for a part of a model that it gets later, besides the sessions' margin.
-static uint64_t part_bytes(const DeviceSizes& part, const Linear& inputs, bool shares_output) {
-  uint64_t bytes = part.margin + part.experts_margin + (shares_output ? 0 : part.output);
+static uint64_t part_bytes(const DeviceSizes& part, const Linear& inputs, bool shares_output,
+                           const Device& device) {
+  uint64_t bytes = part.margin_on(device) + part.experts_margin + (shares_output ? 0 : part.output);
   // The matrix, and a step's inputs of it.
   bytes += Device::allocated_size(matrix_room(*cuda_kernels(), inputs.w)) +
-           Device::allocated_size(joined_bytes(inputs.w.cols, usual_step));
+           Device::allocated_size(joined_bytes(inputs.w.cols, usual_step_of(device)));
   for (const LayerSizes& l : part.layers) bytes += l.base + l.experts + l.attention;
   return bytes;
 }
@@ -97,8 +98,8 @@ Status DeviceWeights::upload_part(const Model& whole, const Model& model, const 
   const bool shares = weights.output.w.data == whole.weights().output.w.data;
   const DeviceSizes sizes(weights, config, kernels),
       whole_sizes(whole.weights(), whole.config(), kernels);
-  uint64_t needed =
-      part_bytes(sizes, inputs, shares) + whole_sizes.margin + whole_sizes.experts_margin;
+  uint64_t needed = part_bytes(sizes, inputs, shares, *last.device_) +
+                    whole_sizes.margin_on(*last.device_) + whole_sizes.experts_margin;
   bool streams = last.end_layer() < whole.config().depth();
   for (const DeviceWeights& d : devices) streams |= d.experts_end() < d.end_layer();
   if (streams) needed += whole_sizes.stream_margin;
@@ -169,8 +170,9 @@ static void plan_drafts(const Model& model, const std::vector<std::shared_ptr<De
   std::vector<uint64_t> rooms;
   for (const auto& device : devices) rooms.push_back(sizes->room(*device));
   DeviceSizes with = *sizes;
-  with.output += part_bytes(part, mtp.inputs.projection,
-                            weights.output.w.data == model.weights().output.w.data);
+  with.output +=
+      part_bytes(part, mtp.inputs.projection,
+                 weights.output.w.data == model.weights().output.w.data, *devices.back());
   if (with.plan(0, rooms).output || !sizes->plan(0, rooms).output) sizes->output = with.output;
 }
 
@@ -210,11 +212,12 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
       devices = {largest};
   }
 
-  missing = Status::error(
-      Code::no_memory,
-      "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64
-      " and the workspace %" PRIu64,
-      devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0].base, sizes.margin);
+  missing =
+      Status::error(Code::no_memory,
+                    "%s has %" PRIu64 " bytes for the model: one layer's weights take %" PRIu64
+                    " and the workspace %" PRIu64,
+                    devices[0]->name().c_str(), devices[0]->left(), sizes.layers[0].base,
+                    sizes.margin_on(*devices[0]));
   std::vector<DeviceWeights> result;
   uint32_t next = 0;
   for (std::size_t d = 0; d < devices.size() && next < config.depth(); ++d) {

@@ -135,8 +135,13 @@ inline DeviceActivations joined_inputs(std::byte* memory, uint32_t cols, uint32_
   return x;
 }
 
-// tokens that a session's workspace on a device is kept free for
-constexpr uint32_t usual_step = 1024;
+// Tokens of a prefill step that a session's workspace on a device is kept free for. Much of a large
+// device is idle at the ends of smaller steps.
+constexpr uint32_t usual_step = 1024, large_step = 2048;
+inline uint32_t usual_step_of(const Device& device) {
+  constexpr uint64_t large = uint64_t{32} << 30;
+  return device.budget() >= large ? large_step : usual_step;
+}
 
 // Device memory of an executor for steps of n tokens.
 inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t n) {

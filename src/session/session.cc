@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/checked.h"
+#include "model/gpu_workspace.h"
 #include "session/limits.h"
 
 namespace kvasir {
@@ -30,10 +31,12 @@ static uint32_t choose_chunk(const Model& model) {
     return uint64_t{s.heads_total()} * s.page.planes() * s.page.dim;
   };
   const uint64_t row = (floats(shape) + floats(windows)) * sizeof(float);
-  // Smaller chunks leave a large GPU idle.
-  const bool large = !model.device_weights().empty() || has_idle_experts(model.config(), 512);
-  uint32_t chunk = large ? 1024 : 512;
-  while (chunk > 128 && chunk * row > window_budget * (large ? 4 : 1)) chunk /= 2;
+  uint32_t chunk = has_idle_experts(model.config(), 512) ? 1024 : 512;
+  uint64_t most = window_budget * (chunk > 512 ? 4 : 1);
+  if (!model.device_weights().empty()) chunk = large_step, most = window_budget * 8;
+  for (const DeviceWeights& weights : model.device_weights())
+    chunk = std::min(chunk, usual_step_of(*weights.device()));
+  while (chunk > 128 && chunk * row > most) chunk /= 2;
   return chunk;
 }
 

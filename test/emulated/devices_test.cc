@@ -5,6 +5,7 @@
 #include "../session/device_helpers.h"
 #include "../session/wide_model.h"
 #include "emulated.h"
+#include "model/device_sizes.h"
 #include "model/gpu_workspace.h"
 #include "offload/kv_mirror.h"
 
@@ -263,4 +264,27 @@ TEST_CASE(
   CHECK(k.close_stream(stream) == 0);
   CHECK(k.release(context, memory) == 0);
   CHECK(k.close(context) == 0);
+}
+
+TEST_CASE("a device of much memory has larger steps, for which it keeps room") {
+  const auto opened = [] {
+    std::shared_ptr<const Model> model;
+    REQUIRE(open_on("cuda:0", 0, &model).ok());
+    return model;
+  };
+  const auto sizes_of = [](const Model& model) {
+    return DeviceSizes(model.weights(), model.config(),
+                       model.device_weights()[0].device()->kernels());
+  };
+  const auto small = opened();
+  const Device& device = *small->device_weights()[0].device();
+  CHECK(open_session(small)->stats().prefill_chunk == 1024);
+  CHECK(sizes_of(*small).room(device) + sizes_of(*small).margin == device.left());
+  Changed more(emulated::machine().free_bytes[0], uint64_t{64} << 30);
+  const auto large = opened();
+  const Device& larger = *large->device_weights()[0].device();
+  CHECK(open_session(large)->stats().prefill_chunk == 2048);
+  const DeviceSizes sizes = sizes_of(*large);
+  CHECK(sizes.large_margin > 0);
+  CHECK(sizes.room(larger) + sizes.margin + sizes.large_margin == larger.left());
 }

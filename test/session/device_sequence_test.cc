@@ -193,6 +193,56 @@ TEST_CASE(
   }
 }
 
+// 1,600 tokens go in steps of 512. Of the reader's two groups of layers, the second one's bases are
+// found in the third step, and the first one's in the fourth, which has 64 tokens.
+TEST_CASE("a prefill on a device finds its sketch in its last steps") {
+  if (!device_model()) return;
+  constexpr uint32_t early = 9, late = 0, third = 1536, all = 1600;
+  const auto tokens = book_tokens(3000);
+  SessionOptions o = bounded_options(200);
+  o.prefill_chunk = 512;
+  const auto floats_of = [](const Session& session, uint32_t layer) {
+    const PageShape& page = session.store().shape().page;
+    const float* basis = session.store().sketch().query_basis(layer, 0);
+    return std::vector<float>(basis, basis + page.dim * page.sketch_dim());
+  };
+  auto one = open_session(device_model(), o), other = open_session(device_model(), o);
+  read(one.get(), {tokens.data(), all});
+  CHECK(attends(*one));
+  std::vector<Token> ends(tokens.begin(), tokens.begin() + third);
+  ends.insert(ends.end(), tokens.begin() + 2000, tokens.begin() + 2000 + all - third);
+  read(other.get(), ends);
+  const KeySketch& sketch = one->store().sketch();
+  REQUIRE(sketch.built());
+  CHECK(sketch.pages() == one->store().pages().pages());
+  CHECK(sketch.built_pages() == sketch.pages());
+  CHECK(floats_of(*one, early) == floats_of(*other, early));
+  CHECK(floats_of(*one, late) != floats_of(*other, late));
+
+  auto processor = open_session(mini_model(), o);
+  read(processor.get(), {tokens.data(), all});
+  const std::span<const Token> next(tokens.data() + all, 40);
+  CHECK(mean_difference(score(processor.get(), next), score(one.get(), next)) < 0.2);
+
+  TempFolder folder;
+  REQUIRE(one->save(folder.file("a.kv"), nullptr, {}).ok());
+  const auto loaded = load(device_model(), folder.file("a.kv"), o);
+  CHECK(floats_of(*loaded, early) == floats_of(*one, early));
+  CHECK(loaded->store().sketch().built_pages() == sketch.pages());
+
+  // Of a prefill that is stopped no half sketch stays.
+  auto stopped = open_session(device_model(), o);
+  uint64_t done = 0;
+  const Status s = stopped->prefill_tokens(
+      {tokens.data(), all}, nullptr, nullptr, [](uint64_t at, uint64_t) { return at >= third; },
+      &done);
+  CHECK(s.code() == Code::cancelled);
+  CHECK(done == third);
+  CHECK_FALSE(stopped->store().sketch().built());
+  read(stopped.get(), {tokens.data() + done, all - done});
+  CHECK(stopped->store().sketch().built_pages() == sketch.pages());
+}
+
 TEST_CASE("prefill on a device measures the errors of layers as the CPU does") {
   if (!device_model()) return;
   const auto tokens = book_tokens(4100);
