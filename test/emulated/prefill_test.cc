@@ -100,7 +100,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "the last step of a text finds the sketch while the GPU computes, with the bits of one that is "
+    "the only step of a text finds the sketch while the GPU computes, with the bits of one that is "
     "found afterwards") {
   const auto tokens = book_tokens(2600);
   const TempFolder folder;
@@ -108,7 +108,7 @@ TEST_CASE(
     CAPTURE(std::string(devices));
     const auto model = model_on(devices);
     SessionOptions o = bounded_options(200);
-    o.prefill_chunk = 500;
+    o.prefill_chunk = 2000;
     const StoreShape& shape = model->store_shape();
     const auto saved = [&](bool fails) {
       auto session = open_session(model, o);
