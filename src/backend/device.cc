@@ -148,16 +148,16 @@ Status Device::allocate(std::size_t size, const char* subject, void** out) {
   return status(error, subject);
 }
 
-void Device::reserve_host(std::size_t staging_bytes) {
-  const auto reserve = [&](std::size_t bytes, std::byte** to, std::size_t* reserved) {
+void Device::reserve_host(std::size_t staging_bytes, std::size_t bytes) {
+  const auto reserve = [&](std::size_t size, std::byte** to, std::size_t* reserved) {
     void* memory = nullptr;
-    if (*to || kernels_.allocate_host(context_, bytes, &memory)) return;
-    *to = static_cast<std::byte*>(memory), *reserved = bytes;
+    if (*to || kernels_.allocate_host(context_, size, &memory)) return;
+    *to = static_cast<std::byte*>(memory), *reserved = size;
   };
   const std::scoped_lock lock(staging_mutex_, host_mutex_);
   reserve(staging_bytes, &staging_, &staging_bytes_);
   if (host_) return;
-  reserve(staging_bytes / 2 / FreeSpace::alignment * FreeSpace::alignment, &host_, &host_bytes_);
+  reserve(bytes / FreeSpace::alignment * FreeSpace::alignment, &host_, &host_bytes_);
   host_free_ = FreeSpace(host_bytes_);
 }
 

@@ -266,10 +266,10 @@ class Device : public std::enable_shared_from_this<Device> {
   void release(void* memory, std::size_t size);
 
   // Pinned host memory. The system pins a MiB in a third of a millisecond, so reserve_host() pins
-  // some in advance: `staging_bytes` for uploads of one session at a time, and half as much for
-  // longer uses. Without the reserve, and beyond it, allocate_host() asks the system.
-  // release_host() takes memory and size of an allocate_host().
-  void reserve_host(std::size_t staging_bytes);
+  // some in advance: `staging_bytes` for uploads of one session at a time, and `bytes` for longer
+  // uses. Without the reserve, and beyond it, allocate_host() asks the system. release_host() takes
+  // memory and size of an allocate_host().
+  void reserve_host(std::size_t staging_bytes, std::size_t bytes);
   Status allocate_host(std::size_t size, void** out);
   void release_host(void* memory, std::size_t size);
   // Exclusive to the caller while the lock is held.

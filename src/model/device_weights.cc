@@ -19,6 +19,16 @@ namespace kvasir {
 constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
                    max_staged = uint64_t{64} << 20;
 
+// Of a session's prefill in large steps: three layers' queries, keys and values on their way to the
+// host, and their pages on their way back.
+static uint64_t large_step_rows(const ModelConfig& config, const Device& device) {
+  constexpr uint64_t layers = 3, most = uint64_t{256} << 20;
+  if (usual_step_of(device) < large_step) return 0;
+  const Widths w = widths_of(config);
+  const uint64_t token = (w.q + 2 * w.kv + config.heads) * sizeof(float) + 4 * w.kv;
+  return std::min(layers * large_step * token, most);
+}
+
 // Where others have taken some of what was free, fewer layers: one of them makes room for the
 // workspace.
 Status DeviceWeights::load(const Weights& weights, const ModelConfig& config,
@@ -239,8 +249,9 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
       continue;
     }
     if (!s.ok()) return s;
-    part.device_->reserve_host(
-        std::clamp<uint64_t>(part.bytes_ / staged_share, min_staged, max_staged));
+    const uint64_t staged =
+        std::clamp<uint64_t>(part.bytes_ / staged_share, min_staged, max_staged);
+    part.device_->reserve_host(staged, staged / 2 + large_step_rows(config, *part.device_));
     next = part.end_layer();
     result.push_back(std::move(part));
     if (config.shares_kv()) break;

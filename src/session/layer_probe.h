@@ -15,8 +15,9 @@ namespace kvasir {
 
 class LayerProbe {
  public:
-  // tokens of a measuring step in sparse prefill; the step is exact
-  static constexpr uint32_t chunk = 128;
+  // Tokens of a measuring step, which is exact, in sparse prefill, and in the prefill of a GPU, which
+  // waits while the CPU measures.
+  static constexpr uint32_t chunk = 128, gpu_chunk = 512;
 
   static bool is_due(const SequenceState& sequence);
   // Adds the measurement to a step. errors: [layers]; it must outlive the step.

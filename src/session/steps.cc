@@ -138,9 +138,11 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   const bool document = request.kind == TextKind::document,
              by_plan = request.kind == TextKind::answer || (!document && !chooses_once()),
              probes = document && LayerProbe::is_due(sequence_);
-  const uint32_t max_chunk = probes && options_.read.strategy != "full"
-                                 ? std::min(options_.prefill_chunk, LayerProbe::chunk)
-                                 : options_.prefill_chunk;
+  uint32_t max_chunk = options_.prefill_chunk;
+  if (probes && !model_->device_weights().empty())
+    max_chunk = std::min(max_chunk, LayerProbe::gpu_chunk);
+  if (probes && options_.read.strategy != "full")
+    max_chunk = std::min(max_chunk, LayerProbe::chunk);
   const std::size_t all = request.tokens.size(), n = std::min<std::size_t>(max_chunk, all - done);
   const bool last = done + n == all;
   step->tokens = request.tokens.subspan(done, n);

@@ -147,7 +147,7 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
 
 // The same for any number of threads, as the bases are: layers find them in different steps.
 uint32_t KeySketch::group_layers() const {
-  constexpr uint32_t heads = 16;
+  constexpr uint32_t heads = 8;
   return static_cast<uint32_t>(ceil_div(heads, shape_.kv_heads));
 }
 
