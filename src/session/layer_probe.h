@@ -15,8 +15,8 @@ namespace kvasir {
 
 class LayerProbe {
  public:
-  // Tokens of a measuring step, which is exact, in sparse prefill, and in the prefill of a GPU, which
-  // waits while the CPU measures.
+  // Tokens of a measuring step, which is exact: in sparse prefill, and in the prefill of a GPU,
+  // which waits while the CPU measures.
   static constexpr uint32_t chunk = 128, gpu_chunk = 512;
 
   static bool is_due(const SequenceState& sequence);
