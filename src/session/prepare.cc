@@ -52,7 +52,7 @@ bool Session::sketch_is_due(uint64_t more) const {
 }
 
 // Lets the last steps of a prefill find the sketch, while a GPU computes. Of a long text that is
-// only slightly less of it than all; in a short one it is at least half of the pages.
+// only slightly less of it than all; in a short one it is at least three quarters.
 void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
   constexpr uint64_t tokens = 6144;  // in their time the CPU has time for all bases
   const uint64_t chunk = options_.prefill_chunk, left = step->size() + step->follows;
@@ -64,7 +64,7 @@ void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
     return store.pages().pages() + store.pages_after(store.window_count() + more);
   };
   const bool begins = left <= std::max(tokens, 3 * chunk) &&
-                      2 * uint64_t{pages_with(step->size())} >= pages_with(left);
+                      4 * uint64_t{pages_with(step->size())} >= 3 * uint64_t{pages_with(left)};
   if (!sketch->begun() && !begins) return;
   const uint64_t steps =
       1 + step->follows / chunk + (step->follows % chunk >= RecentQueries::capacity ? 1 : 0);
