@@ -384,8 +384,8 @@ struct kv_session_options {
   uint64_t context_tokens;    /* maximum length, up to the model's; 0: the model's */
   uint32_t window_tokens;     /* newest tokens in full precision, always attended; 0: 64 */
   uint32_t prefill_chunk;     /* tokens per prefill step, 1 to 4096; 0: 512, on a GPU or with many
-                               * experts 1024, on GPUs of 32 GiB or more 2048, or fewer to bound
-                               * memory */
+                               * experts 1024, on GPUs with 32 GiB or more for the library 2048, or
+                               * fewer to bound memory */
   uint32_t precision;         /* kv_precision */
   uint32_t flags;             /* KV_NO_LOOKUP */
   const kv_strategy* decode;  /* NULL: "auto". Has no effect with KV_PRECISION_F32 */
@@ -1114,7 +1114,9 @@ typedef enum kv_param {
   KV_PARAM_BUDGET_FRACTION = 2, /* part of the sealed tokens, over 0 to 1. Default, with a minimum
                                  * of 512 tokens: "bounded" 0.01, "quest" "flat" "ood" "hnsw" 0.02,
                                  * "filter-layers" 0.067. "dipr" "dipr-graph": 0.1, at least 1024
-                                 * tokens, as an upper limit. Of prefill: 0.1 */
+                                 * tokens, as an upper limit. Documents that an answer attends
+                                 * together divide the minimum; a budget that is set holds for
+                                 * each. Of prefill: 0.1 */
   KV_PARAM_DENSE_LAYERS = 3,    /* layers with full attention. Default: "quest" 2, others 0. They
                                  * are the layers with the largest error of the strategy, measured
                                  * in prefill. Below 2048 sealed tokens, and in a kv_cache, they are

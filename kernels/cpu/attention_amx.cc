@@ -29,6 +29,8 @@ void configure() {
   for (int i = 0; i < 4; ++i) c.rows[i] = tile_rows, c.row_bytes[i] = tile_columns * 4;
   c.rows[4] = Parts<Groups>::groups * 2, c.row_bytes[4] = tile_columns * 4;
   c.rows[5] = tile_rows, c.row_bytes[5] = Parts<Groups>::bytes;
+  // GCC before 12.4 and 13.3 takes only its first 8 bytes as read.
+  __asm__ volatile("" : : "r"(&c) : "memory");
   _tile_loadconfig(&c);
 }
 
@@ -50,6 +52,8 @@ template <uint32_t Groups>
 void multiply_tile(const int8_t* q, const int8_t* unpacked, int32_t* out) {
   using P = Parts<Groups>;
   constexpr std::size_t token = Groups * 128, token_sums = tile_rows * tile_columns;
+  // GCC does not know that tile loads read memory.
+  __asm__ volatile("" : : "r"(q), "r"(unpacked) : "memory");
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);

@@ -83,13 +83,15 @@ std::vector<AttentionRequest> HostAttention::document_requests(const StepContext
 }
 
 // What a layer of each document has besides pages is verified at its first use.
-Status HostAttention::check_documents(std::span<const AttendedDocument> documents,
-                                      uint32_t layer) const {
+Status HostAttention::check_documents(std::span<const AttendedDocument> documents, uint32_t layer,
+                                      const CancelLatch& cancel) const {
   const auto checked = [&](const AttendedDocument& d) { return d.store->has_checked_rows(layer); };
   if (std::all_of(documents.begin(), documents.end(), checked)) return {};
   FirstFailure failure;
   pool_->run(static_cast<uint32_t>(documents.size()), [&](uint32_t d, uint32_t) {
-    if (Status s = documents[d].store->check_rows(layer); !s.ok()) failure.note(std::move(s));
+    if (cancel.fired()) return;
+    Status s = documents[d].store->check_rows(layer, cancel);
+    if (!s.ok()) failure.note(std::move(s));
   });
   return std::move(failure).take();
 }
@@ -99,7 +101,8 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
                                        const AttentionRequest& own, float* out) {
   const uint32_t n = c.tokens(), heads = layer.heads;
   const std::size_t width = n * layer.q_width(), lses = std::size_t{n} * heads;
-  RETURN_IF_ERROR(check_documents(c.step.documents, own.layer));
+  RETURN_IF_ERROR(check_documents(c.step.documents, own.layer, own.cancel));
+  if (own.cancel.fired()) return {};
   const std::vector<AttentionRequest> requests = document_requests(c, layer, own);
   attention_.add_centre_scores(own, 1, lse_.get());
   if (requests.size() > 1 && !c.step.documents[0].trace && attention_.can_run_together(requests)) {
@@ -159,7 +162,8 @@ Status HostAttention::score_documents(const StepContext& c, const LayerConfig& l
                                       const AttentionRequest& own) {
   DocumentScores& scores = *c.step.scores;
   if (!scores.layers[own.layer]) return {};
-  RETURN_IF_ERROR(check_documents(scores.documents, own.layer));
+  RETURN_IF_ERROR(check_documents(scores.documents, own.layer, own.cancel));
+  if (own.cancel.fired()) return {};
   const uint32_t rows = (c.tokens() - scores.first) * config_.group();  // of a KV head
   std::vector<AttentionRequest> requests;
   std::vector<std::size_t> begins;

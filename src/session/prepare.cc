@@ -31,8 +31,9 @@ Status Session::build_sketch(const Cancel* cancel) {
 }
 
 // Called at the end of a document, when the sequence has every token. After a cancel the next use
-// of the sketch builds it from the same queries. Drops an older sketch, so that the new one equals
-// that of an uncancelled call.
+// of the sketch builds it from the same queries. Drops an older sketch, so that on the CPU the new
+// one equals that of an uncancelled call. On a GPU its bases are of all pages then, not of those of
+// the last steps.
 Status Session::finish_sketch(const Cancel* cancel) {
   Status s = build_sketch(cancel);
   if (s.code() != Code::cancelled) return s;

@@ -286,7 +286,9 @@ void KvStore::add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMo
 bool KvStore::take_sketch(KeySketch::Build&& build, const Kernels& kernels, ThreadPool* pool,
                           const Cancel* cancel) {
   try {
-    return sketch_.take(pages_, kernels, pool, cancel, std::move(build));
+    const bool taken = sketch_.take(pages_, kernels, pool, cancel, std::move(build));
+    drop_resident_pages();
+    return taken;
   } catch (const std::bad_alloc&) {
     return false;
   }
@@ -425,7 +427,8 @@ KvStore KvStore::map(PageStore pages, KeySketch sketch, uint32_t window_tokens,
   return store;
 }
 
-Status KvStore::check_rows(uint32_t layer) const {
+Status KvStore::check_rows(uint32_t layer, const CancelLatch& cancel) const {
+  constexpr std::size_t piece = std::size_t{256} << 10;  // floats between two looks at `cancel`
   if (has_checked_rows(layer)) return {};
   RETURN_IF_ERROR(sketch_.check_bases(layer));
   const struct {
@@ -435,11 +438,15 @@ Status KvStore::check_rows(uint32_t layer) const {
                {format::SectionKind::window, {window_.get(), window_floats()}}};
   for (const auto& [kind, all] : parts) {
     if (all.empty()) continue;
-    const std::size_t n = all.size() / shape().layers;
+    const std::size_t n = all.size() / shape().layers, end = (layer + std::size_t{1}) * n;
     const CacheFile::Section& section = *rows_file_->find(kind);
-    if (!rows_file_->check(section, layer * n * sizeof(float), n * sizeof(float)))
-      return rows_file_->failure();
-    if (wrong_floats(all.subspan(layer * n, n))) return not_finite(*rows_file_, section);
+    for (std::size_t at = layer * n, size; at < end; at += size) {
+      if (cancel.fired()) return {};
+      size = std::min(piece, end - at);
+      if (!rows_file_->check(section, at * sizeof(float), size * sizeof(float)))
+        return rows_file_->failure();
+      if (wrong_floats(all.subspan(at, size))) return not_finite(*rows_file_, section);
+    }
   }
   rows_checked_[layer].store(true, std::memory_order_release);
   return {};

@@ -322,8 +322,8 @@ class KvStore {
   static KvStore map(PageStore pages, KeySketch sketch, uint32_t window_tokens,
                      const MappedRows& rows);
   // Verifies what a layer of such a store has besides pages, before its first use: sinks, window
-  // and bases. Any thread. Code::corrupt.
-  Status check_rows(uint32_t layer) const;
+  // and bases. Any thread. Code::corrupt. After `cancel` has fired the layer may stay unverified.
+  Status check_rows(uint32_t layer, const CancelLatch& cancel) const;
   bool has_checked_rows(uint32_t layer) const {
     return !rows_file_ || rows_checked_[layer].load(std::memory_order_acquire);
   }

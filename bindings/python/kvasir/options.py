@@ -93,7 +93,7 @@ class SessionOptions(CacheOptions, total=False):
     """Options of a session.
 
     context_tokens: maximum length of the sequence; 0 (default): the model's, the largest value
-    prefill_chunk: tokens per prefill step, 1 to 4096; 0 (default): 512, on a GPU 1024, or less
+    prefill_chunk: tokens per prefill step, 1 to 4096; 0 (default): 512, on a GPU more
     prefill: the Strategy of prefill, or its name; left out: "full", exact attention
     instructions: system text before the document, at most 1,000,000 bytes. For a loaded file: left
         out, the file's; another text raises ModelMismatchError
