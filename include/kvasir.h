@@ -1098,7 +1098,8 @@ KV_API kv_status kv_library_remove(kv_library* library, const char* name, kv_err
  * Prefill. kv_session_options.prefill takes "full", "bounded", "quest", "flat", "window" and
  * "filter-layers". All but "full" are sparse: several times faster for long texts, after 4096 exact
  * tokens. About forty neighbouring tokens then share one selection, and also attend sinks, window
- * and the newest 512 tokens. The KV cache differs slightly from the exact one
+ * and the newest 512 tokens. On a GPU, by "bounded", 128 query rows of a KV head share one. The KV
+ * cache differs slightly from the exact one
  * (kv_session_stats.sparse_tokens), least with "bounded". Parameters: EXACT_TOKENS; BUDGET_FRACTION
  * except for "window" (default 0.1, at least 2048 tokens); the layers of "filter-layers", which
  * attend everything.

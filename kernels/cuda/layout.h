@@ -187,7 +187,7 @@ constexpr std::size_t prefill_place(uint32_t rows, uint32_t row, uint32_t d) {
   return (std::size_t{d / prefill_columns} * rows + row) * prefill_columns +
          ((d / 8 % 8) ^ (row & 7)) * 8 + d % 8;
 }
-// The choice of tiles for sparse prefill: keys that are in shared memory at once, of two tiles.
+// The choice of tiles for sparse prefill: keys of one copy. Shared memory holds two.
 constexpr uint32_t prefill_choose_threads = 256;
 constexpr uint32_t prefill_choosing_keys(uint32_t dim) { return dim > 128 ? 32 : 64; }
 constexpr uint32_t prefill_choosing_bytes(uint32_t dim) {

@@ -1,5 +1,5 @@
-// Rows of exact prefill attention (prefill_attention.cu): where those of keys and values come from,
-// what a row of queries sees, and what it leaves.
+// Rows of prefill attention (prefill_attention.cu, prefill_wide.cu, prefill_tiles.cu): where those
+// of keys and values come from, what a row of queries sees, and what it leaves.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -123,7 +123,8 @@ __device__ inline void write_row(const DevicePrefill& r, uint32_t head, uint32_t
 }
 
 // Which tiles of keys a block attends, of its rows [first_row, first_row + rows): those that were
-// chosen for it, if some were, then all from `near` on. Its fields are numbers in this order.
+// chosen for it, if some were, then all from `near` on. begin, end,
+// masked_to and masked_from are positions in this order.
 struct SeenTiles {
   uint32_t before;       // keys before the step
   uint32_t begin, end;   // tiles

@@ -67,7 +67,9 @@ static const char* name_of(Place place) {
 }
 
 bool ExecutionPlan::prefills_on_gpus() const {
-  const auto attends = [](const LayerRun& run) { return !run.segments.empty(); };
+  const auto attends = [](const LayerRun& run) {
+    return run.first_layer < run.end_layer && !run.segments.empty();
+  };
   return std::any_of(runs.begin(), runs.end(), attends) &&
          std::all_of(runs.begin(), runs.end(), [&](const LayerRun& run) {
            return !attends(run) || run.attention == AttentionMode::gpu_prefill;

@@ -1,6 +1,6 @@
-// Prefill: a GPU attends all tokens over its copy of the pages. A layer goes to the store while
-// the next ones are computed: there are several of what is delivered, each with a stream of its
-// copies, so that the GPU has work while the CPU writes.
+// Prefill: a GPU attends all tokens, or chosen tiles of them, over its copy of the pages. A layer
+// goes to the store while the next ones are computed: there are several of what is delivered, each
+// with a stream of its copies, so that the GPU has work while the CPU writes.
 #include <algorithm>
 #include <utility>
 

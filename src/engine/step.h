@@ -51,7 +51,7 @@ struct ForwardStep {
   bool open = false;  // not all tokens may stay
   const Cancel* cancel = nullptr;
 
-  // Where set, layers of an exact prefill on a GPU are added to it while later ones are computed.
+  // Where set, layers of a prefill on a GPU are added to it while later ones are computed.
   // It may have pages of earlier steps. The step has at least RecentQueries::capacity tokens.
   KeySketch::Build* sketch = nullptr;
 

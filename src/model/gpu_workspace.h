@@ -163,7 +163,7 @@ inline std::size_t max_window_state_floats(uint32_t n, uint32_t heads, uint32_t 
     floats = std::max(floats, window_state_floats(each, heads, head_dim));
   return floats;
 }
-// Whether a step is attended by the kernels of exact prefill; rows of keys, and of queries.
+// Whether a step is attended by the kernels of prefill; rows of keys, and of queries.
 inline bool window_lays_out(uint32_t n, uint32_t head_dim, float softcap) {
   const uint32_t dim = PageShape::of(head_dim).dim;
   return n > max_selective_tokens && softcap == 0 &&

@@ -40,8 +40,7 @@ void GpuPrefillAttention::release() {
   keys_ = {}, values_ = {}, q_ = {};
   q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {}, sink_scores_ = {},
   parts_ = {};
-  tile_scores_ = {}, tile_biases_ = {}, tile_lists_ = {}, tile_counts_ = {};
-  tile_heads_ = 0;
+  release_tiles();
   staging_ = {}, bringing_ = {};
   room_ = q_room_ = part_room_ = window_room_ = address_room_ = placed_ = 0;
   sinks_stamp_ = 0, staging_room_ = 0;
@@ -63,19 +62,21 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
   const auto q_rows =
       static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), prefill_rows));
   if (rows > room_) {
+    release_tiles();
     room_ = 0, keys_ = {}, values_ = {};
     const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, prefill_keys));
     RETURN_IF_ERROR(keys_.allocate(device_, kv_heads * more * dim, in_prefill));
     RETURN_IF_ERROR(values_.allocate(device_, kv_heads * more * dim, in_prefill));
-    room_ = more, tile_heads_ = 0;
+    room_ = more;
   }
   if (q_rows > q_room_) {
+    release_tiles();
     q_room_ = 0, q_ = {}, q_scale_ = {}, sink_scores_ = {};
     RETURN_IF_ERROR(q_.allocate(device_, kv_heads * q_rows * dim, in_prefill));
     RETURN_IF_ERROR(q_scale_.allocate(device_, kv_heads * q_rows, in_prefill));
     if (!sink_logits_.empty())
       RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, in_prefill));
-    q_room_ = q_rows, tile_heads_ = 0;
+    q_room_ = q_rows;
   }
   make_part_room(n);
   return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, in_prefill);
@@ -95,6 +96,11 @@ void GpuPrefillAttention::make_part_room(uint32_t n) {
     part_room_ = wanted;
 }
 
+void GpuPrefillAttention::release_tiles() {
+  tile_heads_ = 0;
+  tile_scores_ = {}, tile_biases_ = {}, tile_lists_ = {}, tile_counts_ = {};
+}
+
 // Of as many KV heads at once as there is room for.
 Status GpuPrefillAttention::make_tile_room(const Plan& plan) {
   const uint32_t page_tokens = shape_.page.page_tokens, sealed = pages_ * page_tokens;
@@ -103,7 +109,7 @@ Status GpuPrefillAttention::make_tile_room(const Plan& plan) {
   chosen_tiles_ = static_cast<uint32_t>(
       std::min<uint64_t>(ceil_div(plan.budget_tokens, prefill_keys), near_tile_));
   if (tile_heads_ > 0) return {};
-  tile_scores_ = {}, tile_biases_ = {}, tile_lists_ = {}, tile_counts_ = {};
+  release_tiles();
   const std::size_t tiles = room_ / prefill_keys, blocks = q_room_ / prefill_rows,
                     lists = shape_.kv_heads * blocks;
   RETURN_IF_ERROR(tile_lists_.allocate(device_, lists * tiles, in_prefill));
@@ -350,7 +356,11 @@ Status GpuPrefillAttention::prepare(const KvStore& store, const Plan& plan, uint
   n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count(), ahead_ = 0;
   sparse_ = plan.by_blocks, draw_ = store.tokens();
   RETURN_IF_ERROR(device_->status(ops_.wait(stream), in_prefill));
-  RETURN_IF_ERROR(make_room(store, n));
+  if (!sparse_) release_tiles();
+  Status room = make_room(store, n);
+  if (room.code() == Code::no_memory && tile_heads_ > 0)
+    release_tiles(), room = make_room(store, n);
+  RETURN_IF_ERROR(std::move(room));
   if (sparse_) RETURN_IF_ERROR(make_tile_room(plan));
   RETURN_IF_ERROR(place(stream));
   return put_rows(store, pool, stream);

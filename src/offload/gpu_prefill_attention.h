@@ -67,6 +67,7 @@ class GpuPrefillAttention {
   Status make_step_room(const KvStore& store, uint32_t n);
   void make_part_room(uint32_t n);
   Status make_tile_room(const Plan& plan);
+  void release_tiles();
   DevicePrefillTiles tiles_of(uint32_t layer) const;
   Status make_window_room(const KvStore& store);
   Status make_extent_room(const KvStore& store, uint32_t n);

@@ -7,7 +7,7 @@
 // Of a step of which only some tokens may stay each token is attended as if alone: set_rows()
 // before prepare(), of a step of one token then, and set_row() before enqueue().
 //
-// A step of many tokens is attended by the kernels of exact prefill, on tensor cores, where they
+// A step of many tokens is attended by the kernels of prefill, on tensor cores, where they
 // have the layer's head size and its scores are not capped.
 #pragma once
 
