@@ -122,9 +122,20 @@ __device__ inline void write_row(const DevicePrefill& r, uint32_t head, uint32_t
   }
 }
 
+// Blocks of query rows of a KV head.
+__device__ inline std::size_t blocks_of(const DevicePrefill& r) {
+  return (r.n * r.group + prefill_rows - 1) / prefill_rows;
+}
+// Tiles of prefill_keys keys that rows before `end` see.
+__device__ inline uint32_t tiles_seen(const DevicePrefill& r, uint32_t end) {
+  const uint32_t before = r.pages * r.page_tokens + r.window,
+                 last_token = min((end - 1) / r.group, r.n - 1);
+  return (before + last_token) / prefill_keys + 1;
+}
+
 // Which tiles of keys a block attends, of its rows [first_row, first_row + rows): those that were
-// chosen for it, if some were, then all from `near` on. begin, end,
-// masked_to and masked_from are positions in this order.
+// chosen for it, if some were, then all from `near` on. begin, end, masked_to and masked_from are
+// positions in this order.
 struct SeenTiles {
   uint32_t before;       // keys before the step
   uint32_t begin, end;   // tiles
@@ -154,8 +165,7 @@ __device__ inline SeenTiles seen_tiles(const DevicePrefill& r, uint32_t head, ui
     return seen;
   }
   if (r.tiles.room > 0) {
-    const std::size_t blocks = (r.n * r.group + prefill_rows - 1) / prefill_rows,
-                      at = head * blocks + first_row / prefill_rows;
+    const std::size_t at = head * blocks_of(r) + first_row / prefill_rows;
     seen.parts = prefill_keys / tile_keys;
     seen.list = r.tiles.lists + at * r.tiles.room, seen.biases = r.tiles.biases + at * r.tiles.room;
     seen.listed = r.tiles.counts[at] * seen.parts, seen.near = r.tiles.near * seen.parts;

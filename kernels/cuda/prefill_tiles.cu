@@ -17,10 +17,6 @@ namespace {
 constexpr uint32_t rows_of_warp = 16, choosing = prefill_choosing_rows;
 static_assert(choosing == prefill_threads / warp * rows_of_warp);
 
-__device__ inline std::size_t blocks_of(const DevicePrefill& r) {
-  return (r.n * r.group + prefill_rows - 1) / prefill_rows;
-}
-
 // Block (block of rows; head, from first_head on; part of the tiles). A warp has 16 rows.
 template <int dim>
 __device__ void sum_tiles(const DevicePrefill& r, uint32_t first_head) {
@@ -34,8 +30,7 @@ __device__ void sum_tiles(const DevicePrefill& r, uint32_t first_head) {
   after_previous();
   // The first and last tile of a part; tiles that every block attends count in the sums of rows.
   const uint32_t before = r.pages * r.page_tokens + r.window,
-                 last_token = min(((block + 1) * prefill_rows - 1) / r.group, r.n - 1),
-                 all = (before + last_token) / prefill_keys + 1,
+                 all = tiles_seen(r, (block + 1) * prefill_rows),
                  each = (all + gridDim.z - 1) / gridDim.z, begin = blockIdx.z * each,
                  end = min(begin + each, all);
   if (begin >= end) return;
@@ -155,9 +150,7 @@ __global__ void __launch_bounds__(prefill_choose_threads)
   const uint32_t block = blockIdx.x, head = first_head + blockIdx.y, room = r.tiles.room,
                  lane = threadIdx.x % warp;
   after_previous();
-  const uint32_t before = r.pages * r.page_tokens + r.window,
-                 last_token = min(((block + 1) * prefill_rows - 1) / r.group, r.n - 1),
-                 all = (before + last_token) / prefill_keys + 1;
+  const uint32_t all = tiles_seen(r, (block + 1) * prefill_rows);
   const std::size_t at = head * blocks_of(r) + block;
   const float* scores =
       r.tiles.scores + (blockIdx.y * blocks_of(r) + block) * choosing * std::size_t{room};
@@ -192,7 +185,7 @@ __global__ void __launch_bounds__(prefill_choose_threads)
     shares[tile] = fmaxf(shares[tile], least);
   __syncthreads();
   const float threshold = tile_threshold(shares, n, r.tiles.chosen, &memory);
-  const uint32_t seed = r.tiles.seed + head * 0x85ebca6bu + block * 0xc2b2ae3du;
+  const uint32_t seed = r.tiles.seed_of(head, block);
   uint32_t* const list = r.tiles.lists + at * room;
   float* const biases = r.tiles.biases + at * room;
   if (threadIdx.x == 0) list[0] = 0, biases[0] = 0;

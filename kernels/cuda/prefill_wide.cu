@@ -303,8 +303,7 @@ template <int dim>
 __device__ inline void sum_rows(const DevicePrefill& r, const Places<dim>& at, uint32_t head,
                                 uint32_t first_head, uint32_t begin, uint32_t end) {
   constexpr uint32_t keys = Places<dim>::keys;
-  const uint32_t group = threadIdx.x / 128,
-                 blocks = (r.n * r.group + prefill_rows - 1) / prefill_rows,
+  const uint32_t group = threadIdx.x / 128, blocks = static_cast<uint32_t>(blocks_of(r)),
                  block = blockIdx.x * 2 + group,
                  own = threadIdx.x / warp % 4 * 16 + threadIdx.x % warp / 4;
   const uint32_t queries = at.queries + group * 64 * 128;
@@ -364,9 +363,7 @@ __device__ inline void sum_tiles_wide(const DevicePrefill& r, uint32_t first_hea
   const uint32_t head = first_head + blockIdx.y;
   copy_choosing_rows<dim>(r, at, head);
   __syncthreads();
-  const uint32_t before = r.pages * r.page_tokens + r.window,
-                 last_token = min(((blockIdx.x + 1) * 2 * prefill_rows - 1) / r.group, r.n - 1),
-                 all = (before + last_token) / prefill_keys + 1,
+  const uint32_t all = tiles_seen(r, (blockIdx.x + 1) * 2 * prefill_rows),
                  each = (all + gridDim.z - 1) / gridDim.z, begin = min(blockIdx.z * each, all),
                  end = min(begin + each, all);
   if (begin >= end) return;

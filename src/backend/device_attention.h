@@ -168,7 +168,7 @@ struct DevicePrefillTiles {
   uint32_t room = 0;    // tiles of a list; 0: every key is attended
   uint32_t chosen = 0;  // expected number of tiles besides the first one
   uint32_t near = 0;    // every block attends the tiles from this one on
-  uint32_t seed = 0;    // of the random numbers of the layer's first KV head; the next ones follow
+  uint32_t seed = 0;    // of the random numbers of the layer's first KV head and block
   uint32_t heads = 0;   // KV heads whose scores are in memory at once
   // [heads][blocks][prefill_choosing_rows][room] log2 of the sum of e^score over a tile, in which
   // the best key of each group stands for it
@@ -176,6 +176,11 @@ struct DevicePrefillTiles {
   uint32_t* lists = nullptr;   // [kv_heads][blocks][room] tiles, ascending
   float* biases = nullptr;     // [kv_heads][blocks][room] log2 of the weight of a tile's keys
   uint32_t* counts = nullptr;  // [kv_heads][blocks] tiles in the list
+
+  // As sample_seed() of select/sampling.h has it.
+  constexpr uint32_t seed_of(uint32_t head, uint32_t block) const {
+    return seed + head * 0x85ebca6bu + block * 0xc2b2ae3du;
+  }
 };
 
 // A step of prefill in one layer: n tokens attend all tokens before them and themselves, or some.

@@ -131,6 +131,7 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   run->windows_executor = has_windows_ ? number_ : on_cpu;
   run->share = hybrid ? hybrid_.share() : std::string();
   SegmentFacts facts{.attention = mode_, .executor = number_, .chosen = !c.attends_everything()};
+  if (mode_ == AttentionMode::gpu_prefill) facts.chosen = c.step.plan.by_blocks;
   facts.has_pages = c.store.pages().pages() > 0;
   facts.mapped = c.store.pages().mapped_bytes() > 0;
   facts.staged = run->staging != Fallback::none;

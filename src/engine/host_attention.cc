@@ -116,11 +116,7 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
   const ForwardStep& step = c.step;
   const Plan& plan = step.plan;
   const uint32_t n = c.tokens(), first = first_needed(step, layer), kv = config_.layer(layer).kv;
-  // No sketch is made for a step that GPUs should attend. If one lacks room, the CPU attends every
-  // token of its layers.
-  const bool lacks_sketch =
-      plan.by_blocks && plan.strategy->has(StrategyInfo::needs_sketch) && !c.store.sketch().built();
-  const Selector* selector = plan.is_dense(kv) || lacks_sketch ? nullptr : step.selector;
+  const Selector* selector = plan.is_dense(kv) || c.lacks_sketch() ? nullptr : step.selector;
   std::fill_n(out, std::size_t{first} * config_.q_width(), 0.0f);
   std::fill_n(lse_.get(), std::size_t{first} * config_.heads, RecentQueries::no_total);
   const AttentionRequest request{.layer = kv,

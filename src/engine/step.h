@@ -114,7 +114,12 @@ struct StepContext {
   uint64_t position() const {
     return store.tokens() + (step.documents.empty() ? 0 : step.documents.front().tokens_before);
   }
-  bool attends_everything() const { return !step.selector; }
+  bool attends_everything() const { return !step.selector || lacks_sketch(); }
+  // No sketch is made for a sparse prefill by GPUs. If one lacks room, the CPU attends every token.
+  bool lacks_sketch() const {
+    return step.plan.by_blocks && step.plan.strategy->has(StrategyInfo::needs_sketch) &&
+           !store.sketch().built();
+  }
   // Of the step's products. An open step has the method of one token.
   ProductMethod product_method() const {
     return step.open ? ProductMethod::few : ProductMethod::by_count;

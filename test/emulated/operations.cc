@@ -324,8 +324,7 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
         const float threshold =
             sample_threshold(cpu(), shares.get(), n, {tiles.chosen, tiles.chosen, 0});
         const uint32_t found =
-            cpu().sample(shares.get(), n, 1, tiles.seed + h * 0x85ebca6bu + block * 0xc2b2ae3du,
-                         threshold, chosen.data());
+            cpu().sample(shares.get(), n, 1, tiles.seed_of(h, block), threshold, chosen.data());
         const std::size_t at = std::size_t{h} * blocks_of(r) + block;
         uint32_t* list = tiles.lists + at * tiles.room;
         float* biases = tiles.biases + at * tiles.room;

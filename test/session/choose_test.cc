@@ -215,6 +215,27 @@ struct Scored {
   }
 };
 
+// One for each document: the step's tokens in `step` select.
+std::vector<AttentionRequest> requests_of(const Scored& s,
+                                          const std::vector<std::unique_ptr<Session>>& documents,
+                                          PageRange step, const Plan& plan, PageRange hidden,
+                                          const CancelLatch& latch) {
+  std::vector<AttentionRequest> requests;
+  for (const auto& document : documents)
+    requests.push_back({.layer = Scored::layer,
+                        .first = step.first,
+                        .tokens = step.end,
+                        .q = s.q.data(),
+                        .store = document->store(),
+                        .selector = s.estimates.get(),
+                        .plan = plan,
+                        .is_apart = true,
+                        .skipped = 4,
+                        .hidden = hidden,
+                        .cancel = latch});
+  return requests;
+}
+
 }  // namespace
 
 TEST_CASE("scores of documents do not depend on the tokens and heads that are scored with them") {
@@ -316,17 +337,7 @@ TEST_CASE("documents that are attended at once have the bits of those attended o
   select.budget_tokens = 256;
   const Plan plan = make_plan(select, s.documents[0]->store().sealed_tokens(), s.c.layers, {});
   const CancelLatch latch(nullptr);
-  std::vector<AttentionRequest> requests;
-  for (const auto& document : s.documents)
-    requests.push_back({.layer = Scored::layer,
-                        .tokens = 1,
-                        .q = s.q.data(),
-                        .store = document->store(),
-                        .selector = s.estimates.get(),
-                        .plan = plan,
-                        .is_apart = true,
-                        .skipped = 4,
-                        .cancel = latch});
+  std::vector<AttentionRequest> requests = requests_of(s, s.documents, {0, 1}, plan, {}, latch);
   const std::size_t n = requests.size(), width = s.c.q_width(), heads = s.c.heads;
   std::vector<float> out(n * width), lse(n * heads), one(n * width), one_lse(n * heads);
   REQUIRE(s.attention.can_run_together(requests));
@@ -360,19 +371,8 @@ TEST_CASE("a question attends documents at once with the bits of one by one, for
   Plan plan = make_plan(select, documents[0]->store().sealed_tokens(), s.c.layers, {});
   plan.query_batch = true;
   const CancelLatch latch(nullptr);
-  std::vector<AttentionRequest> requests;
-  for (const auto& document : documents)
-    requests.push_back({.layer = Scored::layer,
-                        .first = first,
-                        .tokens = tokens,
-                        .q = s.q.data(),
-                        .store = document->store(),
-                        .selector = s.estimates.get(),
-                        .plan = plan,
-                        .is_apart = true,
-                        .skipped = 4,
-                        .hidden = {5, 9},
-                        .cancel = latch});
+  std::vector<AttentionRequest> requests =
+      requests_of(s, documents, {first, tokens}, plan, {5, 9}, latch);
   const std::size_t n = requests.size(), width = tokens * s.c.q_width(), heads = tokens * s.c.heads;
   std::vector<float> one(n * width), one_lse(n * heads);
   for (std::size_t d = 0; d < n; ++d)

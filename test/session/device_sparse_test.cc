@@ -78,3 +78,22 @@ TEST_CASE("sparse prefill on a GPU has the same bits each time") {
   const std::vector<float> expected = logits_after(once.get(), 2);
   CHECK(logits_after(again.get(), 2) == expected);
 }
+
+TEST_CASE("sparse prefill with some layers on a GPU, which has no room for more, is as near") {
+  if (!device_model()) return;
+  std::shared_ptr<const Model> model;
+  for (uint64_t budget = uint64_t{1} << 20; !open_on("cuda", budget, &model).ok();
+       budget += uint64_t{1} << 20)
+    REQUIRE(budget < uint64_t{1} << 30);
+  REQUIRE(model->device_weights().front().layers().size() < model->config().layers);
+  // One session at a time has room.
+  const auto logits_by = [&](const char* strategy, double fraction, const char* words) {
+    const auto session = read_by(strategy, fraction, model);
+    CHECK(says(*session, words));
+    return logits_after(session.get(), 1);
+  };
+  const std::vector<float> exact = logits_by("full", 0, "\"sparse_tokens\":0,"),
+                           some = logits_by("bounded", 0.25, "chosen pages cpu"),
+                           none = logits_by("window", 0, "\"sparse_tokens\":5400,");
+  CHECK(distance(exact, some) < distance(exact, none) / 2);
+}

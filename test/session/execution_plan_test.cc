@@ -84,3 +84,19 @@ TEST_CASE("a plan in words does not say which layers' experts are on a GPU and w
   CHECK(text(true, 4) ==
         "layers 2-5 cuda:0:, experts cuda:0 up to layer 3, experts cpu from layer 4");
 }
+
+TEST_CASE("GPUs do not attend a prefill where a layer is the CPU's; an empty run counts not") {
+  const auto run_of = [](AttentionMode mode, uint32_t first, uint32_t end) {
+    return LayerRun{.first_layer = first,
+                    .end_layer = end,
+                    .attention = mode,
+                    .segments = segments_of(facts_of(mode))};
+  };
+  const LayerRun on_gpu = run_of(AttentionMode::gpu_prefill, 0, 4);
+  const LayerRun recurrent{.first_layer = 4, .end_layer = 5};  // attends nothing
+  CHECK_FALSE(ExecutionPlan{}.prefills_on_gpus());
+  CHECK_FALSE(ExecutionPlan{{recurrent}}.prefills_on_gpus());
+  CHECK(ExecutionPlan{{on_gpu, recurrent, run_of(AttentionMode::cpu, 5, 5)}}.prefills_on_gpus());
+  CHECK_FALSE(ExecutionPlan{{on_gpu, run_of(AttentionMode::cpu, 4, 5)}}.prefills_on_gpus());
+  CHECK_FALSE(ExecutionPlan{{run_of(AttentionMode::gpu_selective, 0, 4)}}.prefills_on_gpus());
+}
