@@ -12,6 +12,19 @@ namespace kvasir::os {
 // operation raises SIGFPE.
 void use_own_float_environment();
 
+// Scope in which subnormal numbers count as zero, where the CPU has such a mode. Many of them make
+// a computation several times as slow. Within the library's floating-point environment.
+class SubnormalsAsZero {
+ public:
+  SubnormalsAsZero();
+  ~SubnormalsAsZero();
+  SubnormalsAsZero(const SubnormalsAsZero&) = delete;
+  SubnormalsAsZero& operator=(const SubnormalsAsZero&) = delete;
+
+ private:
+  uint64_t before_ = 0;
+};
+
 // Scope of the library's work on the calling thread: the library's floating-point environment, and
 // no cancellation. pthread_cancel takes effect at the next cancellation point after it. Windows has
 // no cancellation.

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "base/checked.h"
+#include "os/calling_thread.h"
 #include "store/eigenvectors.h"
 #include "store/matrix_product.h"
 
@@ -177,6 +178,8 @@ void BasisFinder::solve(const float* r) {
 void BasisFinder::find(float* keys, const float* r, float* key_basis, float* query_basis) {
   scale(keys);
   make_moment(keys, r);
+  // The rotations of eigenvectors make numbers of all sizes.
+  const os::SubnormalsAsZero mode;
   leading_eigenvectors(kernels_, &moment_, n_, m_, &directions_, &variances_);
   for (uint32_t i = 0; i < n_; i += block) {  // L W
     const uint32_t rows = std::min(block, n_ - i);
