@@ -177,6 +177,8 @@ bool is_temporary_name(std::string_view name);
 // Advises the largest memory pages for the range. Touched memory then becomes resident in such
 // pages.
 void prefer_huge_pages(void* data, std::size_t size);
+// Advises the smallest ones, for memory of which a part is touched here and there.
+void prefer_small_pages(void* data, std::size_t size);
 
 uint32_t cpu_count();        // that this process may use
 uint64_t now_ns();           // monotonic

@@ -311,12 +311,23 @@ Status remove_file(const std::string& path) {
   return {};
 }
 
-void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
-#ifdef __linux__
-  constexpr uintptr_t huge = uintptr_t{2} << 20;  // on x86-64, and on aarch64 with pages of 4 KiB
+// On whole huge pages: x86-64's, and aarch64's with pages of 4 KiB.
+[[maybe_unused]] static void advise_huge(void* data, std::size_t size, int advice) {
+  constexpr uintptr_t huge = uintptr_t{2} << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(data) + huge - 1) / huge * huge;
   const uintptr_t end = (reinterpret_cast<uintptr_t>(data) + size) / huge * huge;
-  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, advice);
+}
+
+void prefer_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
+#ifdef __linux__
+  advise_huge(data, size, MADV_HUGEPAGE);
+#endif
+}
+
+void prefer_small_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t size) {
+#ifdef __linux__
+  advise_huge(data, size, MADV_NOHUGEPAGE);
 #endif
 }
 

@@ -23,6 +23,8 @@ bool random_bits(uint64_t* out) {
 // Large pages need an account that may lock memory.
 void prefer_huge_pages(void*, std::size_t) {}
 
+void prefer_small_pages(void*, std::size_t) {}
+
 uint32_t cpu_count() {
   DWORD_PTR own = 0, all = 0;
   // The masks are 0 for a process in several groups of 64 CPUs.

@@ -70,10 +70,11 @@ uint32_t KvStore::capacity_for(uint32_t rows) const {
   return static_cast<uint32_t>(round_up(wanted, capacity_step));
 }
 
-// All threads write a large window, and all of it will be written.
-static std::shared_ptr<float[]> make_rows(std::size_t floats) {
+// All threads write a large window. few: of each plane only the first and the last rows.
+static std::shared_ptr<float[]> make_rows(std::size_t floats, bool few = false) {
   std::shared_ptr<float[]> rows = make_buffer<float>(floats);
-  os::prefer_huge_pages(rows.get(), floats * sizeof(float));
+  const std::size_t bytes = floats * sizeof(float);
+  few ? os::prefer_small_pages(rows.get(), bytes) : os::prefer_huge_pages(rows.get(), bytes);
   return rows;
 }
 
@@ -81,7 +82,8 @@ static std::shared_ptr<float[]> make_rows(std::size_t floats) {
 // writable too. Moves them to the beginning of the buffer, to a larger one, or to one without
 // copies of the sequence. The old buffer stays until the new one is complete. In full precision it
 // may have gigabytes, so a cancellation is tested between two planes of a copy.
-Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const Cancel* cancel) {
+Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const Cancel* cancel,
+                           bool few) {
   const bool sole = is_sole(window_);
   appends_.here = sole || (appends_.here && !alters);
   if (appends_.here && first_row_ + rows <= capacity_) return {};
@@ -95,7 +97,7 @@ Status KvStore::own_window(uint32_t rows, bool alters, ThreadPool* pool, const C
     return {};
   }
   const uint32_t capacity = capacity_for(rows);
-  std::shared_ptr<float[]> own = make_rows(std::size_t{planes} * capacity * dim);
+  std::shared_ptr<float[]> own = make_rows(std::size_t{planes} * capacity * dim, few);
   const CancelLatch latch(cancel);
   run_tasks(pool, tasks, [&](uint32_t p, uint32_t) {
     if (!latch.fired()) std::copy_n(plane(p), size, own.get() + std::size_t{p} * capacity * dim);
@@ -215,7 +217,8 @@ Status KvStore::prepare(uint32_t n, Overlap overlap, ThreadPool* pool) {
   return prepare_pages(n, pool);
 }
 
-Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, const Cancel* cancel) {
+Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, const Cancel* cancel,
+                             bool few) {
   RETURN_IF_ERROR(keep_within_budget(tokens() + n, 0, n, cancel));
   // All steps of a prefill but the first follow a window; the first makes the room for it, and not
   // for more than the step has.
@@ -224,7 +227,7 @@ Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, cons
   const uint32_t kept =
       text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0;
   const bool alters = sealed > 0 && centre_.empty();
-  RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + n, alters, pool, cancel));
+  RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + n, alters, pool, cancel, few));
   sealed_ahead_.assign(shape().layers, false);
   centre_ahead_.clear(), in_span_ = false;
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
@@ -329,7 +332,8 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   if (first == 0 && sinks_) {
     sinks_stamp_ = new_stamp();
     const std::size_t size = std::size_t{tokens} * dim;
-    for (uint32_t i = 0; i < planes(); ++i) std::copy_n(plane(i), size, sinks_.get() + i * size);
+    run_tasks(pool, planes(),
+              [&](uint32_t i, uint32_t) { std::copy_n(plane(i), size, sinks_.get() + i * size); });
   }
   const bool ahead =
       std::find(sealed_ahead_.begin(), sealed_ahead_.end(), false) == sealed_ahead_.end();

@@ -164,9 +164,10 @@ class KvStore {
   // PageStore::reserve().
   using Overlap = Representatives::Overlap;
   Status prepare(uint32_t n, Overlap overlap = Overlap::nothing, ThreadPool* pool = nullptr);
-  // prepare() in two parts: first for write() and observe(), then for seal() and commit().
-  Status prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool,
-                      const Cancel* cancel = nullptr);
+  // prepare() in two parts: first for write() and observe(), then for seal() and commit(). few:
+  // seal_rows() is expected, which leaves few rows in the window.
+  Status prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, const Cancel* cancel = nullptr,
+                      bool few = false);
   Status prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel = nullptr);
   // A part of a later prepare_pages(n), while a GPU is at work: PageStore::make_spare.
   void prepare_ahead(uint32_t n, ThreadPool* pool) {
@@ -192,10 +193,12 @@ class KvStore {
   // commit(n) would seal. Requires a centre, so it does nothing for the first pages of a text.
   void seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // write() and seal() at once, also of the first pages of a text: rows that are sealed are not
-  // written to the window. No queries may be observed in the step, and nothing may attend its rows.
+  // written to the window, but for the first `attended` ones. No queries may be observed in the
+  // step, and nothing may attend its other rows.
   struct StepRows {
     uint32_t count;
     const float *k, *v;  // as for write()
+    uint32_t attended = 0;
   };
   // Whether it may be called: pages are sealed, none is spilled, and the centre is known or the
   // step begins the text.
@@ -354,12 +357,15 @@ class KvStore {
   }
   uint32_t capacity_for(uint32_t rows) const;
   Status own_window(uint32_t rows, bool alters = false, ThreadPool* pool = nullptr,
-                    const Cancel* cancel = nullptr);
+                    const Cancel* cancel = nullptr, bool few = false);
   // Call when window_count_ has decreased: later rows may belong to another store.
   void lowered() { appends_.here = is_sole(window_); }
   void fix_centre(uint32_t rows, uint32_t first_head, uint32_t heads, ThreadPool* pool);
   void begin_centre(uint32_t rows, ThreadPool* pool);
   void find_centre(uint32_t layer, uint32_t n, const float* k, ThreadPool* pool);
+  void write_unsealed(uint32_t layer, uint32_t head, const StepRows& rows, const float* centre);
+  void seal_copies(uint32_t layer, uint32_t p, uint32_t first, uint32_t end, const StepRows& rows,
+                   const float* centres, const Kernels& kernels);
   void copy_keys(uint32_t head, RowRange rows, const float* k, const float* centre,
                  float* to) const;
   void copy_values(uint32_t head, RowRange rows, const float* v, float* to) const;

@@ -98,56 +98,74 @@ void KvStore::find_centre(uint32_t layer, uint32_t n, const float* k, ThreadPool
   const uint32_t heads = shape().kv_heads, head_dim = shape().page.head_dim, dim = shape().page.dim,
                  first = n > shape().page.page_tokens ? shape().page.page_tokens : 0;
   if (centre_ahead_.empty()) centre_ahead_.assign(shape().heads_total() * dim, 0.0f);
-  pool->run(heads, [&](uint32_t h, uint32_t) {
-    double sums[max_dim] = {};
+  constexpr uint32_t part = 32;  // dimensions of a task
+  const auto parts = static_cast<uint32_t>(ceil_div(head_dim, part));
+  pool->run(heads * parts, [&](uint32_t task, uint32_t) {
+    const uint32_t h = task / parts, at = task % parts * part,
+                   count = std::min(part, head_dim - at);
+    double sums[part] = {};
     for (uint32_t r = first; r < n; ++r) {
-      const float* row = k + (std::size_t{r} * heads + h) * head_dim;
-      for (uint32_t d = 0; d < head_dim; ++d) sums[d] += static_cast<double>(row[d]);
+      const float* row = k + (std::size_t{r} * heads + h) * head_dim + at;
+      for (uint32_t d = 0; d < count; ++d) sums[d] += static_cast<double>(row[d]);
     }
-    float* centre = centre_ahead_.data() + (std::size_t{layer} * heads + h) * dim;
-    for (uint32_t d = 0; d < head_dim; ++d) centre[d] = static_cast<float>(sums[d] / (n - first));
+    float* centre = centre_ahead_.data() + (std::size_t{layer} * heads + h) * dim + at;
+    for (uint32_t d = 0; d < count; ++d) centre[d] = static_cast<float>(sums[d] / (n - first));
   });
 }
 
-// Pages of rows that are in the window, or partly so, are made of a copy of them.
+// Of the rows that seal_rows() does not seal, and of those that it leaves in the window too.
+void KvStore::write_unsealed(uint32_t layer, uint32_t head, const StepRows& rows,
+                             const float* centre) {
+  const uint32_t tokens = shape().page.page_tokens, n = rows.count,
+                 sinks = pages_.pages() > 0 ? 0 : tokens - std::min(tokens, window_count_),
+                 end = pages_after(window_count_ + n) * tokens;
+  for (const RowRange range : {RowRange{0, std::min(n, std::max(sinks, rows.attended))},
+                               RowRange{std::max(window_count_, end) - window_count_, n}}) {
+    copy_keys(head, range, rows.k, centre, window_row(layer, head, 0, window_count_ + range.first));
+    write_values(layer, head, range, rows.v);
+  }
+}
+
+// Page p of the step, of heads [first, end). It is made of a copy of its rows: those that are in
+// the window, then the step's, which have all heads next to each other.
+void KvStore::seal_copies(uint32_t layer, uint32_t p, uint32_t first, uint32_t end,
+                          const StepRows& rows, const float* centres, const Kernels& kernels) {
+  const uint32_t tokens = shape().page.page_tokens, dim = shape().page.dim,
+                 planes = shape().page.planes(), begin = p * tokens,
+                 old = std::min(std::max(window_count_, begin) - begin, tokens),
+                 from = begin + old - window_count_;
+  const std::size_t floats = std::size_t{tokens} * dim;
+  const Buffer<float> copies = make_buffer<float>((end - first) * planes * floats);
+  const auto copy = [&](uint32_t h, uint32_t which) {
+    return copies.get() + ((h - first) * planes + which % planes) * floats;
+  };
+  for (uint32_t h = first; h < end; ++h)
+    for (uint32_t which = 0; which < planes; ++which)
+      std::copy_n(window_row(layer, h, which, begin), old * dim, copy(h, which));
+  for (uint32_t t = old; t < tokens; ++t) {
+    const RowRange row{from + t - old, from + t - old + 1};
+    for (uint32_t h = first; h < end; ++h)
+      copy_keys(h, row, rows.k, centres + std::size_t{h} * dim, copy(h, 0) + t * dim);
+    for (uint32_t h = first; h < end && planes > 1; ++h)
+      copy_values(h, row, rows.v, copy(h, 1) + t * dim);
+  }
+  for (uint32_t h = first; h < end; ++h)
+    pages_.seal(kernels, layer, h, pages_.pages() + p, copy(h, 0), copy(h, 1));
+}
+
 void KvStore::seal_rows(uint32_t layer, const StepRows& rows, const Kernels& kernels,
                         ThreadPool* pool) {
-  const uint32_t n = rows.count, heads = shape().kv_heads, tokens = shape().page.page_tokens,
-                 dim = shape().page.dim, sealed = pages_after(window_count_ + n),
-                 kept = pages_.pages() > 0 ? 0 : tokens;  // sinks
-  if (centre_.empty()) find_centre(layer, n, rows.k, pool);
+  constexpr uint32_t together = 8;  // heads of a task: their copies fit the cache of a core
+  const uint32_t heads = shape().kv_heads, dim = shape().page.dim,
+                 groups = static_cast<uint32_t>(ceil_div(heads, together));
+  if (centre_.empty()) find_centre(layer, rows.count, rows.k, pool);
   const float* centres =
       (centre_.empty() ? centre_ahead_ : centre_).data() + std::size_t{layer} * heads * dim;
-  const std::size_t floats = std::size_t{tokens} * dim;
-  const auto write = [&](uint32_t h, RowRange range) {  // to the window
-    copy_keys(h, range, rows.k, centres + std::size_t{h} * dim,
-              window_row(layer, h, 0, window_count_ + range.first));
-    write_values(layer, h, range, rows.v);
-  };
-  const auto seal_page = [&](uint32_t h, uint32_t p, float* k, float* v) {
-    const uint32_t begin = p * tokens,
-                   old = std::min(std::max(window_count_, begin) - begin, tokens);
-    const RowRange range{begin + old - window_count_, begin + tokens - window_count_};
-    std::copy_n(window_row(layer, h, 0, begin), old * dim, k);
-    copy_keys(h, range, rows.k, centres + std::size_t{h} * dim, k + old * dim);
-    if (v != k) {
-      std::copy_n(window_row(layer, h, 1, begin), old * dim, v);
-      copy_values(h, range, rows.v, v + old * dim);
-    }
-    pages_.seal(kernels, layer, h, pages_.pages() + p, k, v);
-  };
-  const auto tasks = static_cast<uint32_t>(ceil_div(sealed, task_pages));
-  pool->run(heads * (tasks + 1), [&](uint32_t task, uint32_t) {
-    const uint32_t h = task % heads, first = task / heads * task_pages;
-    if (first >= sealed) {
-      const uint32_t end = sealed * tokens;
-      if (kept > window_count_) write(h, {0, std::min(n, kept - window_count_)});
-      return write(h, {std::max(window_count_, end) - window_count_, n});
-    }
-    const Buffer<float> copy = make_buffer<float>(shape().page.planes() * floats);
-    float* const v = copy.get() + (shape().page.planes() - 1) * floats;
-    for (uint32_t p = first; p < std::min(sealed, first + task_pages); ++p)
-      seal_page(h, p, copy.get(), v);
+  pool->run(heads + groups * pages_after(window_count_ + rows.count), [&](uint32_t task, uint32_t) {
+    if (task < heads) return write_unsealed(layer, task, rows, centres + std::size_t{task} * dim);
+    const uint32_t first = (task - heads) % groups * together;
+    seal_copies(layer, (task - heads) / groups, first, std::min(heads, first + together), rows,
+                centres, kernels);
   });
   sealed_ahead_[layer] = true;
 }

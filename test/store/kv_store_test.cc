@@ -386,6 +386,29 @@ TEST_CASE("rows that are sealed without the window leave what write, seal and co
   }
 }
 
+TEST_CASE("the first rows that are attended are in the window, though their pages are sealed") {
+  constexpr uint32_t n = 300, attended = 130;
+  KvStore by_rows(store_shape, 64), plain(store_shape, 64);
+  append(&by_rows, 200, 1), append(&plain, 200, 1);
+  REQUIRE(by_rows.prepare(n).ok());
+  REQUIRE(plain.prepare(n).ok());
+  const std::size_t count = (plain.window_count() + attended) * store_shape.page.dim;
+  for (uint32_t l = 0; l < store_layers; ++l) {
+    const Tokens t = random_tokens(n, 30 + l);
+    by_rows.seal_rows(l, {n, t.k.data(), t.v.data(), attended}, cpu_kernels(), &pool());
+    plain.write(l, n, t.k.data(), t.v.data());
+    for (uint32_t h = 0; h < store_heads; ++h) {
+      const KvStore::Rows ours = by_rows.window(l, h), whole = plain.window(l, h);
+      CHECK(std::equal(whole.k, whole.k + count, ours.k));
+      CHECK(std::equal(whole.v, whole.v + count, ours.v));
+    }
+  }
+  by_rows.commit(n, cpu_kernels(), &pool()), plain.commit(n, cpu_kernels(), &pool());
+  for (uint32_t l = 0; l < store_layers; ++l)
+    for (uint32_t h = 0; h < store_heads; ++h)
+      CHECK(contents(by_rows, l, h) == contents(plain, l, h));
+}
+
 TEST_CASE("a sketch that is found layer by layer has no layer whose pages are not sealed") {
   constexpr uint32_t n = 700;
   KvStore store(store_shape, 64);
