@@ -60,12 +60,9 @@ void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
   if (model_->device_weights().empty() || step->chunk > 0 || !step->queries ||
       step->size() < RecentQueries::capacity || !sketch_is_due(left))
     return;
-  const KvStore& store = sequence_.store;
-  const auto pages_with = [&](uint64_t more) {
-    return store.pages().pages() + store.pages_after(store.window_count() + more);
-  };
-  const bool begins = left <= std::max(tokens, 3 * chunk) &&
-                      4 * uint64_t{pages_with(step->size())} >= 3 * uint64_t{pages_with(left)};
+  const uint64_t now = sequence_.store.tokens();
+  const bool begins =
+      left <= std::max(tokens, 3 * chunk) && 4 * (now + step->size()) >= 3 * (now + left);
   if (!sketch->begun() && !begins) return;
   const uint64_t steps =
       1 + step->follows / chunk + (step->follows % chunk >= RecentQueries::capacity ? 1 : 0);

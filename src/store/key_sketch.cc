@@ -49,8 +49,9 @@ class BasesBuild {
              const CancelLatch& latch)
       : pages_(pages), count_(count), queries_(queries), kernels_(kernels), pool_(pool),
         latch_(latch), dim_(pages.shape().page.dim), group_(std::min(group_heads, heads)),
-        bounds_(
-            moment_parts(dim_, std::min<uint32_t>(max_moment_parts, 1 + pool->threads() / group_))),
+        bounds_(moment_parts(
+            dim_, std::min<uint32_t>(max_moment_parts,
+                                     static_cast<uint32_t>(ceil_div(pool->threads(), group_))))),
         keys_(make_buffer<float>(group_ * square())),
         factors_(make_buffer<float>(group_ * square())), samples_(*pool), moments_(*pool),
         finders_(*pool) {}
@@ -147,7 +148,7 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
 
 // The same for any number of threads, as the bases are: layers find them in different steps.
 uint32_t KeySketch::group_layers() const {
-  constexpr uint32_t heads = 8;
+  constexpr uint32_t heads = 16;
   return static_cast<uint32_t>(ceil_div(heads, shape_.kv_heads));
 }
 

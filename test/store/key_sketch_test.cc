@@ -220,7 +220,7 @@ TEST_CASE("a sketch that is found layer by layer is the one that is found at onc
 }
 
 TEST_CASE("a sketch that is found in several steps has the bases of each step's pages") {
-  constexpr uint32_t all_layers = 20, all_heads = 8, steps = 3;  // each layer is a group
+  constexpr uint32_t all_layers = 20, all_heads = 16, steps = 3;  // each layer is a group
   const StoreShape many{all_layers, all_heads, shape.page};
   PageStore pages(many);
   const auto seal_to = [&](uint32_t end) {
