@@ -196,7 +196,7 @@ void Forward::commit(const StepContext& c, uint32_t kept) {
   if (c.states) c.states->commit(kept);
   for (const auto& executor : executors_) executor->committed(c, kept);
   if (step.queries && !was_centred && !store.centre().empty())
-    step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim);
+    step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim, pool_);
 }
 
 void Forward::resize(uint32_t n) {

@@ -92,9 +92,9 @@ class RecentQueries {
   }
   // Adapts lse to centred keys, for a store that begins to centre its keys after these queries were
   // written. centre: [layers][kv_heads][dim].
-  void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim) {
+  void centre(std::span<const float> centre, uint32_t kv_heads, uint32_t dim, ThreadPool* pool) {
     const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
-    for (uint32_t l = 0; l < layers_; ++l)
+    pool->run(layers_, [&](uint32_t l, uint32_t) {
       for (uint64_t p = begin(); p < end_; ++p)
         for (uint32_t h = 0; h < heads_; ++h) {
           const float* c =
@@ -103,6 +103,7 @@ class RecentQueries {
           for (uint32_t d = 0; d < head_dim_; ++d) shift += query(l, p)[h * head_dim_ + d] * c[d];
           rows_.get()[at(l, p) + heads_ * head_dim_ + h] -= shift * scale;
         }
+    });
   }
   // Adds q q^T of all queries of one KV head to moment: [dim][dim], dim padded as in pages. Throws
   // std::bad_alloc.
