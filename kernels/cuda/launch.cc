@@ -284,7 +284,7 @@ int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention&
 
 int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
                     const float* v) {
-  constexpr unsigned largest_threads = 1024, largest_tokens = 4096, most_parts = 32;
+  constexpr unsigned largest_threads = 1024, largest_tokens = 256, most_parts = 32;
   int error = launch(s, "prefill_queries",
                      Grid{blocks_for(r.q_room, prefill_layout_threads / 32), r.kv_heads},
                      prefill_layout_threads, r, q);
