@@ -26,8 +26,7 @@ struct Forward::Span {
     if (stores.windows) windows.emplace(*stores.windows);
     if (stores.states) states.emplace(*stores.states);
     const uint32_t n = s.size();
-    for (uint32_t at = s.probe ? std::min(s.probed_chunk, n) : 0; at < n; at += s.chunk)
-      if (at > 0) ends.push_back(at);
+    for (uint32_t at = s.chunk; at < n; at += s.chunk) ends.push_back(at);
     ends.push_back(n);
   }
   uint32_t first(std::size_t chunk) const { return chunk == 0 ? 0 : ends[chunk - 1]; }

@@ -104,11 +104,10 @@ Status GpuExecutor::deliver_all_but(std::size_t left, uint32_t end) {
 
 // After the attention of a layer is enqueued.
 Status GpuExecutor::copy_down(uint32_t layer) {
-  const bool begins = attention_number_[local(layer)] == 0;
-  if (begins) RETURN_IF_ERROR(begin_delivery());
+  if (attention_number_[local(layer)] == 0) RETURN_IF_ERROR(begin_delivery());
   if (step_->cancel.fired()) return {};
   enqueue_copy(layer);
-  return begins ? host_->reserve_pages(*step_) : Status();
+  return {};
 }
 
 Status GpuExecutor::begin_delivery() {
@@ -131,11 +130,13 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   const std::size_t outputs = outputs_ * size_.q;
   const float* from = prefill_slot(layer);
   float* to = prefill_host_.get() + slot_of(layer) * first;
-  const std::size_t unread = (n_ - host_->queries_wanted(*step_)) * config_.layer(layer).q_width();
+  const std::size_t width = config_.layer(layer).q_width(),
+                    unread = (n_ - host_->queries_wanted(*step_)) * width;
   enqueue(ops_.download(copies, to + unread, from + unread, (first - unread) * sizeof(float)));
   if (outputs_ > 0) {
+    const std::size_t probed = std::min(HostAttention::probed_rows(step_->step) * width, unread);
+    enqueue(ops_.download(copies, to, from, probed * sizeof(float)));
     float* to_outputs = prefill_outputs_.get() + slot_of(layer) * outputs;
-    const std::size_t width = config_.layer(layer).q_width();
     for (std::size_t t = 0; t < outputs_; ++t)
       enqueue(ops_.download(copies, to_outputs + t * width,
                             from + first + t * probed_.stride * width, width * sizeof(float)));
@@ -143,9 +144,11 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   enqueue(ops_.download(copies, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
 }
 
-// Waits for a layer's copy, which then goes to the store.
+// Waits for a layer's copy, which then goes to the store. The first one makes the room, while the
+// GPU has the layers of all slots to compute.
 Status GpuExecutor::deliver(uint32_t layer) {
   DeviceStream* const copies = deliveries_[slot_of(layer)];
+  RETURN_IF_ERROR(host_->reserve_pages(*step_));
   RETURN_IF_ERROR(wait("a layer", copies));
   if (step_->cancel.fired()) return {};
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);

@@ -35,7 +35,8 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
   const auto together = gpu == GpuWork::decode ? KvStore::Overlap::lists
                         : by_heads             ? KvStore::Overlap::heads
                                                : KvStore::Overlap::nothing;
-  RETURN_IF_ERROR(c.store.prepare_rows(c.tokens(), together, pool_, c.step.cancel));
+  RETURN_IF_ERROR(
+      c.store.prepare_rows(c.tokens(), together, pool_, c.step.cancel, gpu == GpuWork::prefill));
   if (c.windows)
     RETURN_IF_ERROR(
         c.windows->prepare_rows(c.tokens(), KvStore::Overlap::nothing, pool_, c.step.cancel));
@@ -226,8 +227,8 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
   const ForwardStep& step = c.step;
   const uint32_t n = c.tokens(), kv = config_.layer(layer).kv;
   const bool windowed = config_.layer(layer).is_windowed();
-  if (!windowed && !step.probe && c.store.can_seal_rows(n)) {
-    c.store.seal_rows(kv, {n, rows.k, rows.v}, cpu_kernels(), pool_);
+  if (!windowed && c.store.can_seal_rows(n)) {
+    c.store.seal_rows(kv, {n, rows.k, rows.v, probed_rows(step)}, cpu_kernels(), pool_);
   } else {
     write(c, layer, rows);
     if (windowed) return {};
@@ -246,14 +247,19 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
 }
 
 uint32_t HostAttention::queries_wanted(const StepContext& c) {
-  const bool all = c.step.probe || c.step.asked || c.store.representatives().known();
+  const bool all = c.step.asked || c.store.representatives().known();
   return all ? c.tokens() : std::min(c.tokens(), RecentQueries::capacity);
 }
 
 HostAttention::Probed HostAttention::probed(const ForwardStep& step) {
   if (!step.probe) return {};
-  const uint32_t count = std::min(step.probe_tokens, step.size());
-  return {count, Attention::probe_span(step.size(), count) / count};
+  const uint32_t rows = probed_rows(step), count = std::min(step.probe_tokens, rows);
+  return {count, Attention::probe_span(rows, count) / count};
+}
+
+// First tokens of a step that a probe needs. 0: none is probed.
+uint32_t HostAttention::probed_rows(const ForwardStep& step) {
+  return step.probe ? std::min(step.probe_span, step.size()) : 0;
 }
 
 void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
@@ -277,7 +283,7 @@ Status HostAttention::probe(const StepContext& c, uint32_t layer, const float* q
   const ForwardStep& step = c.step;
   const uint32_t kv = config_.layer(layer).kv;
   const AttentionRequest request{.layer = kv,
-                                 .tokens = c.tokens(),
+                                 .tokens = probed_rows(step),
                                  .q = q,
                                  .store = c.store,
                                  .selector = step.probe,

@@ -46,10 +46,11 @@ class HostAttention {
 
   // Layers that a GPU attended. keep(): of a decode step, on one worker of the pool.
   // take(): of a prefill step; rows.attended has the outputs of probed() tokens, rows.q the queries
-  // of the last queries_wanted() tokens.
+  // of the first probed_rows() and the last queries_wanted() tokens.
   void keep(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status take(const StepContext& step, uint32_t layer, const LayerRows& rows);
   static uint32_t queries_wanted(const StepContext& step);
+  static uint32_t probed_rows(const ForwardStep& step);
   // Tokens of a step whose outputs are in rows.attended: every `stride`th one, from the first on.
   struct Probed {
     uint32_t count = 0, stride = 0;

@@ -58,18 +58,17 @@ struct ForwardStep {
   // A span: its tokens go through a layer in chunks of so many, all of them before they go through
   // the next layer. 0: no span. Only where Forward::span_tokens() allows it.
   uint32_t chunk = 0;
-  uint32_t probed_chunk = 0;  // tokens of the first one, where it is probed
   // Of a span: is called after each chunk of a layer; false: the span is cancelled.
   std::function<bool(uint64_t done, uint64_t all)> progress;
   // Of a span, where set: is called at its end, before the commit, with `hidden` of n tokens from
   // `first` on, of all of them in order. An error ends the span as any other.
   std::function<Status(uint32_t first, uint32_t n, const float* hidden)> take_hidden;
 
-  // Where set, probe_tokens of an exact step's tokens also go through this selector.
-  // errors[layer] receives the relative L2 error of its attention. The step's result is the same.
-  // Of a span: the first chunk's.
+  // Where set, probe_tokens of the first probe_span tokens of an exact step also go through this
+  // selector. errors[layer] receives the relative L2 error of its attention. The step's result is
+  // the same. Of a span: of its first chunk.
   const Selector* probe = nullptr;
-  uint32_t probe_tokens = 0;
+  uint32_t probe_tokens = 0, probe_span = 0;
   float* errors = nullptr;  // [layers]
 
   // The most tokens of a step that may end before its last one. They have the bits of one token

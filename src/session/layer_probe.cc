@@ -14,8 +14,8 @@ bool LayerProbe::is_due(const SequenceState& sequence) {
   return sealed >= probe_context && sealed * 4 >= sequence.probed_at * 5;
 }
 
-void LayerProbe::plan(const SelectOptions& options, SequenceState* sequence, ForwardStep* step,
-                      Array<float>* errors) {
+void LayerProbe::plan(const SelectOptions& options, SequenceState* sequence, uint32_t max_tokens,
+                      ForwardStep* step, Array<float>* errors) {
   if (!selector_) selector_ = strategy_info(probe_strategy)->make();
   SelectOptions select = options;
   select.strategy = probe_strategy;
@@ -27,6 +27,7 @@ void LayerProbe::plan(const SelectOptions& options, SequenceState* sequence, For
   step->plan = make_plan(select, sequence->store.sealed_tokens(), layers, {});
   step->probe = selector_.get();
   step->probe_tokens = probe_tokens;
+  step->probe_span = std::min(max_tokens, step->size());
   errors->resize(layers);
   sequence->layer_errors.reserve(layers);  // note() must not fail, because it follows the commit
   step->errors = errors->data();

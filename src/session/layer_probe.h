@@ -15,14 +15,17 @@ namespace kvasir {
 
 class LayerProbe {
  public:
-  // Tokens of a measuring step, which is exact: in sparse prefill, and in the prefill of a GPU,
-  // which waits while the CPU measures.
-  static constexpr uint32_t chunk = 128, gpu_chunk = 512;
+  // Tokens of a measuring step of a sparse prefill. The step is exact.
+  static constexpr uint32_t chunk = 128;
+  // First tokens of a GPU's step that are measured. The CPU attends what each sees of the step,
+  // while the GPU computes other layers.
+  static constexpr uint32_t gpu_tokens = 512;
 
   static bool is_due(const SequenceState& sequence);
-  // Adds the measurement to a step. errors: [layers]; it must outlive the step.
-  void plan(const SelectOptions& options, SequenceState* sequence, ForwardStep* step,
-            Array<float>* errors);
+  // Adds the measurement to a step, of its first max_tokens tokens at most. errors: [layers]; it
+  // must outlive the step.
+  void plan(const SelectOptions& options, SequenceState* sequence, uint32_t max_tokens,
+            ForwardStep* step, Array<float>* errors);
   // After such a step. Does not fail.
   static void note(const Array<float>& errors, SequenceState* sequence);
 

@@ -139,8 +139,6 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
              by_plan = request.kind == TextKind::answer || (!document && !chooses_once()),
              probes = document && LayerProbe::is_due(sequence_);
   uint32_t max_chunk = options_.prefill_chunk;
-  if (probes && !model_->device_weights().empty())
-    max_chunk = std::min(max_chunk, LayerProbe::gpu_chunk);
   if (probes && options_.read.strategy != "full")
     max_chunk = std::min(max_chunk, LayerProbe::chunk);
   const std::size_t all = request.tokens.size(), n = std::min<std::size_t>(max_chunk, all - done);
@@ -157,7 +155,11 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
     step->plan.query_batch = !request.goes_on && batches_queries(*step);
     fill_documents(step->trace != nullptr, !request.goes_on, step);
   }
-  if (probes) probe_.plan(options_.select, &sequence_, step, errors);
+  if (probes) {
+    const bool on_gpu = !model_->device_weights().empty();
+    probe_.plan(options_.select, &sequence_, on_gpu ? LayerProbe::gpu_tokens : step->size(), step,
+                errors);
+  }
   if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
   if (document && options_.read.strategy == "full") plan_span(request, done, step);
   step->want = request.all_logits           ? ForwardStep::Logits::all
@@ -178,7 +180,6 @@ void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep
   const bool begins = sequence_.store.pages().pages() == 0;
   const uint64_t least = begins ? step->size() + RecentQueries::capacity : min_span_step;
   if (n < least) return;
-  step->probed_chunk = step->size();
   step->chunk = static_cast<uint32_t>(chunk);
   step->tokens = request.tokens.subspan(done, n);
   if (!request.progress) return;
