@@ -47,9 +47,9 @@ struct Shape {
 template <class Blocks>
 Shape shape_of(const DeviceContext& c, TensorType type, const DeviceActivations& x,
                Blocks&& blocks) {
-  const uint32_t n = x.n;
-  if (n == 1) return {"row_", row_warps, 1, row_warps * 32};
-  if (x.alone) return {"rows_", row_warps, max_alone, row_warps * 32};
+  const uint32_t n = x.n, row_rows = type == TensorType::f32 ? 1 : row_warps;
+  if (n == 1) return {"row_", row_rows, 1, row_warps * 32};
+  if (x.alone) return {"rows_", row_rows, max_alone, row_warps * 32};
   if (!is_quantised(type)) return {"tile_", tile_rows, tile_inputs, tile_threads};
   if (n <= max_few_inputs) return {"few_", few_rows(c, blocks), max_few_inputs, few_threads};
   // Large blocks do more with what they read, and small ones keep a device busy.

@@ -55,7 +55,10 @@ int multiply_experts(DeviceStream* s, std::span<const DeviceExpertProduct> produ
   const TensorType type = products[0].w.type;
   const bool quantised = is_quantised(type), one = of.in_order(), few = quantised && !one;
   const FewShape shape(*s->context, products, of);
-  const unsigned rows = one ? row_warps : few ? shape.rows : tile_rows;
+  const unsigned one_rows = quantised ? row_warps * 32 / chosen_lanes(x.cols / 32) : row_warps,
+                 rows = one   ? one_rows
+                        : few ? shape.rows
+                              : tile_rows;
   ExpertProducts given{};
   unsigned blocks = 0;
   for (Product& p : given.products.list) p.begin = UINT32_MAX;

@@ -128,6 +128,8 @@ struct ExpertProducts {
 // Launch parameters, for host code and kernels.
 // Rows of a block, one input.
 constexpr uint32_t row_warps = 4;
+// Lanes that share a row of a chosen expert: rows of the last matrix are often short.
+constexpr uint32_t chosen_lanes(uint32_t units) { return units <= 16 ? 16 : 32; }
 // Of a block, float weights and more inputs.
 constexpr uint32_t tile_rows = 32, tile_inputs = 32, tile_threads = 128;
 // Of a block, quantised weights and more than max_few_inputs, with two tiles of units.

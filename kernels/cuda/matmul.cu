@@ -31,25 +31,27 @@ KVASIR_QUANTISED_TYPES(KERNELS)
   }
 KVASIR_COMMON_TYPES(ROWS_KERNEL)
 
-#define FLOAT_KERNELS(name, T)                                                           \
-  __global__ void __launch_bounds__(row_warps * 32)                                      \
-      row_##name(Given products, uint32_t cols, uint32_t, const float* x) {              \
-    const Rows block = rows_of_block(products, row_warps);                               \
-    if (cols % (16 / sizeof(T))) multiply_float_row<T, 1, 1>(block, cols, 1, x);         \
-    else multiply_float_row<T, 16 / sizeof(T), 1>(block, cols, 1, x);                    \
-  }                                                                                      \
-  __global__ void __launch_bounds__(row_warps * 32)                                      \
-      rows_##name(Given products, uint32_t cols, uint32_t n, const float* x) {           \
-    const Rows block = rows_of_block(products, row_warps);                               \
-    if (cols % (16 / sizeof(T))) multiply_float_row<T, 1, max_alone>(block, cols, n, x); \
-    else multiply_float_row<T, 16 / sizeof(T), max_alone>(block, cols, n, x);            \
-  }                                                                                      \
-  __global__ void __launch_bounds__(tile_threads)                                        \
-      tile_##name(Given products, uint32_t cols, uint32_t n, const float* x) {           \
-    const Rows block = rows_of_block(products, tile_rows);                               \
-    const uint32_t input = blockIdx.y * tile_inputs;                                     \
-    if (cols % 4) multiply_float_tile<T, false>(block, cols, n, x, input);               \
-    else multiply_float_tile<T, true>(block, cols, n, x, input);                         \
+#define FLOAT_KERNELS(name, T)                                                                  \
+  __global__ void __launch_bounds__(row_warps * 32)                                             \
+      row_##name(Given products, uint32_t cols, uint32_t, const float* x) {                     \
+    constexpr uint32_t warps = float_row_warps<T>;                                              \
+    const Rows block = rows_of_block(products, row_warps / warps);                              \
+    if (cols % (16 / sizeof(T))) multiply_float_row<T, 1, 1, warps>(block, cols, 1, x);         \
+    else multiply_float_row<T, 16 / sizeof(T), 1, warps>(block, cols, 1, x);                    \
+  }                                                                                             \
+  __global__ void __launch_bounds__(row_warps * 32)                                             \
+      rows_##name(Given products, uint32_t cols, uint32_t n, const float* x) {                  \
+    constexpr uint32_t warps = float_row_warps<T>;                                              \
+    const Rows block = rows_of_block(products, row_warps / warps);                              \
+    if (cols % (16 / sizeof(T))) multiply_float_row<T, 1, max_alone, warps>(block, cols, n, x); \
+    else multiply_float_row<T, 16 / sizeof(T), max_alone, warps>(block, cols, n, x);            \
+  }                                                                                             \
+  __global__ void __launch_bounds__(tile_threads)                                               \
+      tile_##name(Given products, uint32_t cols, uint32_t n, const float* x) {                  \
+    const Rows block = rows_of_block(products, tile_rows);                                      \
+    const uint32_t input = blockIdx.y * tile_inputs;                                            \
+    if (cols % 4) multiply_float_tile<T, false>(block, cols, n, x, input);                      \
+    else multiply_float_tile<T, true>(block, cols, n, x, input);                                \
   }
 FLOAT_KERNELS(f32, float) FLOAT_KERNELS(f16, __half) FLOAT_KERNELS(bf16, __nv_bfloat16)
 

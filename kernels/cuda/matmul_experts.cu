@@ -31,19 +31,19 @@ struct ChosenRows {
   Product product;
   uint32_t first, input;
   std::size_t first_weights;
-  __device__ ChosenRows(const ExpertProducts& given, const DeviceChoice* chosen,
-                        uint32_t of_input) {
+  __device__ ChosenRows(const ExpertProducts& given, const DeviceChoice* chosen, uint32_t of_input,
+                        uint32_t block_rows) {
     if (blockIdx.y >= given.choices) {
-      share(given);
+      share(given, block_rows);
       return;
     }
     const uint32_t expert = chosen[blockIdx.y].expert;
-    product = product_of_expert(given, row_warps, expert, blockIdx.y, &first);
+    product = product_of_expert(given, block_rows, expert, blockIdx.y, &first);
     first_weights = std::size_t{expert} * product.rows + first;
     input = blockIdx.y / of_input;
   }
-  __device__ void share(const ExpertProducts& given) {
-    const Product& all = product_of_block(given.products, row_warps, &first);
+  __device__ void share(const ExpertProducts& given, uint32_t block_rows) {
+    const Product& all = product_of_block(given.products, block_rows, &first);
     const auto which = &all - given.products.list;
     product = {given.shared[which],
                all.rows,
@@ -62,9 +62,10 @@ __device__ inline void multiply_chosen(const ExpertProducts& given, const Device
                                        uint32_t of_input, uint32_t units, const int8_t* q,
                                        const float* scale, const int16_t* sums) {
   after_previous();
-  const ChosenRows its(given, chosen, of_input);
+  const uint32_t lanes = chosen_lanes(units);
+  const ChosenRows its(given, chosen, of_input, row_warps * 32 / lanes);
   const std::size_t input = std::size_t{its.input} * units;
-  multiply_row<type>(its.rows(), units, q + input * 32, scale + input, sums + input * 2);
+  multiply_row<type>(its.rows(), units, q + input * 32, scale + input, sums + input * 2, lanes);
 }
 
 template <class T>
@@ -72,7 +73,7 @@ __device__ inline void multiply_float_chosen(const ExpertProducts& given,
                                              const DeviceChoice* chosen, uint32_t of_input,
                                              uint32_t cols, const float* x) {
   after_previous();
-  const ChosenRows its(given, chosen, of_input);
+  const ChosenRows its(given, chosen, of_input, row_warps);
   x += std::size_t{its.input} * cols;
   if (cols % (16 / sizeof(T))) multiply_float_row<T, 1, 1>(its.rows(), cols, 1, x);
   else multiply_float_row<T, 16 / sizeof(T), 1>(its.rows(), cols, 1, x);

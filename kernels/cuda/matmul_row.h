@@ -11,8 +11,10 @@
 
 namespace kvasir::cuda {
 
-__device__ inline float warp_sum(float x) {
-  for (int step = 16; step > 0; step /= 2) x += __shfl_xor_sync(~0u, x, step);
+// Over so many neighbouring lanes.
+__device__ inline float warp_sum(float x, uint32_t lanes = 32) {
+  for (uint32_t step = lanes / 2; step > 0; step /= 2)
+    x += __shfl_xor_sync(~0u, x, static_cast<int>(step));
   return x;
 }
 
@@ -68,22 +70,22 @@ __device__ inline float add_product(float total, const Unit<type>& w, const int8
 // output. Bytes of float weights that are prefetched while the previous kernel works.
 constexpr uint32_t early_bytes = 4096;
 
+// lanes: of a row, 32, or fewer where it has few units.
 template <TensorType type>
 __device__ inline void multiply_row(const Rows& block, uint32_t units, const int8_t* q,
-                                    const float* scale, const int16_t* sums) {
+                                    const float* scale, const int16_t* sums, uint32_t lanes = 32) {
   using F = Format<type>;
   const Product& product = block.product;
   const Planes& w = product.w;
-  const uint32_t row = block.first + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::size_t first = (block.first_weights + threadIdx.x / 32) * units;
+  const uint32_t row = block.first + threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  const std::size_t first = (block.first_weights + threadIdx.x / lanes) * units;
   if (row < product.rows && lane < units) prefetch(w.low + (first + lane) * (F::low * 4));
   after_previous();
-  if (row >= product.rows) return;
   float total = 0;
-  for (uint32_t i = lane; i < units; i += 32)
+  for (uint32_t i = lane; i < units && row < product.rows; i += lanes)
     total = add_product<type>(total, Unit<type>(w, first + i), q, scale, sums, i);
-  total = warp_sum(total);
-  if (lane == 0) put(block.add, product, 0, row, total);
+  total = warp_sum(total, lanes);
+  if (lane == 0 && row < product.rows) put(block.add, product, 0, row, total);
 }
 
 // The same with n inputs: weights are read once.
@@ -121,8 +123,12 @@ __device__ inline float to_float(T x) {
 }
 
 // vector: weights per load; cols is a multiple of it. Reads weights once for n inputs, `most` or
-// fewer.
-template <class T, int vector, uint32_t most>
+// fewer. warps: of a row; 1, or all that a block has. Matrices of 32-bit floats are routers and the
+// like: a warp for each of so few rows would leave most of a device idle.
+template <class T>
+constexpr uint32_t float_row_warps = sizeof(T) == 4 ? row_warps : 1;
+
+template <class T, int vector, uint32_t most, uint32_t warps = 1>
 __device__ inline void multiply_float_row(const Rows& block, uint32_t cols, uint32_t n,
                                           const float* x) {
   struct alignas(sizeof(T) * vector) Weights {
@@ -131,20 +137,20 @@ __device__ inline void multiply_float_row(const Rows& block, uint32_t cols, uint
   struct alignas(vector > 1 ? 16 : 4) Inputs {
     float values[vector];
   };
+  constexpr uint32_t threads = warps * 32;  // of a row
   const auto& [planes, rows, begin, bias, y, scale] = block.product;
-  const uint32_t row = block.first + threadIdx.x / 32;
-  const T* w =
-      reinterpret_cast<const T*>(planes.low) + (block.first_weights + threadIdx.x / 32) * cols;
-  if (vector > 1 && threadIdx.x % 32 == 0 && row < rows)
-    prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes));
+  const uint32_t at = threadIdx.x / threads, thread = threadIdx.x % threads, row = block.first + at;
+  const T* w = reinterpret_cast<const T*>(planes.low) + (block.first_weights + at) * cols;
+  if (vector > 1 && thread == 0 && row < rows)
+    prefetch_range(w, min(cols * uint32_t{sizeof(T)}, early_bytes * warps));
   after_previous();
   if (row >= rows) return;
   float before[most], total[most] = {};
 #pragma unroll
   for (uint32_t k = 0; k < most; ++k)
     before[k] = block.add && k < n ? y[std::size_t{k} * rows + row] : 0.0f;
-#pragma unroll(most > 1 ? 2 : 8)
-  for (uint32_t c = threadIdx.x % 32 * vector; c < cols; c += 32 * vector) {
+#pragma unroll(most > 1 ? 2 : warps > 1 ? 4 : 8)
+  for (uint32_t c = thread * vector; c < cols; c += threads * vector) {
     const Weights some = *reinterpret_cast<const Weights*>(w + c);
 #pragma unroll
     for (uint32_t k = 0; k < most; ++k) {
@@ -155,13 +161,22 @@ __device__ inline void multiply_float_row(const Rows& block, uint32_t cols, uint
         total[k] = __fmaf_rn(to_float(some.values[i]), inputs.values[i], total[k]);
     }
   }
+  __shared__ float parts[warps][most];
 #pragma unroll
   for (uint32_t k = 0; k < most; ++k) {
     if (k >= n) continue;
-    const float sum = warp_sum(total[k]);
-    if (threadIdx.x % 32 == 0)
-      y[std::size_t{k} * rows + row] =
-          before[k] + (__fmul_rn(sum, scale) + (bias ? bias[row] : 0.0f));
+    total[k] = warp_sum(total[k]);
+    if (warps > 1 && thread % 32 == 0) parts[thread / 32][k] = total[k];
+  }
+  if (warps > 1) __syncthreads();  // all of the block have its row
+#pragma unroll
+  for (uint32_t k = 0; k < most; ++k) {
+    if (k >= n || thread > 0) continue;
+    float sum = total[k];
+#pragma unroll
+    for (uint32_t i = 1; i < warps; ++i) sum += parts[i][k];
+    y[std::size_t{k} * rows + row] =
+        before[k] + (__fmul_rn(sum, scale) + (bias ? bias[row] : 0.0f));
   }
 }
 
