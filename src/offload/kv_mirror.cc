@@ -213,6 +213,7 @@ Status KvMirror::update(const UpdateRequest& request, const Wants& wants, bool* 
 }
 
 void KvMirror::begin_step(const KvStore& store, uint32_t rows) {
+  kept_end_ = std::max(kept_end_, store.pages().pages() * shape_.page.page_quads());
   for (uint32_t i = 0; i < rows; ++i)
     known_.get()[i] = {
         store.pages().pages(), store.window_count() + i, ++step_, kept_since_, changed_from_,

@@ -8,6 +8,7 @@
 // kv_mirror_sketch.cc copies the sketch, kv_mirror_pages.cc registers the pages.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -69,8 +70,15 @@ class KvMirror {
   // rows each is a step of one token after those before it.
   void begin_step(const KvStore& store, uint32_t rows);
   int enqueue_counts(uint32_t rows, DeviceStream* stream) const;
+  // The number of the step that began last, of its last row; and how many of the first quads of a
+  // head, which that step has kept, are valid in the current one.
+  uint32_t step() const { return step_; }
+  uint32_t valid_quads(uint32_t step, uint32_t quads) const {
+    if (step == 0 || step < kept_since_) return 0;
+    return step < changed_since_ ? std::min(quads, changed_from_) : quads;
+  }
   // Drops all quads that earlier steps kept (DeviceHotQuads).
-  void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX; }
+  void forget_kept() { kept_since_ = step_ + 1, changed_from_ = UINT32_MAX, kept_end_ = 0; }
   // After the step: the store has committed n of the keys and values that the GPU wrote to its
   // window.
   void committed(const KvStore& store, uint32_t n);
@@ -153,6 +161,7 @@ class KvMirror {
   uint32_t refused_extents_ = 0;
   uint32_t step_ = 0, kept_since_ = 0;                      // as DeviceCounts has them, and so are
   uint32_t changed_from_ = UINT32_MAX, changed_since_ = 0;  // these
+  uint32_t kept_end_ = 0;  // no quad from this one on has been kept
   uint64_t generation_ = 0;
   std::vector<std::shared_ptr<SketchBlock>> blocks_;         // of the sketch
   bool blocks_moved_ = false;                                // since sketch_at_ was written
@@ -169,7 +178,7 @@ class KvMirror {
   // a copy of the extent that is being filled: pages, then scales, of the layers
   PinnedBuffer<int8_t> last_;
   uint64_t last_stamp_ = 0;
-  uint32_t last_pages_ = 0;  // pages that there were in all
+  uint32_t last_pages_ = 0;  // pages of the extent that are in it
 
   // of the pages, and of the sketch that is in blocks_, at the last update
   std::vector<uint64_t> page_stamps_, sketch_stamps_;

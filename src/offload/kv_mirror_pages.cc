@@ -77,20 +77,25 @@ Status KvMirror::share(std::span<const std::byte> memory, const std::shared_ptr<
 
 // Sets aside what is known of the extents that are another than at the last update. The newest one
 // changes with each page that is sealed, and is shared anew when it was full before a step back.
-// What is generated changes the quads from its beginning on; once that is long past all is
-// forgotten, and then little is again.
+// Pages behind all that were read before change no quad that is kept. Others, after a step back,
+// change the quads from the first of them on; once that is long past all is forgotten, and then
+// little is again.
 void KvMirror::note_changes(const PageStore& pages) {
   const auto before = static_cast<uint32_t>(page_stamps_.size());
   page_stamps_.resize(pages.extents());
-  uint32_t first = pages.extents();
-  for (uint32_t e = pages.extents(); e-- > 0;)
-    if (std::exchange(page_stamps_[e], pages.stamp(e)) != pages.stamp(e)) first = e;
+  uint32_t first = pages.extents(), same = 0;  // pages of the first one that has changed
+  for (uint32_t e = pages.extents(); e-- > 0;) {
+    if (page_stamps_[e] == pages.stamp(e)) continue;
+    first = e, same = pages.same_pages(e, page_stamps_[e]);
+    page_stamps_[e] = pages.stamp(e);
+  }
   if (first == pages.extents() && before <= first) return;
   if (first + 1 < before || before == 0)
     return void(addressed_ = 0), cannot_share_ = Fallback::none, forget_kept();
   if (first < before) trim();
   addressed_ = std::min(addressed_, first);
-  const uint32_t from = first * shape_.page.extent_quads();
+  const uint32_t from = first * shape_.page.extent_quads() + same * shape_.page.page_quads();
+  if (from >= kept_end_) return;
   if (from > changed_from_ && from - changed_from_ > max_forgotten * shape_.page.extent_quads())
     forget_kept();
   changed_from_ = std::min(changed_from_, from);
@@ -133,16 +138,19 @@ Status KvMirror::share_pages(const KvStore& store, uint32_t devices, uint32_t* e
 
 // The extent that is being filled has a copy of its own, of the layers' heads alone.
 void KvMirror::copy_last_extent(const PageStore& pages, ThreadPool* pool) {
-  const uint32_t e = pages.extents() - 1;
+  const uint32_t e = pages.extents() - 1, in_extent = pages.pages() - e * extent_pages,
+                 same = std::min(pages.same_pages(e, last_stamp_), last_pages_);
   const std::size_t scale_bytes = shape_.page.scales_bytes(),
                     its_pages = heads_total() * PageShape::pages_bytes(),
-                    filled = (pages.pages() - std::size_t{e} * extent_pages) * page_bytes;
+                    begin = same * std::size_t{page_bytes},
+                    size = in_extent * std::size_t{page_bytes} -
+                           std::min(begin, in_extent * std::size_t{page_bytes});
   pool->run(static_cast<uint32_t>(heads_total()), [&](uint32_t h, uint32_t) {
     const ExtentView view = pages.extent(first_ + h / shape_.kv_heads, h % shape_.kv_heads, e);
-    std::memcpy(last_.get() + h * PageShape::pages_bytes(), view.pages, filled);
+    std::memcpy(last_.get() + h * PageShape::pages_bytes() + begin, view.pages + begin, size);
     std::memcpy(last_.get() + its_pages + h * scale_bytes, view.scales, scale_bytes);
   });
-  last_stamp_ = pages.stamp(e), last_pages_ = pages.pages();
+  last_stamp_ = pages.stamp(e), last_pages_ = in_extent;
 }
 
 Status KvMirror::put_addresses(const UpdateRequest& request) {
@@ -165,7 +173,7 @@ Status KvMirror::put_addresses(const UpdateRequest& request) {
       const std::size_t its_pages = heads_total() * PageShape::pages_bytes();
       if (!last_.get())
         RETURN_IF_ERROR(last_.allocate(device_, its_pages + heads_total() * scale_bytes));
-      if (last_stamp_ != pages.stamp(e) || last_pages_ != pages.pages())
+      if (last_stamp_ != pages.stamp(e) || last_pages_ + e * extent_pages != pages.pages())
         copy_last_extent(pages, request.pool);
       staged[e - first] = address_of(last_.get());
       staged[count + e - first] = address_of(last_.get() + its_pages);

@@ -55,14 +55,14 @@ struct PageStore::Slab {
 class PageStore::SlabRef {
  public:
   explicit SlabRef(Slab* slab) : slab_(slab) {}
-  SlabRef(const SlabRef& other) : slab_(other.slab_), stamp_(other.stamp_) {
+  SlabRef(const SlabRef& other) : slab_(other.slab_), content_(other.content_) {
     if (slab_) slab_->references.fetch_add(1, std::memory_order_relaxed);
   }
   SlabRef(SlabRef&& other) noexcept
-      : slab_(std::exchange(other.slab_, nullptr)), stamp_(other.stamp_) {}
+      : slab_(std::exchange(other.slab_, nullptr)), content_(other.content_) {}
   SlabRef& operator=(SlabRef other) noexcept {
     std::swap(slab_, other.slab_);
-    stamp_ = other.stamp_;
+    content_ = other.content_;
     return *this;
   }
   ~SlabRef() {
@@ -76,8 +76,12 @@ class PageStore::SlabRef {
     slab_->pages = reinterpret_cast<const int8_t*>(slab_->mapping.data());
     return {};
   }
-  void touch() { stamp_ = new_stamp(); }
-  uint64_t stamp() const { return stamp_; }
+  // pages: the first ones, which stay as they are.
+  void touch(uint32_t pages) { content_ = {new_stamp(), content_.stamp, pages}; }
+  uint64_t stamp() const { return content_.stamp; }
+  uint32_t same_pages(uint64_t stamp) const {
+    return stamp == content_.stamp ? extent_pages : stamp == content_.before ? content_.pages : 0;
+  }
   void keep(int more) {
     slab_->kept.fetch_add(static_cast<uint32_t>(more), std::memory_order_acq_rel);
   }
@@ -91,7 +95,12 @@ class PageStore::SlabRef {
 
  private:
   Slab* slab_;
-  uint64_t stamp_ = new_stamp();  // PageStore::stamp()
+  struct Content {
+    uint64_t stamp = new_stamp();  // PageStore::stamp()
+    // of what was there before: so many of its first pages are there still
+    uint64_t before = 0;
+    uint32_t pages = 0;
+  } content_;
 };
 
 }  // namespace kvasir

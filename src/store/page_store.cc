@@ -266,11 +266,16 @@ void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint
 }
 
 void PageStore::commit(uint32_t pages) {
-  for (uint32_t e = pages_ / extent_pages; e * extent_pages < pages; ++e) slabs_[e].touch();
+  for (uint32_t e = pages_ / extent_pages; e * extent_pages < pages; ++e)
+    slabs_[e].touch(std::max(pages_, e * extent_pages) - e * extent_pages);
   pages_ = pages;
 }
 
 uint64_t PageStore::stamp(uint32_t e) const { return slabs_[e].stamp(); }
+
+uint32_t PageStore::same_pages(uint32_t e, uint64_t stamp) const {
+  return slabs_[e].same_pages(stamp);
+}
 
 // The `keep` of a Lasting.
 class PageStore::Kept {

@@ -152,9 +152,12 @@ class PageStore {
   // Whether the bytes are as written. Private memory always is; the blocks of a mapped file are
   // verified at their first use.
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
+  bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
   bool intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const;
   // Changes with the content of an extent; equal in stores that share it.
   uint64_t stamp(uint32_t e) const;
+  // How many of an extent's first pages are as they were when this was its stamp, at least.
+  uint32_t same_pages(uint32_t e, uint64_t stamp) const;
   // Pages and scales of an extent, all layers and heads, whose content is constant while `keep` is
   // held: in a mapped file, or in a full slab. For others keep is null.
   struct Lasting {
@@ -211,7 +214,6 @@ class PageStore {
   const CacheFile* file() const;  // of the mapped slabs, or null
   Status copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) const;
   void drop_resident_pages(const SlabRef& slab, uint64_t offset, uint64_t size) const;
-  bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
   bool intact(format::SectionKind kind, uint32_t layer, uint32_t head, uint32_t e, uint64_t offset,
               uint64_t size) const;
   StoreShape shape_;
