@@ -178,8 +178,8 @@ struct Part {
 // Merges the parts of the warps into the state of the block's rows.
 template <uint32_t dim, uint32_t rows>
 __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part,
-                            uint32_t head, uint32_t token, uint32_t first_row, float (*part_o)[dim],
-                            float* part_m, float* part_l, float* part_own) {
+                            uint32_t at_part, uint32_t head, uint32_t token, uint32_t first_row,
+                            float (*part_o)[dim], float* part_m, float* part_l, float* part_own) {
   using P = Part<dim, rows>;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
 #pragma unroll
@@ -195,7 +195,7 @@ __device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<d
     }
     __syncthreads();
     if (first_row + r >= kv.group) continue;
-    float* state = a.states + state_at(kv, a, head, token, near_parts + blockIdx.x, first_row + r);
+    float* state = a.states + state_at(kv, a, head, token, near_parts + at_part, first_row + r);
     for (uint32_t d = threadIdx.x; d < dim; d += attend_warps * warp) {
       float max_score = -INFINITY, sum = 0, own = 0, out = 0;
       for (uint32_t i = 0; i < attend_warps; ++i) max_score = fmaxf(max_score, part_m[i]);
@@ -269,9 +269,12 @@ __device__ inline uint8_t* hot_quad(const DeviceHotQuads& hot, uint32_t head, ui
   return hot.quads + (std::size_t{head} * hot.room + place) * hot.quad_bytes;
 }
 
-// A warp works on as many quads at a time as a page has.
+// The part of the selected quads that is block `at_part`'s of chosen_parts; all: every quad is
+// selected, and quad i has place i among those that stay. A warp works on as many quads at a time
+// as a page has.
 template <uint32_t dim, uint32_t rows>
-__device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
+__device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint32_t at_part,
+                              bool all) {
   after_previous();
   using P = Part<dim, rows>;
   constexpr uint32_t page_tokens = page_size / 2 / dim;
@@ -286,23 +289,37 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
                     row = (std::size_t{head} * a.n + token) * kv.group + first_row;
   // Quads at a time; words of four dimensions.
   constexpr uint32_t lanes = page_tokens / 4, groups = dim / 4;
-  const uint32_t* list = a.lists ? a.lists + at * a.max_quads : nullptr;
-  const float* biases = a.biases ? a.biases + at * a.max_quads : nullptr;
+  const uint32_t* list = a.lists && !all ? a.lists + at * a.max_quads : nullptr;
+  const float* biases = a.biases && !all ? a.biases + at * a.max_quads : nullptr;
   const uint8_t* present = a.present ? a.present + at * a.max_quads : nullptr;
-  const uint32_t count = a.list_counts[2 * at], first = list ? 0 : a.list_counts[2 * at + 1];
+  const DeviceCounts step = all ? *kv.counts : DeviceCounts();
+  const uint32_t sinks = all && step.pages > 0 ? page_tokens / 4 : 0,
+                 count = all ? step.pages * (page_tokens / 4) - sinks : a.list_counts[2 * at],
+                 first = all    ? sinks
+                         : list ? 0
+                                : a.list_counts[2 * at + 1];
   // The entry of a quad of the list; behind the end of the list a copy of another entry.
   struct Entry {
     uint32_t quad, found, present;
     float bias;
   };
+  unsigned long long* const entries = a.hot.entries + std::size_t{head} * a.hot.room + first;
   const auto entry_of = [&](uint32_t i) {
+    if (all) {
+      if (i >= count || first + i >= a.hot.room) return Entry{i, 0, 15u, 0.0f};
+      // Another block may have put it there in this step: then it is not read from there.
+      const unsigned long long held = *static_cast<volatile unsigned long long*>(entries + i);
+      const bool there = static_cast<uint32_t>(held) == first + i && is_kept(held, step) &&
+                         static_cast<uint32_t>(held >> 32) != step.step;
+      return Entry{i, (first + i + 1) | (there ? hot_present : 0), 15u, 0.0f};
+    }
     const bool inside = i < a.max_quads;
     return Entry{list && inside ? list[i] : i,
                  a.hot.room && inside ? a.hot.list_places[std::size_t{head} * a.max_quads + i] : 0,
                  present && inside ? present[i] : 15u, biases && inside ? biases[i] : 0.0f};
   };
   // This lane's quad of the warp's quads; other lanes have it too.
-  uint32_t i = (blockIdx.x * attend_warps + w) * lanes + lane % lanes;
+  uint32_t i = (at_part * attend_warps + w) * lanes + lane % lanes;
   Entry next = entry_of(i);
   float q_scale[rows];
   for (uint32_t r = 0; r < rows; ++r)
@@ -363,6 +380,9 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
       if (to && lane < lanes)
         reinterpret_cast<uint2*>(to + 8 * dim)[0] = k_scales,
                                           reinterpret_cast<uint2*>(to + 8 * dim)[1] = v_scales;
+      if (all && to && lane < lanes)
+        entries[entry.quad] =
+            static_cast<unsigned long long>(step.step) << 32 | (first + entry.quad);
     }
     const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16),
                               from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
@@ -388,7 +408,21 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a) {
     }
     __syncwarp();
   }
-  write_state<dim, rows>(kv, a, part, head, token, first_row, part_o, part_m, part_l, part_own);
+  write_state<dim, rows>(kv, a, part, at_part, head, token, first_row, part_o, part_m, part_l,
+                         part_own);
+}
+
+// near_rows: 0, or every quad is selected and the first blocks of a KV head attend sinks and
+// window, one of near_rows query rows each.
+template <uint32_t dim>
+__device__ void attend_chosen_or_near(const DeviceKv& kv, const DeviceAttention& a,
+                                      uint32_t near_rows) {
+  const uint32_t chunks = (kv.group + attended_rows - 1) / attended_rows;
+  if (blockIdx.x >= near_rows)
+    return attend_chosen<dim, attended_rows>(kv, a, blockIdx.x - near_rows, near_rows > 0);
+  if (blockIdx.y % chunks > 0) return;
+  attend_sinks_and_window<dim / warp, attend_warps>(
+      kv, a, blockIdx.y / chunks * near_rows + blockIdx.x, blockIdx.z);
 }
 
 }  // namespace
@@ -474,8 +508,8 @@ __global__ void __launch_bounds__(gather_threads)
     attend_sinks_and_window<dim / warp, near_threads / warp>(kv, a, blockIdx.x, blockIdx.y); \
   }                                                                                          \
   __global__ void __launch_bounds__(attend_warps* warp)                                      \
-      attention_chosen_##dim(DeviceKv kv, DeviceAttention a) {                               \
-    attend_chosen<dim, attended_rows>(kv, a);                                                \
+      attention_chosen_##dim(DeviceKv kv, DeviceAttention a, uint32_t near_rows) {           \
+    attend_chosen_or_near<dim>(kv, a, near_rows);                                            \
   }
 
 KVASIR_OF_DIM(64)

@@ -264,10 +264,21 @@ int gather_group(DeviceStream* s, const DeviceKv& kv, const DeviceGroup& g) {
                 gather_threads, kv, g);
 }
 
-int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+// near_rows: of a KV head; 0: the lists' quads and no others.
+int attend_quads(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a,
+                 uint32_t near_rows) {
   const unsigned chunks = blocks_for(kv.group, attended_rows);
   return launch(s, AttentionName("chosen", kv.dim).text,
-                Grid{chosen_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a);
+                Grid{near_rows + chosen_parts, kv.kv_heads * chunks, a.n}, attend_threads, kv, a,
+                near_rows);
+}
+
+int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return attend_quads(s, kv, a, 0);
+}
+
+int attend_all(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return attend_quads(s, kv, a, kv.group);
 }
 
 int finish_attention(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a,

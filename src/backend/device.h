@@ -197,6 +197,10 @@ struct DeviceKernels {
   // kv: of the first layer; allowed between any of these.
   int (*gather_group)(DeviceStream* stream, const DeviceKv& kv, const DeviceGroup& g);
   int (*attend_chosen)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
+  // In place of the calls after begin_attention(), for one token: attends every quad. Quad i has
+  // place i of `hot`; quads behind its room are read where their pages are. Includes
+  // attend_sinks_and_window().
+  int (*attend_all)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a);
   // Writes out (like q; always f32), which it checks; lse: [n][heads] ln of the sum of e^score;
   // mass: [n][heads] the part of that sum that was attended and stands for itself.
   int (*finish_attention)(DeviceStream* stream, const DeviceKv& kv, const DeviceAttention& a,

@@ -28,7 +28,7 @@ namespace kvasir {
 
 #define KVASIR_DEVICE_ATTENTION(F) \
   F(begin_attention) F(attend_sinks_and_window) F(score_sketch) F(choose) F(gather_chosen) \
-  F(gather_group) F(attend_chosen) F(finish_attention)
+  F(gather_group) F(attend_chosen) F(attend_all) F(finish_attention)
 // clang-format on
 
 #define KVASIR_COUNT_ONE(name) +1

@@ -23,7 +23,11 @@ std::vector<Segment> segments_of(const SegmentFacts& f) {
       out.push_back({pages, Place::gpu_copy, f.executor});
       break;
     case AttentionMode::gpu_selective:
-      out.push_back({pages, f.staged ? Place::staging : Place::pinned_host, f.executor});
+      out.push_back({pages,
+                     f.staged   ? Place::staging
+                     : f.chosen ? Place::pinned_host
+                                : Place::gpu_copy,
+                     f.executor});
       break;
     case AttentionMode::co_execution:
       if (f.gpu_sixteenths > 0)

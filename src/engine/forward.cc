@@ -160,6 +160,10 @@ Status Forward::write_logits(const StepContext& c, LayerExecutor* executor) {
   return c.cancel.fired() || finite ? Status() : not_a_number("the output");
 }
 
+bool Forward::last_logits(std::span<float> out) {
+  return executors_.back()->last_logits(out.data()) && finish_logits(nullptr, out);
+}
+
 // Copies the logits of one token from `from`, unless that is null; their factor and cap follow.
 // Returns whether all are finite. By pieces: one is read from memory once.
 bool Forward::finish_logits(const float* from, std::span<float> row) const {

@@ -31,6 +31,9 @@ class Forward {
   // before. Code::cancelled; Code::corrupt (a damaged page; weights that make NaN or infinity);
   // Code::device; Code::no_memory (of the device). Throws std::bad_alloc.
   Status run(const ForwardStep& step, const StepStores& stores);
+  // [vocabulary] Writes the logits of the last step, which found ForwardStep::best, if they are
+  // still where it left them.
+  bool last_logits(std::span<float> out);
 
   // How many tokens that follow the stores may be one span (ForwardStep::chunk) of chunks of this
   // size. 0: each chunk is to be a step of its own. step: what is asked for besides.

@@ -95,7 +95,7 @@ Status GpuExecutor::open() {
 }
 
 Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun* run) {
-  mode_ = AttentionMode::cpu;
+  mode_ = AttentionMode::cpu, logits_stay_ = false;
   pool_threads_ = c.pool->threads();
   Fallback why = request.why;
   // What a step cannot do without comes first.
@@ -123,7 +123,7 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
   const bool hybrid = mode_ == AttentionMode::co_execution;
   run->attention = mode_;
   run->fallback = why;
-  run->staging = staging();
+  run->staging = why == Fallback::pinning ? why : staging();
   run->has_experts = has_experts_;
   run->experts_end = streamed_ ? config_.depth() : weights_.experts_end();
   run->streamed_layers = streamed_ ? streamed_->streamed_layers() : 0;
@@ -379,6 +379,7 @@ void GpuExecutor::abandon() noexcept {
 
 void GpuExecutor::committed(const StepContext& c, uint32_t kept) {
   const KvStore& store = c.store;
+  logits_stay_ = best() >= 0;
   if (has_windows_) windows_.committed(*c.windows);
   switch (mode_) {
     case AttentionMode::cpu:
@@ -404,6 +405,12 @@ Status GpuExecutor::logits(uint32_t first, float* out) {
     RETURN_IF_ERROR(wait("the output"));
   }
   return {};
+}
+
+bool GpuExecutor::last_logits(float* out) {
+  if (!std::exchange(logits_stay_, false)) return false;
+  const int error = ops_.download(stream_, out, work_.logits, size_.vocabulary * sizeof(float));
+  return ops_.wait(stream_) == 0 && !error;
 }
 
 // ---- work of the stream ------------------------------------------------------------------------

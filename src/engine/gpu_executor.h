@@ -3,7 +3,8 @@
 //
 // The plan has one of four modes of attention; each has its own project(), attend() and end():
 //   cpu            gpu_cpu_attention.cc   the CPU attends each layer, between two waits
-//   gpu_selective  gpu_selective.cc       no wait between layers, one graph for a step of one token
+//   gpu_selective  gpu_selective.cc       the GPU attends alone what it chooses, or everything: no
+//                                         wait between layers, one graph for a step of one token
 //   co_execution   gpu_hybrid.cc          CPU and GPU attend a layer together
 //   gpu_prefill    gpu_prefill.cc         a layer goes to the store behind the next ones
 // Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where
@@ -58,6 +59,7 @@ class GpuExecutor final : public LayerExecutor {
     const bool found = finds_best_ && host_best_.get()->index != no_largest;
     return found ? static_cast<Token>(host_best_.get()->index) : -1;
   }
+  bool last_logits(float* out) override;
   void committed(const StepContext& step, uint32_t kept) override;
   Status begin_layer(const SpanLayer& span) override;
   void rest() noexcept override;
@@ -120,6 +122,7 @@ class GpuExecutor final : public LayerExecutor {
   Status plan_states(const StepContext& c);
   Status plan_windows(const StepContext& c, Fallback* why);
   Status plan_selective(const StepContext& c, Fallback* why);
+  Status without_selective(const StepContext& c, bool exact, Fallback* why);
   Status plan_hybrid(const StepContext& c, Fallback* why);
   Status plan_prefill(const StepContext& c, Fallback* why);
   Status plan_decode(const StepContext& c, Fallback* why);
@@ -163,13 +166,13 @@ class GpuExecutor final : public LayerExecutor {
   }
   // Of steps of one token, and of open ones of each size.
   bool has_graphs() const { return (n_ == 1 || open_) && !waits_for_experts_ && !streamed_; }
-  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 5; }
+  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 6; }
   // Of a whole step.
   uint32_t step_part() const {
-    return layers() + 1 + (logits_ > 0) + (hidden_ > 0) + (finds_best_ ? 1 : 0);
+    return layers() + 1 + (logits_ > 0) + (hidden_ > 0) + (!finds_best_ ? 0 : hidden_ > 0 ? 1 : 3);
   }
   // Of co-execution.
-  uint32_t hybrid_part(uint32_t layer) const { return layers() + 5 + local(layer); }
+  uint32_t hybrid_part(uint32_t layer) const { return layers() + 6 + local(layer); }
   std::size_t graph_of(uint32_t part) const { return (n_ - 1) * graph_parts() + part; }
   bool records_step() const { return has_graphs() && !selective_.needs_staging(); }
   void begin_recording(uint32_t part);
@@ -333,6 +336,7 @@ class GpuExecutor final : public LayerExecutor {
   uint32_t logits_ = 0;         // of the last tokens, computed with the step
   uint32_t hidden_ = 0;         // ForwardStep::hidden of the last tokens, computed with the step
   bool finds_best_ = false;     // ForwardStep::best, computed with the step
+  bool logits_stay_ = false;    // last_logits() finds those of that step
 
   uint32_t capacity_ = 0;  // tokens that work_ has room for
   bool gave_way_ = false;  // to attention, which fitted then

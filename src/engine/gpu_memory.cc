@@ -35,7 +35,7 @@ Status GpuExecutor::try_resize(uint32_t n) {
 }
 
 void GpuExecutor::release_workspace() {
-  capacity_ = 0;
+  capacity_ = 0, logits_stay_ = false;
   forget_graphs();
   memory_ = {};
 }
@@ -143,9 +143,11 @@ Status GpuExecutor::prepare_output() {
     host_logits_room_ = room;
   }
   logits_ = wanted;
-  if (step_->step.hidden_wanted() != wanted) return {};
-  if (!host_hidden_.get()) RETURN_IF_ERROR(host_hidden_.allocate(device_, max_alone * size_.width));
-  hidden_ = wanted;
+  if (step_->step.hidden_wanted() == wanted) {
+    if (!host_hidden_.get())
+      RETURN_IF_ERROR(host_hidden_.allocate(device_, max_alone * size_.width));
+    hidden_ = wanted;
+  }
   // A factor of the logits and a cap change no order.
   if (!step_->step.best || wanted != 1 || !(config_.logit_scale > 0)) return {};
   if (!best_.get()) RETURN_IF_ERROR(best_.allocate(device_, 1, "a step's largest logit"));

@@ -6,7 +6,7 @@
 
 namespace kvasir {
 
-// Falls through to co-execution where the GPU cannot choose.
+// Falls through to co-execution where the GPU cannot choose, or not keep all that it attends.
 Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   const Plan& plan = c.step.plan;
   const bool exact = c.attends_everything();
@@ -21,14 +21,14 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
     trim();
     return {};
   }
-  if (hybrid_.holds_memory()) release_hybrid();
   const uint32_t size = c.store.pages().extents() + 1;
-  if (refused_selective_.is(size, c.tokens())) return *why = Fallback::no_room, Status();
+  if (refused_selective_.is(size, c.tokens())) return without_selective(c, exact, why);
+  if (hybrid_.holds_memory()) release_hybrid();
 
   const uint32_t least = std::max(c.tokens(), KvMirror::max_tokens);
   selective_.set_rows(rows);
   const auto prepare = [&] {
-    RETURN_IF_ERROR(selective_.prepare(update_request(c), plan, n));
+    RETURN_IF_ERROR(selective_.prepare(update_request(c), plan, exact, n));
     return resize_attended(c.tokens());
   };
   Status s = resize(least);
@@ -48,16 +48,28 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
     if (s = resize(usual_step_of(*device_)); s.ok()) s = prepare();
   }
   if (s.ok()) s = selective_.keep_hot_quads(c.store, plan, reserve(), stream_);
-  if (s.ok()) {
+  // All tokens are attended by the CPU, or with it, where the GPU cannot keep them.
+  const bool pins =
+      exact && s.ok() && selective_.needs_staging() && selective_.cannot_share() == Fallback::none;
+  if (pins) return *why = Fallback::pinning, Status();
+  const bool keeps = !exact || !s.ok() || c.store.pages().pages() == 0 ||
+                     (selective_.keeps_all(c.store) && !selective_.needs_staging());
+  if (s.ok() && keeps) {
     refused_selective_ = {};
     mode_ = AttentionMode::gpu_selective;
     return {};
   }
   if (s.code() == Code::cancelled) return s;  // what has come stays
   release_selective();
-  if (s.code() != Code::no_memory || c.step.open) return s;
+  if (!s.ok() && (s.code() != Code::no_memory || (c.step.open && !exact))) return s;
   refused_selective_ = {size, n};  // tried again for a longer sequence or a smaller step
-  return *why = Fallback::no_room, Status();
+  return without_selective(c, exact, why);
+}
+
+// Where the GPU has no room to attend alone.
+Status GpuExecutor::without_selective(const StepContext& c, bool exact, Fallback* why) {
+  *why = Fallback::no_room;
+  return exact ? plan_hybrid(c, why) : Status();
 }
 
 Status GpuExecutor::attend_selective(uint32_t layer) {

@@ -58,6 +58,8 @@ class LayerExecutor {
   virtual const float* finished_logits(uint32_t) const { return nullptr; }
   // ForwardStep::best, where the step has computed it; otherwise -1.
   virtual Token best() const { return -1; }
+  // Writes the logits of the step of which best() was taken, if they are still there.
+  virtual bool last_logits(float*) { return false; }
   virtual void committed(const StepContext&, uint32_t) {}
 
   // The following steps are of chunks of this layer alone. Code::device, Code::cancelled.

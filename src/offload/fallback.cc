@@ -45,8 +45,8 @@ const char* text_of(Fallback reason) {
     case Fallback::no_room:
       return "the GPU has no room for what its attention needs";
     case Fallback::pinning:
-      return "pages are being pinned, some with each step; until then the CPU stages the chosen "
-             "ones";
+      return "pages are being pinned, some with each step; until then the CPU stages or attends "
+             "them";
     case Fallback::cannot_pin:
       return "the GPU cannot read host memory; the CPU stages the chosen pages";
     case Fallback::too_many_pages:

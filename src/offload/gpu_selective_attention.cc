@@ -32,7 +32,9 @@ GpuSelectiveAttention::GpuSelectiveAttention(const std::shared_ptr<Device>& devi
 
 Fallback GpuSelectiveAttention::refuses(const KvStore& store, const Plan& plan, bool exact,
                                         uint32_t n) const {
-  if (exact) return Fallback::attends_everything;
+  if (exact && (n > 1 || plan.by_blocks)) return Fallback::attends_everything;
+  if (exact && (plan.certify || plan.compare != CompareLevel::none)) return Fallback::compared;
+  if (exact) return KvMirror::unfit(store, heads_);
   if (!plan.strategy->has(StrategyInfo::on_device)) return Fallback::other_strategy;
   if (n > KvMirror::max_tokens || plan.by_blocks) return Fallback::is_prefill;
   if (!plan.share_heads) return Fallback::separate_heads;
@@ -52,7 +54,7 @@ DeviceBudget GpuSelectiveAttention::budget_of(const Plan& plan, uint32_t layer) 
 // After a failure release() comes next.
 Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t extents) {
   uint32_t list_quads = 1;
-  for (uint32_t l = 0; l < layers_; ++l)
+  for (uint32_t l = 0; l < layers_ && !exact_; ++l)
     list_quads = std::max(list_quads, budget_of(plan, l).max_quads);
   // A sample has so many in the mean: with room for eight standard deviations more none is left
   // out.
@@ -120,9 +122,11 @@ Status GpuSelectiveAttention::make_room(const Plan& plan, uint32_t n, uint32_t e
 void GpuSelectiveAttention::forget_hot_quads() {
   hot_ends_.clear();
   hot_quads_ = {}, hot_entries_ = {}, found_ = {}, found_host_ = {};
+  kept_quads_ = 0;
 }
 
-// Where a sample may have more than its budget it seldom has twice as many.
+// Where a sample may have more than its budget it seldom has twice as many. There is room for a
+// text that is a quarter longer.
 std::vector<uint32_t> GpuSelectiveAttention::hot_ends(const KvStore& store, const Plan& plan,
                                                       uint32_t lists) const {
   const uint32_t quads = store.pages().pages() * shape_.page.page_quads(),
@@ -130,6 +134,10 @@ std::vector<uint32_t> GpuSelectiveAttention::hot_ends(const KvStore& store, cons
   std::vector<uint32_t> ends;
   uint32_t end = 0;
   for (uint32_t l = 0; l < layers_; ++l) {
+    if (exact_) {
+      ends.push_back(end += static_cast<uint32_t>(round_up(all, hot_ways)));
+      continue;
+    }
     const uint64_t mean =
         std::max<uint64_t>(plan.budget(first_ + l) / quad_tokens, budget_of(plan, l).max_quads / 2);
     // two standard deviations more
@@ -146,8 +154,9 @@ std::vector<uint32_t> GpuSelectiveAttention::hot_ends(const KvStore& store, cons
 Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& plan,
                                              uint64_t reserve, DeviceStream* stream) {
   if (store.pages().pages() == 0) return {};
-  std::vector<uint32_t> ends = hot_ends(store, plan, hot_lists);
-  if (ends.back() <= hot_tried_ + hot_tried_ / 4) return {};
+  const uint32_t most = exact_ ? 1 : hot_lists;  // lists
+  std::vector<uint32_t> ends = hot_ends(store, plan, most);
+  if (exact_ ? keeps_all(store) : ends.back() <= hot_tried_ + hot_tried_ / 4) return {};
   hot_tried_ = ends.back();
   forget_hot_quads();
   ++generation_;
@@ -163,7 +172,7 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
                          Device::allocated_size(found * sizeof(uint32_t));
     return all * (lists > alone_lists ? 2 : 1) + fork <= left;
   };
-  uint32_t lists = hot_lists;
+  uint32_t lists = most;
   for (; !fits(lists); ends = hot_ends(store, plan, lists))
     if (--lists == 0) return {};
   const std::vector<unsigned long long> none(heads * ends.back());
@@ -179,6 +188,13 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
   return s.code() == Code::no_memory ? Status() : std::move(s);
 }
 
+bool GpuSelectiveAttention::keeps_all(const KvStore& store) const {
+  const uint32_t quads = store.pages().pages() * shape_.page.page_quads();
+  for (uint32_t l = 0; l < layers_; ++l)
+    if (hot_room(l) < quads) return false;
+  return true;
+}
+
 bool GpuSelectiveAttention::drop_hot_quads() {
   if (hot_ends_.empty()) return false;
   forget_hot_quads();
@@ -187,16 +203,18 @@ bool GpuSelectiveAttention::drop_hot_quads() {
 }
 
 Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, const Plan& plan,
-                                      uint32_t n) {
+                                      bool exact, uint32_t n) {
   bool reads = false;
-  RETURN_IF_ERROR(sequence_.update(request, {}, &reads));
+  RETURN_IF_ERROR(sequence_.update(request, {.sketch = !exact}, &reads));
+  if (std::exchange(exact_, exact) != exact) ++generation_;
   RETURN_IF_ERROR(make_room(plan, n, sequence_.extents()));
   n_ = n;
   if (needs_staging_ = !reads; !needs_staging_) staged_pages_.release();
-  if (needs_staging_) RETURN_IF_ERROR(staged_pages_.make_room(lists() * list_quads_));
+  if (needs_staging_ && !exact) RETURN_IF_ERROR(staged_pages_.make_room(lists() * list_quads_));
   if (std::exchange(under_way_, false)) sequence_.forget_kept();
   sequence_.begin_step(request.store, rows_);
-  for (uint32_t l = 0; l < layers_; ++l) budgets_host_.get()[l] = budget_of(plan, l);
+  read_quads_ = request.store.pages().pages() * shape_.page.page_quads();
+  for (uint32_t l = 0; l < layers_ && !exact; ++l) budgets_host_.get()[l] = budget_of(plan, l);
   return {};
 }
 
@@ -228,7 +246,7 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
           q_.get(),
           q8_.get(),
           q_scale_.get(),
-          projected_.get(),
+          exact_ ? nullptr : projected_.get(),
           projected_scale_.get(),
           scores_.get(),
           score_sums_.get(),
@@ -256,6 +274,7 @@ int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, 
   const DeviceKv kv = sequence_.layer(layer, row_);
   const DeviceAttention a = work(layer);
   int error = ops_.begin_attention(stream, kv, a, q, k, v);
+  if (exact_) return error;
   if (!error) error = ops_.score_sketch(stream, kv, a);
   if (!error) error = ops_.choose(stream, kv, a);
   if (!needs_staging_) return error;
@@ -310,7 +329,7 @@ int GpuSelectiveAttention::enqueue_chosen(DeviceStream* stream, uint32_t layer,
   const DeviceAttention a = work(layer);
   const std::size_t rows = place_of(layer) * n_ * heads_.heads;
   int error = n_ > 1 && !needs_staging_ ? ops_.gather_chosen(stream, kv, a) : 0;
-  if (!error) error = ops_.attend_chosen(stream, kv, a);
+  if (!error) error = exact_ ? ops_.attend_all(stream, kv, a) : ops_.attend_chosen(stream, kv, a);
   return error ? error
                : ops_.finish_attention(stream, kv, a, out, check, lse_.get() + rows,
                                        mass_.get() + rows);
@@ -321,7 +340,7 @@ int GpuSelectiveAttention::enqueue_results(DeviceStream* stream) {
                     all = layers_ * rows_ * lists();
   int error = ops_.download(stream, lse_host_.get(), lse_.get(), rows * sizeof(float));
   if (!error) error = ops_.download(stream, mass_host_.get(), mass_.get(), rows * sizeof(float));
-  if (needs_staging_) return error;  // the rest has come
+  if (needs_staging_ || exact_) return error;  // the rest has come, or there is no more
   if (!error)
     error = ops_.download(stream, list_counts_host_.get(), list_counts_.get(),
                           all * 2 * sizeof(uint32_t));
@@ -330,9 +349,38 @@ int GpuSelectiveAttention::enqueue_results(DeviceStream* stream) {
                                all * list_quads_ * sizeof(uint32_t));
 }
 
+// Of what a step that attends everything has read.
+bool GpuSelectiveAttention::intact(const KvStore& store, ThreadPool* pool) const {
+  const PageStore& pages = store.pages();
+  if (pages.mapped_bytes() == 0) return true;
+  std::atomic<bool> out{true};
+  pool->run(pages.extents(), [&](uint32_t e, uint32_t) {
+    using format::SectionKind;
+    if (!pages.intact_extent(SectionKind::pages, e) || !pages.intact_extent(SectionKind::scales, e))
+      out = false;
+  });
+  return out;
+}
+
+void GpuSelectiveAttention::count_all(const KvStore& store, ReadCounts* counts) const {
+  const uint32_t sealed = store.pages().pages();
+  if (sealed == 0) return;
+  const uint64_t lists = uint64_t{layers_} * (rows_ - first_row_) * shape_.kv_heads,
+                 tokens = uint64_t{sealed - 1} * shape_.page.page_tokens * lists;
+  counts->pages_touched += (sealed - 1) * lists;
+  counts->tokens_read += tokens, counts->tokens_present += tokens;
+  // Each row but the first finds there what those before it have kept.
+  const uint32_t sinks = shape_.page.page_quads(),
+                 kept = std::max(sequence_.valid_quads(kept_step_, kept_quads_), sinks) - sinks;
+  const uint64_t hot =
+      kept + uint64_t{rows_ - first_row_ - 1} * (sealed - 1) * shape_.page.page_quads();
+  counts->tokens_hot += hot * quad_tokens * shape_.kv_heads * layers_;
+}
+
 Status GpuSelectiveAttention::collect(const KvStore& store, ThreadPool* pool,
                                       ReadCounts* counts) const {
   const PageStore& pages = store.pages();
+  if (exact_) return count_all(store, counts), intact(store, pool) ? Status() : pages.damaged();
   const std::size_t all = layers_ * rows_ * lists();
   const bool checks = pages.mapped_bytes() > 0 && !needs_staging_;  // staged pages were verified
   const auto readers = [&](std::size_t list) {

@@ -1,7 +1,8 @@
-// Attention of a step's tokens on a GPU, by the strategy `bounded`, for the layers of that GPU. It
-// computes what attention/attention.cc computes on the CPU, in one stream without a wait between
-// layers. The GPU reads chosen pages from pinned host memory. Until pages are pinned, the CPU
-// stages those of each layer once they are chosen.
+// Attention of a step's tokens on a GPU alone, for the layers of that GPU: by the strategy
+// `bounded`, or of one token that attends everything. It computes what attention/attention.cc
+// computes on the CPU, in one stream without a wait between layers. The GPU reads pages from pinned
+// host memory, and keeps what it reads again: quads that are often chosen, or all. Until pages are
+// pinned, the CPU stages those of each layer once they are chosen.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +37,7 @@ class GpuSelectiveAttention {
   // Why the CPU attends a step of n tokens. exact: every token is attended in every layer.
   Fallback refuses(const KvStore& store, const Plan& plan, bool exact, uint32_t n) const;
   // Updates the mirror and allocates memory. Errors as KvMirror::update().
-  Status prepare(const KvMirror::UpdateRequest& request, const Plan& plan, uint32_t n);
+  Status prepare(const KvMirror::UpdateRequest& request, const Plan& plan, bool exact, uint32_t n);
   // Before prepare(), of a step of one token: it has so many rows, of which each attends as the
   // token after those before it. set_row(): the row that the other functions are about.
   void set_rows(uint32_t rows) { rows_ = rows, row_ = 0; }
@@ -46,14 +47,17 @@ class GpuSelectiveAttention {
   Fallback cannot_share() const { return sequence_.cannot_share(); }  // why later steps need it
 
   // After prepare(): allocates room for quads that stay from token to token. Leaves memory for a
-  // fork of this length and for `reserve` bytes; fewer quads stay where less is left. Other quads
-  // are read from host memory. Code::device.
+  // fork of this length and for `reserve` bytes; fewer quads stay where less is left, or none where
+  // all of them have to. Other quads are read from host memory. Code::device.
   Status keep_hot_quads(const KvStore& store, const Plan& plan, uint64_t reserve,
                         DeviceStream* stream);
   // True if that freed memory.
   bool drop_hot_quads();
+  // Whether all quads stay: without that, the CPU helps to attend everything.
+  bool keeps_all(const KvStore& store) const;
 
-  // Enqueue the two parts of a layer: the choice, and the attention of what was chosen. All device.
+  // Enqueue the two parts of a layer: the choice, and the attention of what was chosen, or of
+  // everything. All device.
   // q: [n][heads * head_dim], k and v: [n][kv_heads * head_dim] after RoPE; out: as q, as
   // finish_attention() has it. An error of the table.
   int enqueue_choice(DeviceStream* stream, uint32_t layer, const float* q, const float* k,
@@ -88,6 +92,7 @@ class GpuSelectiveAttention {
   void committed(const KvStore& store, uint32_t kept) {
     sequence_.committed(store, kept);
     under_way_ = false;
+    if (exact_) kept_step_ = sequence_.step(), kept_quads_ = read_quads_;
   }
 
   // After a wait for the stream. trim() unregisters host memory that the store has freed; release()
@@ -102,6 +107,8 @@ class GpuSelectiveAttention {
  private:
   DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
   std::vector<uint32_t> hot_ends(const KvStore& store, const Plan& plan, uint32_t lists) const;
+  bool intact(const KvStore& store, ThreadPool* pool) const;
+  void count_all(const KvStore& store, ReadCounts* counts) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);
   void forget_hot_quads();
   uint32_t hot_before(uint32_t layer) const {
@@ -141,9 +148,11 @@ class GpuSelectiveAttention {
   // [layers] the sum of what these and the layers before have room for, of a KV head's quads;
   // empty: none stay
   std::vector<uint32_t> hot_ends_;
-  bool needs_staging_ = false;
+  bool needs_staging_ = false, exact_ = false;
   StagedPages staged_pages_;
   PinnedBuffer<uint32_t> found_host_;  // of a layer
+  // of a KV head: the quads of a step that reads all, and those that the last such step kept
+  uint32_t read_quads_ = 0, kept_quads_ = 0, kept_step_ = 0;
   // a step that may have kept quads; one that fails may have kept some that it has not read
   bool under_way_ = false;
   DeviceBuffer<uint8_t> hot_quads_;

@@ -91,6 +91,7 @@ Status Session::generate(std::string_view question, const GenerateOptions& o, co
   RETURN_IF_ERROR(check_sampling_options(o.sampling));
   AnswerState state{Sampler(o.sampling, model_->tokenizer().suppressed()), on_text, os::now_ns(),
                     answer};
+  fetch_logits();
   if (question.empty() && sequence_.tokens.empty())
     return Status::error(Code::bad_state,
                          "there is nothing to answer: the sequence and the question are empty");
@@ -201,18 +202,33 @@ Status Session::sample(const GenerateOptions& o, AnswerState* state, std::span<f
   if (is_cancelled(o.cancel)) return answer_stopped();
   RETURN_IF_ERROR(state->sampler.sample(
       logits, std::span<const Token>(sequence_.tokens).subspan(state->passage_tokens), token));
+  note_sampled(state);
+  return {};
+}
+
+void Session::note_sampled(AnswerState* state) {
   Answer& answer = *state->answer;
   if (answer.thinking_tokens + answer.answer_tokens == 0)
     answer.first_token_ns = os::now_ns() - state->begin_ns;
-  return {};
+}
+
+// Whether the sampler takes the largest logit of the output matrix. A factor or a cap may round
+// several to the same one.
+bool Session::takes_largest(const SamplingOptions& sampling) const {
+  const ModelConfig& config = model_->config();
+  return sampling.temperature == 0 && sampling.repetition_penalty == 1 && config.logit_scale == 1 &&
+         config.final_softcap == 0;
 }
 
 Status Session::decode(const GenerateOptions& o, AnswerState* state, const TakeFn& take) {
   Token token = 0;
   RETURN_IF_ERROR(sample(o, state, sequence_.logits, &token));
   Next next = take(token);
-  while (next == Next::token) RETURN_IF_ERROR(decode_timed(o, state, take, &token, &next));
-  return next == Next::end_after ? append_token(token, o.cancel) : Status();
+  Status s;
+  while (s.ok() && next == Next::token) s = decode_timed(o, state, take, &token, &next);
+  if (s.ok() && next == Next::end_after) return append_token(token, o.cancel);
+  fetch_logits();
+  return s;
 }
 
 // The special token with which the mark after an answer begins; -1: it begins with text. It ends an

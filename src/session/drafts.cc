@@ -231,8 +231,12 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   Array<Token> tokens = {*token};
   RETURN_IF_ERROR(draft(o.cancel, &tokens));
   const auto alone = [&] {
-    RETURN_IF_ERROR(append_token(*token, o.cancel));
-    RETURN_IF_ERROR(sample(o, state, sequence_.logits, token));
+    Token best = -1;
+    const bool greedy = takes_largest(o.sampling) && !chooses_once();
+    RETURN_IF_ERROR(append_token(*token, o.cancel, greedy ? &best : nullptr));
+    if (best < 0) RETURN_IF_ERROR(sample(o, state, sequence_.logits, token));
+    else if (is_cancelled(o.cancel)) return answer_stopped();
+    else *token = best, note_sampled(state);
     if (passed_ >= 0) pace_.note_passed(offer_, *token == passed_);
     *next = take(*token);
     return Status();

@@ -77,6 +77,7 @@ Status Session::save(const std::string& path, const Cancel* cancel, Progress::Re
                      Progress::Report prepare_report,
                      const AtomicFile::BeforeRename& before_rename) {
   RETURN_IF_ERROR(sequence_.store.check_file());
+  fetch_logits();
   Array<std::byte> documents;
   if (sequence_.is_composed()) RETURN_IF_ERROR(save_documents(path, &documents));
   RETURN_IF_ERROR(prefill_missing(cancel, prepare_report));

@@ -25,6 +25,7 @@ Status Session::score(std::span<const Token> tokens, float* log_probabilities, c
   RETURN_IF_ERROR(check_room(tokens.size()));
   if (tokens.empty()) return {};
   trace_.reset();
+  fetch_logits();
   const uint64_t begin = os::now_ns();
   RETURN_IF_ERROR(prefill_missing(cancel, report));
   // of a model with states before Restore, so that the next call needs no prefill

@@ -183,7 +183,8 @@ Status Session::start(const Cancel* cancel) {
   return {};
 }
 
-Status Session::fork(std::unique_ptr<Session>* out) const {
+Status Session::fork(std::unique_ptr<Session>* out) {
+  fetch_logits();
   std::unique_ptr<Session> session(new Session(model_, options_, SequenceState(sequence_)));
   session->pool_ = pool_;
   session->pace_ = pace_;

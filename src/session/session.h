@@ -122,7 +122,7 @@ class Session {
                       std::span<const Token> tokens, SessionOptions options, Adopted how,
                       const Cancel* cancel, Progress::Report progress,
                       std::unique_ptr<Session>* out);
-  Status fork(std::unique_ptr<Session>* out) const;
+  Status fork(std::unique_ptr<Session>* out);
 
   Status prefill(std::string_view text, bool parse_special, const Cancel* cancel,
                  Progress::Report progress, uint64_t* tokens_done, uint64_t* bytes_done);
@@ -222,6 +222,9 @@ class Session {
     // with the logits after token i, 0 first, until one is not followed by the next: the tokens up
     // to it stay.
     const std::function<bool(std::span<float> logits, uint32_t i)>* goes_on = nullptr;
+    // Where set, becomes the token with the largest logit after the last one, where a GPU finds it:
+    // the logits then stay there, see fetch_logits(). -1: they are in the sequence.
+    Token* best = nullptr;
     // What prefilled_tokens becomes at most: tokens of an answer may be prefilled again.
     uint64_t max_prefilled = UINT64_MAX;
   };
@@ -232,6 +235,7 @@ class Session {
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                     Array<float>* errors);
   void plan_span(const AppendRequest& request, uint64_t done, ForwardStep* step);
+  void note_logits(const AppendRequest& request);
   Status run_step(const AppendRequest& request, ForwardStep* step);
   Status run_open_step(const AppendRequest& request, ForwardStep* step);
   Status run_span_step(ForwardStep* step);
@@ -239,7 +243,9 @@ class Session {
   void keep_checkpoint(const AppendRequest& request, uint64_t left);
   Status keep_document();
   void limit_checkpoints(uint64_t left);
-  Status append_token(Token token, const Cancel* cancel);
+  Status append_token(Token token, const Cancel* cancel, Token* best = nullptr);
+  bool has_best() const { return best_ >= 0 && best_at_ == sequence_.tokens.size(); }
+  void fetch_logits();
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
   void plan_step(ForwardStep* step);
   Plan next_plan() const;
@@ -333,6 +339,8 @@ class Session {
                       Token* token, Next* next);
   Status sample(const GenerateOptions& options, AnswerState* state, std::span<float> logits,
                 Token* token);
+  static void note_sampled(AnswerState* state);
+  bool takes_largest(const SamplingOptions& sampling) const;
 
   // ---- drafts (drafts.cc) ----------------------------------------------------------------------
   struct Lookup {
@@ -443,6 +451,10 @@ class Session {
   std::function<uint32_t()> proposed_match_;
   SequenceState sequence_;
   Array<float> next_logits_;  // of the running step; kept apart because it may fail
+  // Of the last token, chosen by its step on a GPU, which has kept the logits: the token after it,
+  // and the tokens before that one.
+  Token best_ = -1;
+  uint64_t best_at_ = 0;
   Array<float> open_logits_;  // of a step with drafts
 
   DecodeStrategy decode_;

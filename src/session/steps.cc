@@ -20,7 +20,8 @@ Status Session::check_room(uint64_t more) const {
 }
 
 Status Session::append(const AppendRequest& request, uint64_t* done) {
-  *done = 0;
+  *done = 0, best_ = -1;
+  if (request.best) *request.best = -1;
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
@@ -71,7 +72,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     const bool last = *done == all;
     if (last && request.all_logits)
       std::copy_n(request.all_logits + (all - 1) * vocabulary, vocabulary, next_logits_.data());
-    if (last) sequence_.logits.swap(next_logits_), sequence_.logits_at = sequence_.tokens.size();
+    if (last) note_logits(request);
     keep_checkpoint(request, all - *done);
     if (last && request.kind == TextKind::document && sketch_is_due() &&
         !sequence_.store.take_sketch(std::move(sketch), cpu_kernels(), pool_.get(), request.cancel))
@@ -80,6 +81,14 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
       return Status::error(Code::cancelled, "stopped by the progress callback");
   }
   return {};
+}
+
+void Session::note_logits(const AppendRequest& request) {
+  const uint64_t at = sequence_.tokens.size();
+  sequence_.logits_at = 0;
+  if (request.best && *request.best >= 0) return best_ = *request.best, void(best_at_ = at);
+  sequence_.logits.swap(next_logits_);
+  sequence_.logits_at = at;
 }
 
 Status Session::run_step(const AppendRequest& request, ForwardStep* step) {
@@ -167,6 +176,9 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
                                             : ForwardStep::Logits::none;
   step->logits = request.all_logits ? request.all_logits + done * model_->config().vocabulary
                                     : next_logits_.data();
+  if (!last || !request.best) return {};
+  step->best = request.best;
+  step->never_best = model_->tokenizer().suppressed();
   return {};
 }
 
@@ -259,9 +271,20 @@ void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) 
 }
 
 // Appends a token of an answer.
-Status Session::append_token(Token token, const Cancel* cancel) {
+Status Session::append_token(Token token, const Cancel* cancel, Token* best) {
   uint64_t done = 0;
-  return append({.tokens = {&token, 1}, .kind = TextKind::answer, .cancel = cancel}, &done);
+  return append({.tokens = {&token, 1}, .kind = TextKind::answer, .cancel = cancel, .best = best},
+                &done);
+}
+
+// Those that a GPU has kept come to the sequence. Where they are gone, they are computed again when
+// they are needed.
+void Session::fetch_logits() {
+  const bool kept = has_best();
+  best_ = -1;
+  if (!kept) return;
+  sequence_.logits.resize(model_->config().vocabulary);
+  if (forward_->last_logits(sequence_.logits)) sequence_.logits_at = sequence_.tokens.size();
 }
 
 // True if the tokens of a step may share a selection. False if a measurement needs one per token.
@@ -377,18 +400,22 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   RETURN_IF_ERROR(prefill_missing(cancel, {}));
   RETURN_IF_ERROR(prepare_strategy(cancel, &none));
   RETURN_IF_ERROR(prepare_index(false, cancel, &none));
-  RETURN_IF_ERROR(refresh_logits(cancel, {}));
+  const bool greedy = takes_largest(sampling) && !chooses_once();
+  Token chosen = greedy && has_best() ? best_ : -1;
+  if (chosen < 0) fetch_logits();
+  if (chosen < 0) RETURN_IF_ERROR(refresh_logits(cancel, {}));
   const uint64_t begin = os::now_ns();
-  Token chosen = 0;
-  RETURN_IF_ERROR(Sampler(sampling, model_->tokenizer().suppressed())
-                      .sample(sequence_.logits, sequence_.tokens, &chosen));
+  if (chosen < 0)
+    RETURN_IF_ERROR(Sampler(sampling, model_->tokenizer().suppressed())
+                        .sample(sequence_.logits, sequence_.tokens, &chosen));
   forward_->attention().reset_counts();
   const struct Cut {  // however the step ends
     SequenceState& sequence;
     ~Cut() { sequence.spelling.cut(sequence.tokens.size()); }
   } cut{sequence_};
   if (sequence_.turn == Turn::document) sequence_.spelling.add_unknown(sequence_.tokens.size());
-  RETURN_IF_ERROR(append_token(chosen, cancel));
+  Token best = -1;
+  RETURN_IF_ERROR(append_token(chosen, cancel, greedy ? &best : nullptr));
   if (sequence_.turn == Turn::empty) sequence_.turn = Turn::tokens;
   last_ = {forward_->attention().counts(), 1, os::now_ns() - begin};
   *token = chosen;

@@ -304,26 +304,42 @@ int gather_group(DeviceStream* s, const DeviceKv& of, const DeviceGroup& with) {
   });
 }
 
-int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with) {
+// Where quad i stays if each has its place, as DeviceHotQuads::list_places has it.
+uint32_t keep_in_order(const DeviceHotQuads& hot, const DeviceCounts& counts, uint32_t head,
+                       uint32_t quad) {
+  if (quad >= hot.room) return 0;
+  unsigned long long& entry = hot.entries[std::size_t{head} * hot.room + quad];
+  const bool there = static_cast<uint32_t>(entry) == quad && is_kept(entry, counts);
+  if (!there) entry = uint64_t{counts.step} << 32 | quad;
+  return (quad + 1) | (there ? hot_present : 0);
+}
+
+// all: every quad, in place of those of the lists.
+int attend_quads(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with, bool all) {
   if (const int error = check_attend_chosen(with)) return error;
   return for_each_token(
       s, of, with,
-      [](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a, uint32_t head,
-         uint32_t token) {
+      [all](DeviceContext* context, const DeviceKv& kv, const DeviceAttention& a, uint32_t head,
+            uint32_t token) {
         const std::size_t at = std::size_t{head} * a.blocks + query_group_at(a.n, a.blocks, token),
                           half = std::size_t{quad_tokens} * kv.dim,
                           quad_bytes = 2 * half + 4 * quad_tokens;
-        const uint32_t count = a.list_counts[2 * at];
+        const uint32_t page_quads = shape_of(kv).page_quads(), pages = kv.counts->pages,
+                       count = all ? (std::max(pages, 1u) - 1) * page_quads : a.list_counts[2 * at];
         const auto bias_of = [&](std::size_t i) {
-          return a.biases ? a.biases[at * a.max_quads + i] : 0.0f;
+          return a.biases && !all ? a.biases[at * a.max_quads + i] : 0.0f;
         };
         const auto is_present = [&](std::size_t i, std::size_t t) {
           return !a.present || a.present[at * a.max_quads + i] >> t & 1;
         };
         std::vector<uint8_t> quads(count * quad_bytes);
         for (uint32_t i = 0; i < count; ++i) {
-          const uint32_t found =
-              a.hot.room ? a.hot.list_places[std::size_t{head} * a.max_quads + i] : 0;
+          const uint32_t quad = all       ? page_quads + i
+                                : a.lists ? a.lists[at * a.max_quads + i]
+                                          : a.list_counts[2 * at + 1] + i,
+                         found = !a.hot.room ? 0
+                                 : all       ? keep_in_order(a.hot, *kv.counts, head, quad)
+                                       : a.hot.list_places[std::size_t{head} * a.max_quads + i];
           uint8_t* place =
               found ? a.hot.quads + (std::size_t{head} * a.hot.room + (found & ~hot_present) - 1) *
                                         a.hot.quad_bytes
@@ -331,8 +347,6 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
           const uint8_t* hot = found & hot_present ? place : nullptr;
           const uint8_t* there =
               hot || !a.gathered ? hot : a.gathered + (at * a.max_quads + i) * quad_bytes;
-          const uint32_t quad =
-              a.lists ? a.lists[at * a.max_quads + i] : a.list_counts[2 * at + 1] + i;
           if (const int error =
                   find_quad(context, kv, head, quad, there, quads.data() + i * quad_bytes))
             return error;
@@ -374,6 +388,15 @@ int attend_chosen(DeviceStream* s, const DeviceKv& of, const DeviceAttention& wi
         }
         return 0;
       });
+}
+
+int attend_chosen(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  return attend_quads(s, kv, a, false);
+}
+
+int attend_all(DeviceStream* s, const DeviceKv& kv, const DeviceAttention& a) {
+  const int error = attend_sinks_and_window(s, kv, a);
+  return error ? error : attend_quads(s, kv, a, true);
 }
 
 int finish_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention& with,

@@ -17,7 +17,7 @@ SessionOptions options(const std::string& strategy = "bounded") {
   SessionOptions o;
   o.threads = 1;
   o.select.strategy = strategy;
-  o.select.budget_tokens = 64;
+  o.select.budget_tokens = strategy == "full" ? 0 : 64;
   o.prefill_chunk = 128;
   return o;
 }
@@ -129,6 +129,10 @@ TEST_CASE("every call of two devices that fails is an error, and leaves only the
 
 TEST_CASE("every call that fails while host memory is registered by the step is an error") {
   check_every_call_fails("cuda", "bounded", 1 << 16);
+}
+
+TEST_CASE("every call that fails while a device attends everything is an error") {
+  check_every_call_fails("cuda", "full");
 }
 
 TEST_CASE("every call that fails in co-execution with one device is an error") {

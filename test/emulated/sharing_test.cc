@@ -13,7 +13,8 @@ namespace {
 
 constexpr uint64_t little = 1 << 16;  // less than an extent's pages
 constexpr const char* sharing =
-    "pages are being pinned, some with each step; until then the CPU stages the chosen ones";
+    "pages are being pinned, some with each step; until then the CPU stages or attends "
+    "them";
 
 }  // namespace
 

@@ -323,6 +323,59 @@ TEST_CASE("hot quads stay valid when pages are sealed, and after rewinds over ge
   go_on(20);
 }
 
+TEST_CASE("the logits of a token that a GPU chose are there for whatever comes next") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 6);
+  const SamplingOptions greedy, largest{.temperature = 1, .top_k = 1};
+  for (const char* strategy : {"bounded", "full", "quest"}) {
+    CAPTURE(std::string(strategy));
+    SessionOptions o = bounded_options(strategy == std::string("full") ? 0 : 200);
+    o.select.strategy = strategy;
+    const auto after = [&](const SamplingOptions& sampling, std::vector<Token>* chosen) {
+      auto session = load(device_model(), read_file(), o);
+      REQUIRE(session->prepare_devices(nullptr, {}).ok());
+      for (int i = 0; i < 4; ++i) {
+        bool end = false;
+        REQUIRE(session->next(sampling, nullptr, &chosen->emplace_back(), &end).ok());
+      }
+      return session;
+    };
+    std::vector<Token> expected_tokens, chosen, ignored;
+    const auto expected = after(largest, &expected_tokens), session = after(greedy, &chosen);
+    CHECK(chosen == expected_tokens);
+    const std::vector<float> scores = score(expected.get(), next);
+    std::unique_ptr<Session> fork;
+    REQUIRE(session->fork(&fork).ok());
+    CHECK(score(fork.get(), next) == scores);
+    CHECK(score(session.get(), next) == scores);
+    CHECK(score(after(greedy, &ignored).get(), next) == scores);
+    const TempFolder folder;
+    const auto saved = after(greedy, &ignored), goes_on = after(greedy, &ignored),
+               asked = after(greedy, &ignored);
+    REQUIRE(saved->save(folder.file("chosen.kv"), nullptr, {}).ok());
+    const auto loaded = load(device_model(), folder.file("chosen.kv"), o);
+    REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
+    const auto drawn = [](Session* of, const SamplingOptions& sampling) {
+      Token token = -1;
+      bool end = false;
+      CHECK(of->next(sampling, nullptr, &token, &end).ok());
+      return token;
+    };
+    const SamplingOptions random{.temperature = 1.5f, .seed = 7};
+    const Token token = drawn(expected.get(), random);
+    CHECK(drawn(goes_on.get(), random) == token);
+    CHECK(drawn(session.get(), random) == token);
+    // a rewind to where it is, and an answer without a question
+    REQUIRE(asked->prepare_devices(nullptr, {}).ok());
+    REQUIRE(asked->rewind(asked->tokens().size()).ok());
+    GenerateOptions brief;
+    brief.max_tokens = 5;
+    CHECK(ask(asked.get(), "", brief) == ask(fork.get(), "", brief));
+    CHECK(ask(loaded.get(), "", brief).size() > 0);
+  }
+}
+
 TEST_CASE("hot quads use no memory that a fork needs") {
   if (!device_model()) return;
   constexpr uint64_t spare = uint64_t{1} << 26, step = uint64_t{1} << 18;

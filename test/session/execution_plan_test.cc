@@ -33,6 +33,8 @@ TEST_CASE(
   CHECK(segments_of(facts).back() == Segment{SegmentKind::chosen_pages, Place::pinned_host, gpu});
   facts.staged = true;
   CHECK(segments_of(facts).back() == Segment{SegmentKind::chosen_pages, Place::staging, gpu});
+  facts.staged = facts.chosen = false;
+  CHECK(segments_of(facts).back() == Segment{SegmentKind::all_pages, Place::gpu_copy, gpu});
   facts = facts_of(AttentionMode::gpu_prefill);
   facts.chosen = false;
   CHECK(segments_of(facts).back() == Segment{SegmentKind::all_pages, Place::gpu_copy, gpu});

@@ -34,6 +34,7 @@ TEST_CASE(
   const auto tokens = book_tokens(3200);
   const std::span<const Token> next(tokens.data() + 3000, 10);
   for (const std::string& name : strategies()) {
+    if (name == "full") continue;  // the GPU attends alone, see below
     CAPTURE(name);
     SessionOptions o = options_of(name);
     if (name == "bounded") o.select.dense_layers = 2;
@@ -101,6 +102,69 @@ TEST_CASE(
   set_rates(*device_model(), 0, 0);
 }
 
+TEST_CASE(
+    "a GPU attends everything alone from its own memory, while pages are sealed, after rewinds and "
+    "in forks") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3400);
+  const std::span<const Token> next(tokens.data() + 3000, 150), other(tokens.data() + 3150, 40);
+  const SessionOptions o = options_of("full");
+  const auto alone = load(mini_model(), read_file(), o),
+             session = load(device_model(), read_file(), o);
+  REQUIRE(session->prepare_devices(nullptr, {}).ok());
+  const std::vector<float> scores = score(session.get(), next);
+  CHECK(mean_difference(scores, score(alone.get(), next)) < 0.2);
+  CHECK(attends(*session));
+  CHECK(says(*session, "all pages cuda:0 (GPU copy)"));
+  CHECK(stat_of(*session, "last_tokens_read") == stat_of(*alone, "last_tokens_read"));
+  CHECK(stat_of(*session, "last_pages_touched") == stat_of(*alone, "last_pages_touched"));
+  const uint64_t read = stat_of(*session, "last_tokens_read"),
+                 kept = stat_of(*session, "last_tokens_on_gpu");
+  CHECK(kept > read / 2);  // the first token reads all, and each page that is sealed some
+  CHECK(kept < read);
+  CHECK(score(session.get(), next) == scores);  // the same bits again, after going back
+  continue_with(session.get(), 60);
+  std::unique_ptr<Session> fork;
+  REQUIRE(session->fork(&fork).ok());
+  const std::vector<float> of_fork = score(fork.get(), other);
+  CHECK(score(session.get(), other) == of_fork);
+  const TempFolder folder;
+  REQUIRE(session->save(folder.file("all.kv"), nullptr, {}).ok());
+  const auto loaded = load(device_model(), folder.file("all.kv"), o);
+  REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
+  CHECK(score(loaded.get(), other) == of_fork);
+  REQUIRE(session->rewind(3000).ok());
+  // rows that come back from pages are rounded
+  CHECK(mean_difference(score(session.get(), next), scores) < 0.15);
+  CHECK(score(fork.get(), other) == of_fork);
+}
+
+TEST_CASE("without room for all pages on the GPU, the CPU helps to attend everything") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 10);
+  const SessionOptions o = options_of("full");
+  const std::vector<float> expected = score(load(mini_model(), read_file(), o).get(), next);
+  constexpr uint64_t spare = uint64_t{1} << 26, step = uint64_t{1} << 20;
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda", device_model()->device_weights().front().bytes() + spare, &model).ok());
+  const std::shared_ptr<Device>& device = model->device_weights().front().device();
+  set_rates(*model, 1, 1);
+  int together = 0, alone = 0;
+  for (uint64_t room = 4 * step; alone == 0 && room < spare; room += step) {
+    DeviceBuffer<std::byte> others;  // that have the rest
+    REQUIRE(others.allocate(device, device->left() - room, "others").ok());
+    const auto session = load(model, read_file(), o);
+    if (!session->prepare_devices(nullptr, {}).ok()) continue;
+    CHECK(mean_difference(score(session.get(), next), expected) < 0.2);
+    CHECK_FALSE((attends(*session) && co_execution(*session)));
+    together += co_execution(*session), alone += attends(*session);
+    if (co_execution(*session)) CHECK(says(*session, "the GPU has no room"));
+  }
+  CHECK(together > 0);
+  CHECK(alone > 0);
+}
+
 TEST_CASE("strategies take turns in one session, and each attends as in one of its own") {
   if (!device_model()) return;
   const auto tokens = book_tokens(3200);
@@ -117,8 +181,9 @@ TEST_CASE("strategies take turns in one session, and each attends as in one of i
     const auto own = load(device_model(), read_file(), o);
     REQUIRE(own->prepare_devices(nullptr, {}).ok());
     CHECK(score(session.get(), next) == score(own.get(), next));
-    CHECK(attends(*session) == (name == std::string("bounded")));
-    CHECK(co_execution(*session) == (name != std::string("bounded")));
+    const bool alone = name == std::string("bounded") || name == std::string("full");
+    CHECK(attends(*session) == alone);
+    CHECK(co_execution(*session) == !alone);
   }
   set_rates(*device_model(), 0, 0);
 }
