@@ -234,7 +234,12 @@ TEST_CASE("a prefill on a device finds its sketch in its last steps") {
   auto stopped = open_session(device_model(), o);
   uint64_t done = 0;
   const Status s = stopped->prefill_tokens(
-      {tokens.data(), all}, nullptr, nullptr, [](uint64_t at, uint64_t) { return at >= third; },
+      {tokens.data(), all}, nullptr, nullptr,
+      [](uint64_t at, uint64_t) {
+        // so that the next one is reported
+        std::this_thread::sleep_for(std::chrono::milliseconds(110));
+        return at >= third;
+      },
       &done);
   CHECK(s.code() == Code::cancelled);
   CHECK(done == third);
