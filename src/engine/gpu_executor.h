@@ -370,7 +370,7 @@ class GpuExecutor final : public LayerExecutor {
   struct Refused {
     uint32_t size = 0, tokens = 0;
     bool is(uint32_t now, uint32_t n) const { return size == now && n >= tokens; }
-  } refused_selective_, refused_hybrid_, refused_prefill_;
+  } refused_selective_, refused_all_, refused_hybrid_, refused_prefill_;
 
   DeviceBuffer<std::byte> joined_;  // joined_inputs()
   DeviceBuffer<float> attended_;    // [layers with attention][n][q and k and v]

@@ -1,4 +1,5 @@
-// A step that a GPU attends alone: it chooses by its sketch and attends what it chose.
+// A step that a GPU attends alone: it chooses by its sketch and attends what it chose, or it attends
+// everything.
 #include <algorithm>
 #include <utility>
 
@@ -22,7 +23,8 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
     return {};
   }
   const uint32_t size = c.store.pages().extents() + 1;
-  if (refused_selective_.is(size, c.tokens())) return without_selective(c, exact, why);
+  Refused& refused = exact ? refused_all_ : refused_selective_;
+  if (refused.is(size, c.tokens())) return without_selective(c, exact, why);
   if (hybrid_.holds_memory()) release_hybrid();
 
   const uint32_t least = std::max(c.tokens(), KvMirror::max_tokens);
@@ -55,14 +57,14 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   const bool keeps = !exact || !s.ok() || c.store.pages().pages() == 0 ||
                      (selective_.keeps_all(c.store) && !selective_.needs_staging());
   if (s.ok() && keeps) {
-    refused_selective_ = {};
+    refused = {};
     mode_ = AttentionMode::gpu_selective;
     return {};
   }
   if (s.code() == Code::cancelled) return s;  // what has come stays
   release_selective();
   if (!s.ok() && (s.code() != Code::no_memory || (c.step.open && !exact))) return s;
-  refused_selective_ = {size, n};  // tried again for a longer sequence or a smaller step
+  refused = {size, n};  // tried again for a longer sequence or a smaller step
   return without_selective(c, exact, why);
 }
 

@@ -20,7 +20,8 @@ constexpr uint32_t max_hot_quads = 8192;
 // 120,000 tokens, four 94%; of a text that is made up, of 131,072 tokens, two, four and eight have
 // 85, 97 and 98%.
 constexpr uint32_t hot_lists = 4;
-constexpr uint32_t alone_lists = 2;  // more than so many only where a fork may have as many
+// More than so many, or all quads, only where a fork may have as many.
+constexpr uint32_t alone_lists = 2;
 
 GpuSelectiveAttention::GpuSelectiveAttention(const std::shared_ptr<Device>& device,
                                              std::shared_ptr<DeviceSketches> sketches,
@@ -170,7 +171,7 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
     const uint64_t all = Device::allocated_size(bytes()) +
                          Device::allocated_size(heads * ends.back() * sizeof(uint64_t)) +
                          Device::allocated_size(found * sizeof(uint32_t));
-    return all * (lists > alone_lists ? 2 : 1) + fork <= left;
+    return all * (exact_ || lists > alone_lists ? 2 : 1) + fork <= left;
   };
   uint32_t lists = most;
   for (; !fits(lists); ends = hot_ends(store, plan, lists))
