@@ -1,4 +1,4 @@
-// A step that a GPU attends alone: it chooses by its sketch and attends what it chose, or it attends
+// A step that a GPU attends alone: it chooses by its sketch and attends what it chose, or attends
 // everything.
 #include <algorithm>
 #include <utility>
