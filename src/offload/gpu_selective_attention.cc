@@ -350,10 +350,12 @@ int GpuSelectiveAttention::enqueue_results(DeviceStream* stream) {
                                all * list_quads_ * sizeof(uint32_t));
 }
 
-// Of what a step that attends everything has read.
+// Of what a step that attends everything has read. Quads that stayed were intact when they came.
 bool GpuSelectiveAttention::intact(const KvStore& store, ThreadPool* pool) const {
   const PageStore& pages = store.pages();
-  if (pages.mapped_bytes() == 0) return true;
+  const uint64_t mapped = pages.mapped_bytes() / shape_.slab_bytes() * shape_.page.extent_quads();
+  if (std::min<uint64_t>(mapped, read_quads_) <= sequence_.valid_quads(kept_step_, kept_quads_))
+    return true;
   std::atomic<bool> out{true};
   pool->run(pages.extents(), [&](uint32_t e, uint32_t) {
     using format::SectionKind;
