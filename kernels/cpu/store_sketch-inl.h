@@ -42,10 +42,12 @@ void sum_products(A&& a, std::size_t row, const float* b, std::size_t b_stride, 
       Isa::store(out + r * out_stride + v * Isa::lanes, end(r, sums[r][v]));
 }
 
-constexpr uint32_t product_rows = 4;
+// Vectors per row, for quad_tokens rows: they fit the instruction set with the fewest registers.
 template <class Isa>
-// Vectors per row, for `product_rows` rows: they fit the instruction set with the fewest registers.
 constexpr uint32_t product_vectors = Isa::lanes > 1 ? 3 : 1;
+// Rows that share one pass over the second matrix, whose rows may come from the L2 cache.
+template <class Isa>
+constexpr uint32_t product_rows = Isa::lanes == 16 ? 8 : 4;
 
 // Calls f(Count<vectors>(), first column) over n columns. Some columns may be computed twice, where
 // n is no multiple of the lanes.
@@ -65,8 +67,8 @@ void multiply(const float* a, std::size_t row, std::size_t step, uint32_t rows, 
   const auto same = [](uint32_t, typename Isa::F x) { return x; };
   by_columns<Isa>(cols, [&](auto vectors, uint32_t c) {
     uint32_t r = 0;
-    for (; r + product_rows <= rows; r += product_rows)
-      sum_products<Isa, product_rows, vectors.value>(
+    for (; r + product_rows<Isa> <= rows; r += product_rows<Isa>)
+      sum_products<Isa, product_rows<Isa>, vectors.value>(
           [=](uint32_t k) { return a + r * row + k * step; }, row, b + c, b_stride, n,
           out + r * out_stride + c, out_stride, same);
     for (; r < rows; ++r)
