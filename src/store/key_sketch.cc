@@ -154,7 +154,8 @@ uint32_t KeySketch::group_layers() const {
 
 void KeySketch::begin(Build* build) const {
   build->bases_ = std::make_shared<Bases>(2 * shape_.heads_total() * basis_floats());
-  build->extents_.clear();
+  build->extents_.clear(), build->behind_.clear();
+  build->found_.assign(shape_.layers, false);
   build->covered_.assign(shape_.layers, 0);
 }
 
@@ -223,18 +224,27 @@ void KeySketch::add_layer(const PageStore& pages, uint32_t count, uint32_t layer
                           const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
                           const Cancel* cancel, Build* build) const {
   const CancelLatch latch(cancel);
-  Layers layers{layer, layer + 1};
-  if (build->covered_[layer] == 0) {
-    layers.first = group_begin(layer);
-    const bool ends = layers.end == std::min(layers.first + group_layers(), shape_.layers);
-    if (!ends || ++build->groups_ % build->steps_left_ != 0) return;
+  const auto cover_layer = [&](uint32_t l) {
+    make_room(count, pool, build);
+    const bool covers = cover(pages, count, {l, l + 1}, kernels, pool, latch, build);
+    if (covers && !latch.fired()) build->covered_[l] = count;
+  };
+  if (build->found_[layer]) cover_layer(layer);
+  const Layers group{group_begin(layer), layer + 1};
+  const bool finds = !build->found_[layer] &&
+                     group.end == std::min(group.first + group_layers(), shape_.layers) &&
+                     ++build->groups_ % build->steps_left_ == 0;
+  std::vector<uint32_t>& behind = build->behind_;
+  if (!finds) {
+    if (behind.empty()) return;
+    const uint32_t next = behind.back();
+    behind.pop_back();
+    return cover_layer(next);
   }
-  make_room(count, pool, build);
-  if (build->covered_[layer] == 0 &&
-      !find_bases(pages, count, layers, queries, kernels, pool, latch, build))
+  behind.reserve(shape_.layers);
+  if (!find_bases(pages, count, group, queries, kernels, pool, latch, build) || latch.fired())
     return;
-  if (cover(pages, count, layers, kernels, pool, latch, build) && !latch.fired())
-    std::fill(build->covered_.begin() + layers.first, build->covered_.begin() + layers.end, count);
+  for (uint32_t l = group.first; l < group.end; ++l) build->found_[l] = true, behind.push_back(l);
 }
 
 bool KeySketch::take(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,

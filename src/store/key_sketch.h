@@ -79,8 +79,10 @@ class KeySketch {
   uint32_t group_begin(uint32_t layer) const { return layer / group_layers() * group_layers(); }
   // After the layers before it: covers the first `count` pages of a layer, which are sealed. A
   // layer without bases waits for the last one of its group, and for the step whose turn it is:
-  // see Build::begin_step(). Where it does not succeed the layer stays as it was: the caller tests
-  // the cancel token; a damaged page. Throws std::bad_alloc.
+  // see Build::begin_step(). The layers of a group that has found its bases are covered by the next
+  // calls, one by each, so that no call takes long, or by take(). Where it does not succeed the
+  // layer stays as it was: the caller tests the cancel token; a damaged page. Throws
+  // std::bad_alloc.
   void add_layer(const PageStore& pages, uint32_t count, uint32_t layer, const QueryMoment& queries,
                  const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                  Build* build) const;
@@ -190,21 +192,23 @@ class KeySketch {
 class KeySketch::Build {
  public:
   bool begun() const { return bases_ != nullptr; }
-  bool complete() const {  // all layers have bases
-    return begun() && std::find(covered_.begin(), covered_.end(), 0u) == covered_.end();
+  bool complete() const { return begun() && layers_found() == found_.size(); }
+  std::size_t layers_found() const {  // that have bases
+    return static_cast<std::size_t>(std::count(found_.begin(), found_.end(), true));
   }
-  // [layers] pages; 0: the layer has no bases
-  const std::vector<uint32_t>& covered() const { return covered_; }
+  const std::vector<uint32_t>& covered() const { return covered_; }  // [layers] pages
   // Before the first layer of a step. `left`: steps that can find bases, with this one, at least
   // 1. The groups of layers without bases are spread over them.
-  void begin_step(uint32_t left) { steps_left_ = left, groups_ = 0; }
+  void begin_step(uint32_t left) { steps_left_ = left, groups_ = 0, behind_.clear(); }
   void abandon() { *this = Build(); }
 
  private:
   friend class KeySketch;
   std::shared_ptr<Bases> bases_;
   std::vector<Extent> extents_;
-  std::vector<uint32_t> covered_;
+  std::vector<bool> found_;        // [layers] whether it has bases
+  std::vector<uint32_t> covered_;  // [layers]
+  std::vector<uint32_t> behind_;   // layers of this step that have bases and are not covered yet
   uint32_t steps_left_ = 1, groups_ = 0;  // groups without bases that this step has come to
 };
 
