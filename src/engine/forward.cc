@@ -66,7 +66,13 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   if (c.states) c.states->prepare(step.open ? step.size() : 0, has_host_states_);
   RETURN_IF_ERROR(make_plan(c));
 
-  embed(c, c.store.tokens(), cos_.get(), sin_.get());
+  float *cos = cos_.get(), *sin = sin_.get();
+  if (float* const pinned = executors_.front()->pinned_inputs(c)) {
+    const std::size_t n = c.tokens(), angles = n * model_->config().angles();
+    c.x = pinned, c.cos = cos = pinned + n * model_->config().width, c.sin = sin = cos + angles;
+    c.is_pinned = true;
+  }
+  embed(c, c.store.tokens(), cos, sin);
   layer_inputs_.make(c);
   for (const auto& executor : executors_) {
     StepPart part(executor.get());

@@ -45,6 +45,7 @@ class GpuExecutor final : public LayerExecutor {
   Status open();
 
   Status plan(const StepContext& step, const Request& request, LayerRun* run) override;
+  float* pinned_inputs(const StepContext& step) override;
   Status begin(const StepContext& step) override;
   Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t) override { return {}; }

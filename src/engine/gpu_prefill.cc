@@ -74,6 +74,13 @@ void GpuExecutor::resize_halves(uint32_t n) {
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
 
+// The first layer's copy takes their place.
+float* GpuExecutor::pinned_inputs(const StepContext& c) {
+  const bool fits = c.tokens() * (size_.width + 2 * size_.angles) <= prefill_host_room_;
+  const bool alone = first_layer() == 0 && has_end() && !c.step.inputs;
+  return mode_ == AttentionMode::gpu_prefill && alone && fits ? prefill_host_.get() : nullptr;
+}
+
 Status GpuExecutor::attend_prefill(uint32_t layer) {
   const auto [q, k, v] = projected(layer, prefill_slot(layer));
   float* lse = prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv);

@@ -45,6 +45,9 @@ class LayerExecutor {
   // Fills *run. Code::corrupt, Code::device, Code::cancelled.
   virtual Status plan(const StepContext& step, const Request& request, LayerRun* run) = 0;
 
+  // After plan(): pinned memory for what the step begins with, the residual stream, cosines and
+  // sines, one after another. Nothing reads them there after begin(). null: there is none.
+  virtual float* pinned_inputs(const StepContext&) { return nullptr; }
   virtual Status begin(const StepContext& step) = 0;
   virtual Status mixer(uint32_t layer) = 0;         // x += mixer(norm(x))
   virtual Status feed_forward(uint32_t layer) = 0;  // x += ffn(norm(x))
