@@ -1,5 +1,5 @@
-// Scans of sketches by AMX: products of 16 query rows and 16 quads in one instruction. Integer sums
-// are exact, so scores have the bits of AVX-512.
+// Scores by AMX: products of 16 query rows and 16 quads of a sketch, or tokens of pages, in one
+// instruction. Integer sums are exact, so scores have the bits of AVX-512.
 #include <immintrin.h>
 
 #include "attention_common.h"
@@ -8,8 +8,10 @@ namespace kvasir {
 namespace {
 
 constexpr uint32_t tile_rows = 16, tile_columns = tile_blocks;
-// The tile registers, whose names the compiler wants as numbers: 0 to 3 have the sums of the four
-// tokens of 16 quads, 4 has their sketches, 5 has queries.
+decltype(Kernels::raise_by_pages) pages_without_tiles = nullptr;  // of AVX-512
+
+// The tile registers, whose names the compiler wants as numbers: 0 to 3 have sums, of the four
+// tokens of 16 quads or of four times 16 tokens, 4 has their sketches or keys, 5 has queries.
 struct alignas(64) TileConfig {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
@@ -155,7 +157,7 @@ void raise_by_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q,
   const uint32_t tiles = (end + tile_columns - 1) / tile_columns;
   const int8_t* const scales = sketch + shape.quad_tiles() * tile_bytes;
   alignas(64) int8_t unpacked[together][2 * tile_bytes];
-  alignas(64) int32_t products[quad_tokens * tile_rows * tile_columns];
+  alignas(64) int32_t products[2][quad_tokens * tile_rows * tile_columns];
   alignas(64) int8_t last[tile_rows * Groups * 8] = {};
   configure<Groups>();
   for (uint32_t tile = 0; tile < tiles; tile += together) {
@@ -170,10 +172,13 @@ void raise_by_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q,
       float unit[tile_rows] = {};
       std::memcpy(unit, q_scale + row, count * sizeof(float));
       __m512 best[together] = {};
+      multiply_tile<Groups>(of_rows, unpacked[0], products[0]);
       for (uint32_t i = 0; i < n; ++i) {
-        multiply_tile<Groups>(of_rows, unpacked[i], products);
-        best[i] = best_of_tile(products, scales + (tile + i) * tile_columns * sizeof(uint16_t),
-                               quads_of(tile + i, first, end), unit);
+        // The next tile's products are under way while this one's are compared.
+        if (i + 1 < n) multiply_tile<Groups>(of_rows, unpacked[i + 1], products[(i + 1) % 2]);
+        best[i] =
+            best_of_tile(products[i % 2], scales + (tile + i) * tile_columns * sizeof(uint16_t),
+                         quads_of(tile + i, first, end), unit);
       }
       raise(best, count, n, scores + std::size_t{row} * stride + tile, stride);
     }
@@ -202,11 +207,128 @@ void raise_by_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, con
   }
 }
 
+// ---- pages
+
+// Four rows of 16 tokens' keys from the same 16 dimensions of four quads.
+void transpose(const int8_t* const (&quads)[4], std::size_t at, int8_t* to) {
+  const __m512i a = _mm512_loadu_si512(quads[0] + at), b = _mm512_loadu_si512(quads[1] + at),
+                c = _mm512_loadu_si512(quads[2] + at), d = _mm512_loadu_si512(quads[3] + at);
+  const __m512i ab = _mm512_shuffle_i32x4(a, b, 0x44), cd = _mm512_shuffle_i32x4(c, d, 0x44),
+                ab2 = _mm512_shuffle_i32x4(a, b, 0xee), cd2 = _mm512_shuffle_i32x4(c, d, 0xee);
+  _mm512_store_si512(to, _mm512_shuffle_i32x4(ab, cd, 0x88));
+  _mm512_store_si512(to + 64, _mm512_shuffle_i32x4(ab, cd, 0xdd));
+  _mm512_store_si512(to + 128, _mm512_shuffle_i32x4(ab2, cd2, 0x88));
+  _mm512_store_si512(to + 192, _mm512_shuffle_i32x4(ab2, cd2, 0xdd));
+}
+
+// A block of up to 64 tokens: their keys as tiles, [16 tokens][dim / 4][16][4].
+template <uint32_t Groups>
+struct Block {
+  static constexpr uint32_t most = 64, dim = Groups * 8;
+  alignas(64) int8_t keys[most * dim];
+  alignas(64) float scales[most], bias[most];  // -inf behind the last token
+
+  // ahead: pages of the next block, or null.
+  void load(const PageRef* pages, uint32_t n, uint32_t page_tokens, const PageRef* ahead) {
+    const uint32_t tokens = n * page_tokens;
+    const auto quad_at = [&](const PageRef* of, uint32_t token) {
+      return of[token / page_tokens].data + token % page_tokens * dim;
+    };
+    for (uint32_t t = 0; t < tokens; t += 16) {
+      const int8_t* quads[4];
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t token = t + i * quad_tokens;
+        quads[i] = quad_at(pages, token < tokens ? token : t);
+        const int8_t* const next = ahead && token < tokens ? quad_at(ahead, token) : quads[i];
+        for (uint32_t d = 0; d < quad_tokens * dim; d += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(next + d), _MM_HINT_T0);
+      }
+      for (uint32_t d = 0; d < dim; d += 16)
+        transpose(quads, std::size_t{d} * quad_tokens, keys + t * dim + d * 16);
+    }
+    for (uint32_t t = 0; t < most; ++t) {
+      scales[t] = t < tokens ? from_bf16(pages[t / page_tokens].scales[t % page_tokens]) : 0;
+      bias[t] = t < tokens ? 0 : minus_infinity;
+    }
+  }
+
+  // Lane r: the largest score of row r.
+  __m512 best(const int32_t* products, const float* unit) const {
+    __m512 step[4], more[4];
+    for (uint32_t i = 0; i < 4; ++i)
+      step[i] = _mm512_load_ps(scales + i * 16), more[i] = _mm512_load_ps(bias + i * 16);
+    __m512 x[tile_rows];
+#pragma GCC unroll 16
+    for (uint32_t r = 0; r < tile_rows; ++r) {
+      const __m512 of_row = _mm512_set1_ps(unit[r]);
+      const auto at = [&](uint32_t i) {
+        const __m512i sum = _mm512_load_si512(products + (i * tile_rows + r) * tile_columns);
+        return _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), _mm512_mul_ps(step[i], of_row), more[i]);
+      };
+      x[r] = _mm512_max_ps(_mm512_max_ps(at(0), at(1)), _mm512_max_ps(at(2), at(3)));
+    }
+    return largest_lanes(x);
+  }
+};
+
+template <uint32_t Groups>
+void raise_by_pages_of(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
+                       uint32_t block_pages, float* scores, std::size_t stride) {
+  constexpr uint32_t dim = Groups * 8;
+  const uint32_t page_tokens = q.page_tokens(), whole = q.rows / tile_rows * tile_rows;
+  Block<Groups> block;
+  alignas(64) int32_t products[2][4 * tile_rows * tile_columns];
+  alignas(64) int8_t last[tile_rows * dim] = {};
+  std::memcpy(last, q.q + std::size_t{whole} * dim, (q.rows - whole) * std::size_t{dim});
+  configure<Groups>();
+  for (uint32_t first = 0; first < n_pages; first += block_pages, ++scores) {
+    const uint32_t n = smaller(block_pages, n_pages - first);
+    const bool more = first + 2 * block_pages <= n_pages;
+    block.load(pages + first, n, page_tokens, more ? pages + first + block_pages : nullptr);
+    const auto multiply = [&](uint32_t row) {
+      multiply_tile<Groups>(row < whole ? q.q + std::size_t{row} * dim : last, block.keys,
+                            products[row / tile_rows % 2]);
+    };
+    multiply(0);
+    for (uint32_t row = 0; row < q.rows; row += tile_rows) {
+      if (row + tile_rows < q.rows) multiply(row + tile_rows);
+      const uint32_t count = smaller(tile_rows, q.rows - row);
+      alignas(64) float unit[tile_rows] = {}, best[tile_rows];
+      std::memcpy(unit, q.scale + row, count * sizeof(float));
+      _mm512_store_ps(best, block.best(products[row / tile_rows % 2], unit));
+      for (uint32_t r = 0; r < count; ++r) {
+        float& to = scores[(row + r) * stride];
+        to = best[r] > to ? best[r] : to;
+      }
+    }
+  }
+  _tile_release();
+}
+
+void raise_by_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
+                    uint32_t block_pages, float* scores, std::size_t stride, std::byte* scratch) {
+  const auto call = [&](auto groups) {
+    raise_by_pages_of<groups.value>(q, pages, n_pages, block_pages, scores, stride);
+  };
+  switch (q.latent ? 0 : q.dim) {
+    case 64:
+      return call(Count<8>());
+    case 128:
+      return call(Count<16>());
+    case 256:
+      return call(Count<32>());
+    default:  // of few models
+      return pages_without_tiles(q, pages, n_pages, block_pages, scores, stride, scratch);
+  }
+}
+
 }  // namespace
 
 void fill_attention_amx(Kernels& k) {
   fill_attention_avx512(k);
   k.raise_by_sketch = raise_by_sketch;
+  pages_without_tiles = k.raise_by_pages;
+  k.raise_by_pages = raise_by_pages;
 }
 
 }  // namespace kvasir

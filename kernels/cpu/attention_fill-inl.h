@@ -26,6 +26,7 @@ void fill_attention(Kernels& k) {
   k.quantize_queries = quantize_queries<Isa>;
   k.attend_pages = attend_pages<Isa>;
   k.score_tokens = score_tokens<Isa>;
+  k.raise_by_pages = raise_by_pages<Isa>;
   k.score_keys = score_keys<Isa>;
   k.attend_rows = attend_rows<Isa>;
   k.attend_scratch = attend_scratch<Isa>;

@@ -404,12 +404,12 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
   }
 }
 
-template <class Isa>
-void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores,
-                  std::size_t stride, std::byte* scratch) {
+// Scores all tokens of pages, a tile at a time: calls take(row, first token, tokens, tile) for each
+// row, with its scores in tile.s[row % row_block] and their largest in tile.m.
+template <class Isa, class Take>
+void score_tiles(const QueryRows& q, const QuadQueries<Isa>& queries, const PageRef* pages,
+                 uint32_t n_pages, PageTile& tile, Take&& take) {
   const uint32_t dim = q.dim, page_tokens = q.page_tokens();
-  auto& tile = *reinterpret_cast<PageTile*>(scratch);
-  const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
   Quad quads[tile_quads];
   QuadsAhead none(quads, 0, 0, q, 1);
   for (uint32_t first = 0; first < n_pages * page_tokens; first += tile_tokens) {
@@ -429,10 +429,34 @@ void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, fl
       });
       for (uint32_t r = 0; r < rows; ++r) {
         scale_scores<Isa>(r, q.scale[row + r], minus_infinity, tokens, tile);
-        std::memcpy(scores + (row + r) * stride + first, tile.s[r], given * sizeof(float));
+        take(row + r, first, given, r);
       }
     }
   }
+}
+
+template <class Isa>
+void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores,
+                  std::size_t stride, std::byte* scratch) {
+  auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
+  score_tiles<Isa>(q, queries, pages, n_pages, tile,
+                   [&](uint32_t row, uint32_t first, uint32_t given, uint32_t r) {
+                     std::memcpy(scores + row * stride + first, tile.s[r], given * sizeof(float));
+                   });
+}
+
+template <class Isa>
+void raise_by_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
+                    uint32_t block_pages, float* scores, std::size_t stride, std::byte* scratch) {
+  auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
+  for (uint32_t first = 0; first < n_pages; first += block_pages, ++scores)
+    score_tiles<Isa>(q, queries, pages + first, smaller(block_pages, n_pages - first), tile,
+                     [&](uint32_t row, uint32_t, uint32_t, uint32_t r) {
+                       float& best = scores[row * stride];
+                       best = tile.m[r] > best ? tile.m[r] : best;
+                     });
 }
 
 }  // namespace

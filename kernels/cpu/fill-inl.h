@@ -19,7 +19,7 @@ void fill_matmul_neon(Kernels& k);
 void fill_matmul_i8mm(Kernels& k);
 
 // quantize_queries, attend_*, merge, finish, seal_page, unseal_page, multiply, seal_sketch,
-// score_*, raise_by_sketch, attention_shares, sum_shares, sample, top_k.
+// score_*, raise_by_*, attention_shares, sum_shares, sample, top_k.
 void fill_attention_scalar(Kernels& k);
 void fill_attention_avx2(Kernels& k);
 void fill_attention_avxvnni(Kernels& k);

@@ -130,8 +130,12 @@ class Attention {
   // heads of the KV head][score_block_count()]. The window is in block 0. With req.selector,
   // `bounded`'s, the sketch estimates pages, where there is one. Otherwise they are exact, as sinks
   // and window are. req.is_apart. Scores of different documents can be compared. Code::corrupt.
+  struct ScoredRows {
+    float* scores;
+    RowFacts* facts;  // of each row
+  };
   Status score_blocks(std::span<const AttentionRequest> documents, uint32_t first_head,
-                      uint32_t end_head, std::span<float* const> scores);
+                      uint32_t end_head, std::span<const ScoredRows> out);
   static constexpr uint32_t score_block_tokens = 64;
   static uint32_t score_block_count(const KvStore& store) {
     return static_cast<uint32_t>(
@@ -261,7 +265,6 @@ class Attention {
     float* scores;
     uint32_t blocks, block_pages;
     float* row(uint32_t r) const { return scores + std::size_t{r} * blocks; }
-    void raise(uint32_t r, uint32_t page, const float* scores, uint32_t n, uint32_t run) const;
   };
   uint32_t score_groups(std::span<const AttentionRequest> documents, uint32_t heads) const;
   void score_near(const HeadQueries& queries, const BlockRows& out, Worker* w) const;

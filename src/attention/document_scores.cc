@@ -10,41 +10,58 @@
 namespace kvasir {
 namespace {
 
-constexpr uint32_t exact_blocks = 4;  // per kernel call
+constexpr uint32_t exact_blocks = 8;  // per kernel call
 constexpr uint32_t near_tokens = 64;  // likewise
 
 typedef float Four __attribute__((vector_size(16)));
 
 Four larger_of(Four a, Four b) { return a > b ? a : b; }
 
-// Raises out[i] to the largest of `run` scores, a multiple of 16, and the last one to that of the
-// rest. Explicit vectors, because compilers take one score after the other.
-void raise_runs(const float* scores, uint32_t n, uint32_t run, float* out) {
-  for (; n >= run; n -= run, ++out) {
-    Four m[4], x[4];
-    std::memcpy(m, scores, sizeof m);
-    for (uint32_t i = 16; i < run; i += 16) {
-      std::memcpy(x, scores + i, sizeof x);
-      for (uint32_t j = 0; j < 4; ++j) m[j] = larger_of(m[j], x[j]);
-    }
-    const Four all = larger_of(larger_of(m[0], m[1]), larger_of(m[2], m[3]));
-    *out = std::max({*out, all[0], all[1], all[2], all[3]});
-    scores += run;
+// Adds a number to n scores, while they are in a cache. What is not finite has no key.
+RowFacts raise_row(float* scores, uint32_t n, float more) {
+  typedef int32_t Ints __attribute__((vector_size(16)));
+  constexpr uint32_t lanes = sizeof(Four) / sizeof(float);
+  constexpr float none = -std::numeric_limits<float>::infinity();
+  const uint32_t whole = n / lanes * lanes;
+  Four last = {none, none, none, none};  // the scores behind them
+  std::memcpy(&last, scores + whole, (n - whole) * sizeof(float));
+  last += more;
+  std::memcpy(scores + whole, &last, (n - whole) * sizeof(float));
+  const Four zero = {};
+  Four best = {none, none, none, none}, sum = {}, squares = {};
+  Ints count = {};
+  const auto add = [&](Four x) {
+    const Ints finite = x - x == zero;
+    best = larger_of(x, best);
+    sum += finite ? x : zero;
+    count -= finite;
+  };
+  for (uint32_t i = 0; i < whole; i += lanes) {
+    Four x;
+    std::memcpy(&x, scores + i, sizeof x);
+    x += more;
+    std::memcpy(scores + i, &x, sizeof x);
+    add(x);
   }
-  for (uint32_t i = 0; i < n; ++i) *out = std::max(*out, scores[i]);
+  add(last);
+  const auto total = [](Four x) { return (x[0] + x[1]) + (x[2] + x[3]); };
+  const int32_t finite = count[0] + count[1] + count[2] + count[3];
+  if (finite == 0) return {none, 0};
+  const float all = static_cast<float>(finite), mean = total(sum) / all;
+  const auto add_square = [&](Four x) {
+    const Four off = x - x == zero ? x - mean : zero;
+    squares += off * off;
+  };
+  for (uint32_t i = 0; i < whole; i += lanes) {
+    Four x;
+    std::memcpy(&x, scores + i, sizeof x);
+    add_square(x);
+  }
+  add_square(last);
+  return {std::max({best[0], best[1], best[2], best[3]}), total(squares) / all};
 }
 
 }  // namespace
-
-// Raises the blocks of row r from `page` on to n scores, page by page, `run` of a block.
-void Attention::BlockRows::raise(uint32_t r, uint32_t page, const float* scores, uint32_t n,
-                                 uint32_t run) const {
-  float* const out = row(r);
-  const uint32_t block = page / block_pages, at = page % block_pages * (run / block_pages),
-                 first = at > 0 ? std::min(n, run - at) : 0;
-  for (uint32_t i = 0; i < first; ++i) out[block] = std::max(out[block], scores[i]);
-  raise_runs(scores + first, n - first, run, out + block + (first > 0));
-}
 
 // Raises block 0 to the scores of sinks and window. Their values are not read.
 void Attention::score_near(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
@@ -61,14 +78,12 @@ void Attention::score_near(const HeadQueries& queries, const BlockRows& out, Wor
   const auto score = [&](const KvStore::Rows& keys, uint32_t first, uint32_t end) {
     for (uint32_t n; first < end && !req.cancel.fired(); first += n) {
       n = std::min(near_tokens, end - first);
-      float* const scores = w->traced.data();  // [n][columns]
+      float* row = w->traced.data();  // [n][columns]
       kernels_.multiply(keys.k + std::size_t{first} * dim, dim, 1, n, transposed, columns, columns,
-                        dim, scores, columns);
-      for (uint32_t t = 0; t < n; ++t)
-        for (uint32_t r = 0; r < columns; ++r) {
-          const float s = scores[std::size_t{t} * columns + r];
-          w->read_m[r] = s > w->read_m[r] ? s : w->read_m[r];
-        }
+                        dim, row, columns);
+      float* const best = w->read_m.data();
+      for (uint32_t t = 0; t < n; ++t, row += columns)
+        for (uint32_t r = 0; r < columns; ++r) best[r] = row[r] > best[r] ? row[r] : best[r];
     }
   };
   const bool sealed = store.pages().pages() > 0;
@@ -89,22 +104,18 @@ bool Attention::estimate_pages(const HeadQueries& queries, const BlockRows& out,
 // As estimate_pages(), exactly.
 bool Attention::score_pages(const HeadQueries& queries, const BlockRows& out, Worker* w) const {
   const PageStore& pages = queries.req.store.pages();
-  const uint32_t tokens = shape_.page_tokens, rows = queries.rows.rows,
-                 call_pages = exact_blocks * out.block_pages;
-  const std::size_t stride = std::size_t{call_pages} * tokens;
-  w->traced.resize(std::max(w->traced.size(), rows * stride));
+  const uint32_t block_pages = out.block_pages, call_pages = exact_blocks * block_pages;
   w->pages.resize(call_pages);
   for (uint32_t p = 1, end; p < pages.pages() && !queries.req.cancel.fired(); p = end) {
-    end = std::min(pages.pages(), (p / call_pages + 1) * call_pages);
+    // the rest of the first block, then whole ones
+    end = std::min(pages.pages(), p < block_pages ? block_pages : p + call_pages);
     for (uint32_t i = p; i < end; ++i) {
       w->pages[i - p] = pages.page(queries.req.layer, queries.head, i);
       if (!pages.intact_page(queries.req.layer, queries.head, i)) return false;
       w->pages[i - p].bias = 0;
     }
-    kernels_.score_tokens(queries.rows, w->pages.data(), end - p, w->traced.data(), stride,
-                          w->scratch.data());
-    for (uint32_t r = 0; r < rows; ++r)
-      out.raise(r, p, w->traced.data() + r * stride, (end - p) * tokens, score_block_tokens);
+    kernels_.raise_by_pages(queries.rows, w->pages.data(), end - p, block_pages,
+                            out.scores + p / block_pages, out.blocks, w->scratch.data());
   }
   return true;
 }
@@ -120,7 +131,7 @@ uint32_t Attention::score_groups(std::span<const AttentionRequest> documents,
 }
 
 Status Attention::score_blocks(std::span<const AttentionRequest> documents, uint32_t first_head,
-                               uint32_t end_head, std::span<float* const> scores) {
+                               uint32_t end_head, std::span<const ScoredRows> to) {
   if (documents.empty() || documents[0].first == documents[0].tokens) return {};
   const uint32_t heads = end_head - first_head, group = config_.group(),
                  tokens = documents[0].tokens - documents[0].first,
@@ -136,9 +147,9 @@ Status Attention::score_blocks(std::span<const AttentionRequest> documents, uint
     const QueryGroup part = query_group_of(tokens, groups, task % groups);
     const HeadQueries queries =
         gather(req, {first_head + h, req.first + part.first, part.count}, false, &w).uncapped();
-    const BlockRows out{
-        scores[task / parts] + (std::size_t{h} * tokens + part.first) * group * blocks, blocks,
-        score_block_tokens / shape_.page_tokens};
+    const std::size_t row = (std::size_t{h} * tokens + part.first) * group;
+    const BlockRows out{to[task / parts].scores + row * blocks, blocks,
+                        score_block_tokens / shape_.page_tokens};
     const uint32_t rows = queries.rows.rows;
     for (uint32_t r = 0; r < rows; ++r)
       std::fill_n(out.row(r), blocks, -std::numeric_limits<float>::infinity());
@@ -147,10 +158,9 @@ Status Attention::score_blocks(std::span<const AttentionRequest> documents, uint
     if (pages.pages() > 1 &&
         !(estimated ? estimate_pages(queries, out, &w) : score_pages(queries, out, &w)))
       return failure.note(pages.damaged());
-    for (uint32_t r = 0; r < rows; ++r) {
-      const float centre = centre_score(req, queries.head, row_of(queries.rows, r));
-      for (uint32_t b = 0; b < blocks; ++b) out.row(r)[b] += centre;
-    }
+    for (uint32_t r = 0; r < rows; ++r)
+      to[task / parts].facts[row + r] =
+          raise_row(out.row(r), blocks, centre_score(req, queries.head, row_of(queries.rows, r)));
   });
   for (const Worker& w : workers_) counts_ += w.counts;
   return std::move(failure).take();

@@ -72,22 +72,36 @@ struct AttendedDocument {
   Trace* trace = nullptr;              // where set, receives what the step's last token attends
 };
 
+// Of the scores of a query in the blocks of a document.
+struct RowFacts {
+  float best = 0, variance = 0;  // of those that are finite
+};
+
 // Scores of documents for the queries of a step, in some layers.
 struct DocumentScores {
-  static constexpr std::size_t max_floats = std::size_t{16} << 20;  // at once, if a step allows it
+  // At once, of one KV head: a long question has them in parts.
+  std::size_t max_floats = std::size_t{16} << 20;
   // Of several KV heads at once: most are still in a cache when they are taken.
   static constexpr std::size_t max_joint_floats = std::size_t{4} << 20;
 
   // Without plan and trace. A selector estimates scores; without one they are exact.
   std::vector<AttendedDocument> documents;
-  std::vector<bool> layers;  // [layers] which are scored
-  uint32_t first = 0;        // token of the step from which on they are scored
-  // Of some KV heads of a layer: of each document [rows][blocks], as Attention::score_blocks().
+  std::vector<uint32_t> left;  // of them, ascending: those that are scored
+  std::vector<bool> layers;    // [layers] which are scored
+  uint32_t first = 0;          // token of the step from which on they are scored
+  // Of some tokens and KV heads of a layer: of each document that is left [rows][blocks], as
+  // Attention::score_blocks().
   Buffer<float> scores;
   std::size_t floats = 0;           // of scores
-  std::vector<float*> of_document;  // [documents] in scores
-  // Is called for each such group of KV heads of each scored layer.
+  std::vector<float*> of_document;  // [left] in scores
+  Array<RowFacts> facts;            // [left][rows]
+  const RowFacts* facts_of(std::size_t i, std::size_t rows) const {
+    return facts.data() + i * rows;
+  }
+  // Is called for each such group of tokens and KV heads of each scored layer.
   std::function<void(std::size_t rows)> take;
+  // Is called after each scored layer, or null. May leave fewer documents for those that follow.
+  std::function<void()> end_layer;
   // Nothing else is wanted: the step ends after the last scored layer and appends nothing.
   bool ends_step = false;
 };

@@ -227,6 +227,13 @@ struct Kernels {
   void (*score_tokens)(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores,
                        std::size_t stride, std::byte* scratch);
 
+  // Raises scores[r * stride + i] to the largest score of the tokens of block i, as score_tokens()
+  // has it: of the pages i * block_pages to (i + 1) * block_pages - 1, or to the last one. Every
+  // token is selected. block_pages: of 64 tokens. scratch: attend_scratch bytes.
+  void (*raise_by_pages)(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
+                         uint32_t block_pages, float* scores, std::size_t stride,
+                         std::byte* scratch);
+
   // The scores of n single keys: scores[r * score_stride + i] of keys[i], whose dimensions 4 j to
   // 4 j + 3 are at data + j * stride. A key of a page begins at PageShape::key_at and has stride
   // PageShape::key_stride.

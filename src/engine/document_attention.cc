@@ -14,6 +14,7 @@
 
 #include "backend/first_failure.h"
 #include "engine/host_attention.h"
+#include "os/os.h"
 
 namespace kvasir {
 
@@ -83,14 +84,14 @@ std::vector<AttentionRequest> HostAttention::document_requests(const StepContext
 }
 
 // What a layer of each document has besides pages is verified at its first use.
-Status HostAttention::check_documents(std::span<const AttendedDocument> documents, uint32_t layer,
+Status HostAttention::check_documents(std::span<const AttentionRequest> documents, uint32_t layer,
                                       const CancelLatch& cancel) const {
-  const auto checked = [&](const AttendedDocument& d) { return d.store->has_checked_rows(layer); };
+  const auto checked = [&](const AttentionRequest& d) { return d.store.has_checked_rows(layer); };
   if (std::all_of(documents.begin(), documents.end(), checked)) return {};
   FirstFailure failure;
   pool_->run(static_cast<uint32_t>(documents.size()), [&](uint32_t d, uint32_t) {
     if (cancel.fired()) return;
-    Status s = documents[d].store->check_rows(layer, cancel);
+    Status s = documents[d].store.check_rows(layer, cancel);
     if (!s.ok()) failure.note(std::move(s));
   });
   return std::move(failure).take();
@@ -101,9 +102,9 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
                                        const AttentionRequest& own, float* out) {
   const uint32_t n = c.tokens(), heads = layer.heads;
   const std::size_t width = n * layer.q_width(), lses = std::size_t{n} * heads;
-  RETURN_IF_ERROR(check_documents(c.step.documents, own.layer, own.cancel));
-  if (own.cancel.fired()) return {};
   const std::vector<AttentionRequest> requests = document_requests(c, layer, own);
+  RETURN_IF_ERROR(check_documents(requests, own.layer, own.cancel));
+  if (own.cancel.fired()) return {};
   attention_.add_centre_scores(own, 1, lse_.get());
   if (requests.size() > 1 && !c.step.documents[0].trace && attention_.can_run_together(requests)) {
     RETURN_IF_ERROR(attend_together(requests, own, out));
@@ -158,49 +159,73 @@ bool HostAttention::ends_after(const ForwardStep& step, uint32_t layer) const {
   return true;
 }
 
+// Scores tokens of a step, for as many KV heads at once as there is room for.
+Status HostAttention::score_tokens(std::span<const AttentionRequest> documents,
+                                   DocumentScores* scores) {
+  const std::size_t rows =
+      std::size_t{documents[0].tokens - documents[0].first} * config_.group();  // of a KV head
+  std::vector<std::size_t> begins;
+  std::size_t floats = 0;  // of a KV head
+  for (const AttentionRequest& request : documents) {
+    begins.push_back(floats);
+    floats += rows * Attention::score_block_count(request.store);
+  }
+  const auto together = static_cast<uint32_t>(
+      std::clamp<std::size_t>(DocumentScores::max_joint_floats / floats, 1, config_.kv_heads));
+  if (floats * together > scores->floats) {
+    scores->scores = {};  // never old and new together
+    scores->scores = make_buffer<float>(floats * together);
+    os::prefer_huge_pages(scores->scores.get(), floats * together * sizeof(float));
+    scores->floats = floats * together;
+  }
+  scores->facts.resize(documents.size() * rows * together);
+  for (uint32_t first = 0, end; first < config_.kv_heads; first = end) {
+    end = std::min(first + together, config_.kv_heads);
+    const std::size_t taken = rows * (end - first);
+    std::vector<Attention::ScoredRows> out;
+    scores->of_document.clear();
+    for (std::size_t begin : begins) {
+      scores->of_document.push_back(scores->scores.get() + begin * (end - first));
+      out.push_back({scores->of_document.back(), scores->facts.data() + out.size() * taken});
+    }
+    RETURN_IF_ERROR(attention_.score_blocks(documents, first, end, out));
+    if (documents[0].cancel.fired()) return {};
+    scores->take(taken);
+  }
+  return {};
+}
+
 Status HostAttention::score_documents(const StepContext& c, const LayerConfig& layer,
                                       const AttentionRequest& own) {
   DocumentScores& scores = *c.step.scores;
   if (!scores.layers[own.layer]) return {};
-  RETURN_IF_ERROR(check_documents(scores.documents, own.layer, own.cancel));
-  if (own.cancel.fired()) return {};
-  const uint32_t rows = (c.tokens() - scores.first) * config_.group();  // of a KV head
   std::vector<AttentionRequest> requests;
-  std::vector<std::size_t> begins;
-  std::size_t floats = 0;  // of a KV head
-  for (const AttendedDocument& document : scores.documents) {
+  std::size_t blocks = 0;
+  for (uint32_t d : scores.left) {
+    const AttendedDocument& document = scores.documents[d];
     requests.push_back({.layer = own.layer,
-                        .first = scores.first,
-                        .tokens = c.tokens(),
                         .q = own.q,
-                        .turn = turn_of(c, layer, c.step.documents.size() + requests.size()),
+                        .turn = turn_of(c, layer, c.step.documents.size() + d),
                         .store = *document.store,
                         .selector = document.selector,
                         .plan = own.plan,
                         .is_apart = true,
                         .skipped = document.skipped,
                         .cancel = own.cancel});
-    begins.push_back(floats);
-    floats += std::size_t{rows} * Attention::score_block_count(*document.store);
+    blocks += Attention::score_block_count(*document.store);
   }
-  const auto together = static_cast<uint32_t>(
-      std::clamp<std::size_t>(DocumentScores::max_joint_floats / floats, 1, config_.kv_heads));
-  if (floats * together > scores.floats) {
-    scores.scores = {};  // never old and new together
-    scores.scores = make_buffer<float>(floats * together);
-    scores.floats = floats * together;
-  }
-  for (uint32_t first = 0, end; first < config_.kv_heads; first = end) {
-    end = std::min(first + together, config_.kv_heads);
-    scores.of_document.clear();
-    for (std::size_t begin : begins)
-      scores.of_document.push_back(scores.scores.get() + begin * (end - first));
-    RETURN_IF_ERROR(attention_.score_blocks(requests, first, end, scores.of_document));
+  RETURN_IF_ERROR(check_documents(requests, own.layer, own.cancel));
+  const auto most = static_cast<uint32_t>(std::clamp<std::size_t>(
+      scores.max_floats / (blocks * config_.group()), 1, c.tokens()));  // tokens
+  for (uint32_t first = scores.first; first < c.tokens(); first += most) {
+    for (AttentionRequest& request : requests)
+      request.first = first, request.tokens = std::min(first + most, c.tokens());
     if (own.cancel.fired()) return {};
-    scores.take(std::size_t{rows} * (end - first));
+    RETURN_IF_ERROR(score_tokens(requests, &scores));
   }
-  for (const AttendedDocument& document : scores.documents)
-    if (!document.selector) document.store->drop_resident_pages(own.layer);
+  for (const AttentionRequest& request : requests)
+    if (!request.selector) request.store.drop_resident_pages(own.layer);
+  if (scores.end_layer && !own.cancel.fired()) scores.end_layer();
   return {};
 }
 

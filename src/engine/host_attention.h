@@ -63,10 +63,11 @@ class HostAttention {
  private:
   Status probe(const StepContext& step, uint32_t layer, const float* q,
                const Attention::ProbedOutputs& exact);
-  Status check_documents(std::span<const AttendedDocument> documents, uint32_t layer,
+  Status check_documents(std::span<const AttentionRequest> documents, uint32_t layer,
                          const CancelLatch& cancel) const;
   Status attend_documents(const StepContext& step, const LayerConfig& layer,
                           const AttentionRequest& own, float* out);
+  Status score_tokens(std::span<const AttentionRequest> documents, DocumentScores* scores);
   Status score_documents(const StepContext& step, const LayerConfig& layer,
                          const AttentionRequest& own);
   std::vector<AttentionRequest> document_requests(const StepContext& step, const LayerConfig& layer,

@@ -401,6 +401,10 @@ class Session {
     std::vector<uint32_t> blocks;  // [same] b of the evidence
     bool stands_out = false;       // the best one's is enough
   };
+  struct Scoring;
+  Status begin_scoring(const Choice& choice, std::span<const uint32_t> documents,
+                       const Selector* estimates, Scoring* out) const;
+  Status score_question(const Choice& choice, bool sees, DocumentScores* scores);
   Status rank_documents(const Choice& choice, bool sees, Ranking* ranking);
   Status fit_documents(std::span<const uint32_t> order, uint32_t most, uint64_t own, bool logs,
                        std::vector<uint32_t>* out) const;

@@ -111,6 +111,43 @@ struct ScoreTokens : OverPages {
   Guarded<float> scores;
 };
 
+// The best scores of blocks, the last of which may have fewer pages.
+struct RaiseByPages : OverPages {
+  RaiseByPages(Random& random, bool random_shape, uint32_t size)
+      : OverPages(random, random_shape, size), block_pages(64 / pages.page_tokens),
+        blocks((n() + block_pages - 1) / block_pages), stride(blocks + random.below(9)),
+        known((rows - 1) * stride + blocks), scores(known.size()) {
+    for (PageRef& page : pages.refs) page.tokens = pages.all(), page.bias = 0;
+    for (float& x : known)
+      x = random.below(3) ? -std::numeric_limits<float>::infinity() : random.normal();
+  }
+  void call(const Kernels& k) {
+    std::copy(known.begin(), known.end(), scores.data());
+    k.raise_by_pages(q.view, pages.refs.data(), n(), block_pages, scores.data(), stride,
+                     scratch_of(k));
+  }
+  double error() const {
+    const std::size_t all = std::size_t{n()} * pages.page_tokens;
+    std::vector<double> of_tokens(rows * all), want(known.begin(), known.end()), got(known.size());
+    reference::score_tokens(q.view, pages.refs.data(), n(), of_tokens.data(), all);
+    for (std::size_t r = 0; r < rows; ++r)
+      for (std::size_t t = 0; t < all; ++t) {
+        double& best = want[r * stride + t / 64];
+        best = std::max(best, of_tokens[r * all + t]);
+      }
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      got[i] = double{scores[i]};
+      if (std::isinf(want[i]) && got[i] == want[i]) want[i] = got[i] = 0;  // between the rows
+    }
+    return guarded(relative_error(got.data(), want.data(), got.size()), scores, *scratch);
+  }
+  static constexpr double tolerance = token_score_tolerance;
+  uint32_t block_pages, blocks;
+  std::size_t stride;
+  std::vector<float> known;
+  Guarded<float> scores;
+};
+
 // Keys one by one, whose scores are those of whole pages, bit for bit.
 struct ScoreKeys : OverPages {
   ScoreKeys(Random& random, bool random_shape, uint32_t size)
@@ -257,6 +294,7 @@ struct Finish : States {
 void check_quantize_queries(Check& check) { run_sizes<QuantizeQueries>(check); }
 void check_attend_pages(Check& check) { run_sizes<AttendPages>(check); }
 void check_score_tokens(Check& check) { run_sizes<ScoreTokens>(check); }
+void check_raise_by_pages(Check& check) { run_sizes<RaiseByPages>(check); }
 void check_score_keys(Check& check) { run_sizes<ScoreKeys>(check); }
 void check_attend_rows(Check& check) { run_sizes<AttendRows>(check); }
 void check_merge(Check& check) { run_sizes<Merge>(check); }

@@ -40,6 +40,7 @@ constexpr Entry entries[] = {
     KVASIR_ENTRY(quantize_queries),
     KVASIR_ENTRY(attend_pages),
     KVASIR_ENTRY(score_tokens),
+    KVASIR_ENTRY(raise_by_pages),
     KVASIR_ENTRY(score_keys),
     KVASIR_ENTRY(attend_rows),
     KVASIR_ENTRY(merge),

@@ -84,6 +84,7 @@ void check_advance_state(Check&);
 void check_quantize_queries(Check&);
 void check_attend_pages(Check&);
 void check_score_tokens(Check&);
+void check_raise_by_pages(Check&);
 void check_score_keys(Check&);
 void check_attend_rows(Check&);
 void check_merge(Check&);

@@ -122,6 +122,14 @@ TEST_CASE("a question about several documents attends them, and one about none a
   CHECK(chosen() == before);
 }
 
+TEST_CASE("of many documents those without evidence leave, and the right one stays") {
+  std::vector<std::string> paths = {saved().long_paths[1]};
+  for (int i = 0; i < 70; ++i) paths.push_back(saved().long_paths[i % 2 ? 0 : 2]);
+  auto session = compose(mini_model(), paths, options_of("bounded"), 1);
+  CHECK(knows(session.get(), 1));
+  CHECK(session->documents()[0].is_chosen);
+}
+
 // Of stores with different centres, bases and lengths, in a layer that retrieves.
 TEST_CASE("the best scores of a document's blocks by its sketch are near the exact ones") {
   constexpr uint32_t layer = 7, tokens = 16;
@@ -158,7 +166,8 @@ TEST_CASE("the best scores of a document's blocks by its sketch are near the exa
                                      .is_apart = true,
                                      .skipped = 4,
                                      .cancel = latch};
-      float* const to = scores.data();
+      std::vector<RowFacts> facts(std::size_t{tokens} * c.heads);
+      const Attention::ScoredRows to = {scores.data(), facts.data()};
       REQUIRE(attention.score_blocks({&request, 1}, 0, c.kv_heads, {&to, 1}).ok());
     }
     for (std::size_t i = 0; i < found[0].size(); ++i)
@@ -179,6 +188,7 @@ struct Scored {
   Attention attention{c, mini_model()->store_shape().page, cpu_kernels(), &pool(3)};
   std::vector<std::unique_ptr<Session>> documents;
   std::vector<float> q;
+  std::vector<std::vector<RowFacts>> facts;  // of the last blocks(), [documents][rows]
   const std::unique_ptr<const Selector> estimates = make_bounded_selector();
 
   Scored() {
@@ -194,7 +204,8 @@ struct Scored {
     const CancelLatch latch(nullptr);
     std::vector<AttentionRequest> requests;
     std::vector<std::vector<float>> out;
-    std::vector<float*> to;
+    std::vector<Attention::ScoredRows> to;
+    facts.assign(documents.size(), {});
     for (const auto& document : documents) {
       requests.push_back({.layer = layer,
                           .first = first,
@@ -209,7 +220,10 @@ struct Scored {
       out.emplace_back(std::size_t{tokens - first} * (end_head - head) * c.group() *
                        Attention::score_block_count(document->store()));
     }
-    for (auto& scores : out) to.push_back(scores.data());
+    for (std::size_t d = 0; d < out.size(); ++d) {
+      facts[d].resize(std::size_t{tokens - first} * (end_head - head) * c.group());
+      to.push_back({out[d].data(), facts[d].data()});
+    }
     REQUIRE(attention.score_blocks(requests, head, end_head, to).ok());
     return out;
   }
@@ -313,6 +327,7 @@ TEST_CASE("a step that is wanted for scores alone has those of a whole one, and 
     DocumentScores scores;
     for (const auto& document : s.documents)
       scores.documents.push_back({.store = &document->store(), .tokens_before = 5000});
+    scores.left = {0, 1, 2};
     scores.layers.assign(s.c.layers, false);
     scores.layers[2] = scores.layers[4] = true;
     scores.first = 3, scores.ends_step = ends;
@@ -329,6 +344,62 @@ TEST_CASE("a step that is wanted for scores alone has those of a whole one, and 
     CHECK(store.tokens() == (ends ? 0 : tokens.size()));
   }
   CHECK(found[0] == found[1]);
+}
+
+TEST_CASE(
+    "documents that leave after a layer change no scores of others, nor does a part of tokens") {
+  Scored s;
+  std::unique_ptr<Forward> forward;
+  REQUIRE(Forward::create(s.documents[0]->shared_model(), 8192, &pool(2), &forward).ok());
+  std::vector<Token> tokens(s.documents[1]->tokens().begin(), s.documents[1]->tokens().begin() + 9);
+  std::vector<float> found[3];  // of the last document in layer 4
+  for (int way : {0, 1, 2}) {
+    KvStore store(mini_model()->store_shape(), 64);
+    DocumentScores scores;
+    for (const auto& document : s.documents)
+      scores.documents.push_back({.store = &document->store(), .tokens_before = 5000});
+    scores.left = {0, 1, 2};
+    scores.layers.assign(s.c.layers, false);
+    scores.layers[2] = scores.layers[4] = true;
+    scores.first = 3, scores.ends_step = true;
+    if (way == 2) scores.max_floats = 1;
+    int layers = 0;
+    std::size_t taken = 0;
+    scores.take = [&](std::size_t rows) {
+      const std::size_t i = scores.left.size() - 1,
+                        blocks = Attention::score_block_count(s.documents[2]->store());
+      REQUIRE(scores.left[i] == 2);
+      const float* const from = scores.of_document[i];
+      for (std::size_t r = 0; r < rows; ++r) {
+        const std::span<const float> row(from + r * blocks, blocks);
+        const RowFacts facts = scores.facts_of(i, rows)[r];
+        double sum = 0, off = 0;
+        for (float x : row) sum += static_cast<double>(x);
+        const double mean = sum / static_cast<double>(blocks);
+        for (float x : row)
+          off += (static_cast<double>(x) - mean) * (static_cast<double>(x) - mean);
+        CHECK(facts.best == *std::max_element(row.begin(), row.end()));
+        CHECK(static_cast<double>(facts.variance) ==
+              doctest::Approx(off / static_cast<double>(blocks)).epsilon(1e-3));
+      }
+      taken += rows;
+      if (layers == 1) found[way].insert(found[way].end(), from, from + rows * blocks);
+    };
+    scores.end_layer = [&] {
+      ++layers;
+      if (way == 1) scores.left = {0, 2};
+    };
+    ForwardStep step;
+    step.tokens = tokens, step.scores = &scores;
+    REQUIRE(forward->run(step, {store}).ok());
+    CHECK(layers == 2);
+    CHECK(taken == 2 * 6 * s.c.heads);
+  }
+  CHECK(!found[0].empty());
+  CHECK(found[0] == found[1]);
+  std::sort(found[0].begin(), found[0].end());  // in another order
+  std::sort(found[2].begin(), found[2].end());
+  CHECK(found[0] == found[2]);
 }
 
 TEST_CASE("documents that are attended at once have the bits of those attended one by one") {
