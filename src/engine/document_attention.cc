@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/first_failure.h"
+#include "backend/query_groups.h"
 #include "engine/host_attention.h"
 #include "os/os.h"
 
@@ -106,7 +107,12 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
   RETURN_IF_ERROR(check_documents(requests, own.layer, own.cancel));
   if (own.cancel.fired()) return {};
   attention_.add_centre_scores(own, 1, lse_.get());
-  if (requests.size() > 1 && !c.step.documents[0].trace && attention_.can_run_together(requests)) {
+  // A single document too, if its tasks are enough for all threads.
+  const bool enough =
+      requests.size() > 1 ||
+      (n - own.first > 1 &&
+       query_groups(n - own.first, config_.group()) * config_.kv_heads >= pool_->threads());
+  if (enough && !c.step.documents[0].trace && attention_.can_run_together(requests)) {
     RETURN_IF_ERROR(attend_together(requests, own, out));
     return end_documents(c, own);
   }

@@ -461,6 +461,9 @@ TEST_CASE("a question attends documents at once with the bits of one by one, for
     CHECK(attention.counts().tokens_present == counts.tokens_present);
     CHECK(attention.counts().pages_touched == counts.pages_touched);
     CHECK(attention.counts().summary_bytes == counts.summary_bytes);
+    std::fill(out.begin(), out.end(), 0.0f);
+    REQUIRE(attention.run_together({requests.data(), 1}, out.data(), lse.data()).ok());
+    CHECK(std::equal(out.begin(), out.begin() + static_cast<std::ptrdiff_t>(width), one.begin()));
   }
   plan.query_batch = false;
   CHECK(!s.attention.can_run_together(requests));
