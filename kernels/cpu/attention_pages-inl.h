@@ -404,11 +404,17 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
   }
 }
 
-// Scores all tokens of pages, a tile at a time: calls take(row, first token, tokens, tile) for each
-// row, with its scores in tile.s[row % row_block] and their largest in tile.m.
-template <class Isa, class Take>
-void score_tiles(const QueryRows& q, const QuadQueries<Isa>& queries, const PageRef* pages,
-                 uint32_t n_pages, PageTile& tile, Take&& take) {
+// The scores of tokens, [rows][stride]; or raised, [rows] stride apart: the largest of a row.
+struct ScoreRows {
+  float* scores;
+  std::size_t stride;
+  bool raises;
+};
+
+template <class Isa>
+[[gnu::noinline]] void score_pages(const QueryRows& q, const QuadQueries<Isa>& queries,
+                                   const PageRef* pages, uint32_t n_pages, const ScoreRows& out,
+                                   PageTile& tile) {
   const uint32_t dim = q.dim, page_tokens = q.page_tokens();
   Quad quads[tile_quads];
   QuadsAhead none(quads, 0, 0, q, 1);
@@ -429,7 +435,9 @@ void score_tiles(const QueryRows& q, const QuadQueries<Isa>& queries, const Page
       });
       for (uint32_t r = 0; r < rows; ++r) {
         scale_scores<Isa>(r, q.scale[row + r], minus_infinity, tokens, tile);
-        take(row + r, first, given, r);
+        float* const to = out.scores + (row + r) * out.stride;
+        if (out.raises) *to = tile.m[r] > *to ? tile.m[r] : *to;
+        else std::memcpy(to + first, tile.s[r], given * sizeof(float));
       }
     }
   }
@@ -438,25 +446,18 @@ void score_tiles(const QueryRows& q, const QuadQueries<Isa>& queries, const Page
 template <class Isa>
 void score_tokens(const QueryRows& q, const PageRef* pages, uint32_t n_pages, float* scores,
                   std::size_t stride, std::byte* scratch) {
-  auto& tile = *reinterpret_cast<PageTile*>(scratch);
   const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
-  score_tiles<Isa>(q, queries, pages, n_pages, tile,
-                   [&](uint32_t row, uint32_t first, uint32_t given, uint32_t r) {
-                     std::memcpy(scores + row * stride + first, tile.s[r], given * sizeof(float));
-                   });
+  score_pages<Isa>(q, queries, pages, n_pages, {scores, stride, false},
+                   *reinterpret_cast<PageTile*>(scratch));
 }
 
 template <class Isa>
 void raise_by_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
                     uint32_t block_pages, float* scores, std::size_t stride, std::byte* scratch) {
-  auto& tile = *reinterpret_cast<PageTile*>(scratch);
   const QuadQueries<Isa> queries(q, scratch + sizeof(PageTile));
   for (uint32_t first = 0; first < n_pages; first += block_pages, ++scores)
-    score_tiles<Isa>(q, queries, pages + first, smaller(block_pages, n_pages - first), tile,
-                     [&](uint32_t row, uint32_t, uint32_t, uint32_t r) {
-                       float& best = scores[row * stride];
-                       best = tile.m[r] > best ? tile.m[r] : best;
-                     });
+    score_pages<Isa>(q, queries, pages + first, smaller(block_pages, n_pages - first),
+                     {scores, stride, true}, *reinterpret_cast<PageTile*>(scratch));
 }
 
 }  // namespace
