@@ -28,7 +28,7 @@ inline std::unique_ptr<Session> fresh(const std::string& name, std::size_t token
   return session;
 }
 
-inline std::unique_ptr<Session> fork_of(const Session& session) {
+inline std::unique_ptr<Session> fork_of(Session& session) {
   std::unique_ptr<Session> fork;
   REQUIRE(session.fork(&fork).ok());
   return fork;
@@ -50,7 +50,7 @@ inline void save(Session* session, const std::string& path) {
 inline uint64_t again(const Session& session) { return session.stats().prefilled_again; }
 
 // The same continuation and the same bits, from forks of both.
-inline void check_same(const Session& a, const Session& b) {
+inline void check_same(Session& a, Session& b) {
   CHECK(std::equal(a.tokens().begin(), a.tokens().end(), b.tokens().begin(), b.tokens().end()));
   const auto first = fork_of(a), second = fork_of(b);
   CHECK(logits_after(first.get(), 100) == logits_after(second.get(), 100));
