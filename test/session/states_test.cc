@@ -144,7 +144,7 @@ TEST_CASE("missing logits are computed once, however often tokens are scored or 
 
 TEST_CASE("memory that ends while the document's state is kept is an error with a name") {
   // Allocations outside the step throw in both; those of the kept state only in `first`.
-  const auto thrown_of = [](const Session& session) {
+  const auto thrown_of = [](Session& session) {
     int thrown = 0;
     bool reached = true;
     for (long at = 0; reached; ++at) {
