@@ -50,8 +50,8 @@ struct DeviceKv {
 
 // A cache of the quads of one layer that recent tokens selected, because the next token selects
 // many of them again. A quad has hot_ways possible places; it takes the one whose quad was selected
-// least recently. Which quads stay depends on the order of threads where several compete for the
-// same places; the result of attention does not.
+// least recently. attend_all() gives quad i place i. Which quads stay depends on the order of
+// threads where several compete for the same places; the result of attention does not.
 struct DeviceHotQuads {
   uint32_t room;           // quads per KV head, a multiple of hot_ways; 0: no cache
   std::size_t quad_bytes;  // keys, values, then four scales of the keys and four of the values

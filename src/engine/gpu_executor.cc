@@ -95,7 +95,7 @@ Status GpuExecutor::open() {
 }
 
 Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun* run) {
-  mode_ = AttentionMode::cpu, logits_stay_ = false;
+  mode_ = AttentionMode::cpu;
   pool_threads_ = c.pool->threads();
   Fallback why = request.why;
   // What a step cannot do without comes first.
@@ -173,7 +173,7 @@ void GpuExecutor::trim() {
 Status GpuExecutor::begin(const StepContext& c) {
   step_ = &c, n_ = c.tokens(), open_ = c.step.open, rows_ = rows_of(c);
   error_ = 0;
-  replays_ = records_ = finds_best_ = false;
+  replays_ = records_ = finds_best_ = logits_stay_ = false;
   logits_ = hidden_ = 0, undelivered_ = first_layer();
   RETURN_IF_ERROR(resize(n_));
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
@@ -405,12 +405,6 @@ Status GpuExecutor::logits(uint32_t first, float* out) {
     RETURN_IF_ERROR(wait("the output"));
   }
   return {};
-}
-
-bool GpuExecutor::last_logits(float* out) {
-  if (!std::exchange(logits_stay_, false)) return false;
-  const int error = ops_.download(stream_, out, work_.logits, size_.vocabulary * sizeof(float));
-  return ops_.wait(stream_) == 0 && !error;
 }
 
 // ---- work of the stream ------------------------------------------------------------------------

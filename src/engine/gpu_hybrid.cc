@@ -28,7 +28,7 @@ Status GpuExecutor::plan_hybrid(const StepContext& c, Fallback* why) {
   if (s.code() == Code::cancelled) return s;  // what has come stays
   release_hybrid();
   if (s.code() != Code::no_memory || c.step.open) return s;
-  refused_hybrid_ = {size, n};
+  refused_hybrid_ = {size, c.tokens()};
   return *why = Fallback::no_room, Status();
 }
 

@@ -156,6 +156,12 @@ Status GpuExecutor::prepare_output() {
   return {};
 }
 
+bool GpuExecutor::last_logits(float* out) {
+  if (!std::exchange(logits_stay_, false)) return false;
+  const int error = ops_.download(stream_, out, work_.logits, size_.vocabulary * sizeof(float));
+  return ops_.wait(stream_) == 0 && !error;
+}
+
 // Pinned memory for what a step of a few tokens begins with, so that it waits for no copy. Null:
 // the step has more, or there is none.
 float* GpuExecutor::small_inputs() {

@@ -74,7 +74,7 @@ void GpuExecutor::resize_halves(uint32_t n) {
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
 
-// The first layer's copy takes their place.
+// The copy of the first layers, which comes after them, overwrites them.
 float* GpuExecutor::pinned_inputs(const StepContext& c) {
   const bool fits = c.tokens() * (size_.width + 2 * size_.angles) <= prefill_host_room_;
   const bool alone = first_layer() == 0 && has_end() && !c.step.inputs;

@@ -24,7 +24,8 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   }
   const uint32_t size = c.store.pages().extents() + 1;
   Refused& refused = exact ? refused_all_ : refused_selective_;
-  if (refused.is(size, c.tokens())) return without_selective(c, exact, why);
+  if (refused.is(size, c.tokens()) || (exact && !selective_.may_keep_all(c.store, reserve())))
+    return without_selective(c, exact, why);
   if (hybrid_.holds_memory()) release_hybrid();
 
   const uint32_t least = std::max(c.tokens(), KvMirror::max_tokens);
@@ -64,7 +65,7 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   if (s.code() == Code::cancelled) return s;  // what has come stays
   release_selective();
   if (!s.ok() && (s.code() != Code::no_memory || (c.step.open && !exact))) return s;
-  refused = {size, n};  // tried again for a longer sequence or a smaller step
+  refused = {size, c.tokens()};  // tried again for a longer sequence or a smaller step
   return without_selective(c, exact, why);
 }
 

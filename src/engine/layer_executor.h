@@ -46,7 +46,8 @@ class LayerExecutor {
   virtual Status plan(const StepContext& step, const Request& request, LayerRun* run) = 0;
 
   // After plan(): pinned memory for what the step begins with, the residual stream, cosines and
-  // sines, one after another. Nothing reads them there after begin(). null: there is none.
+  // sines, one after another. After begin() only the executor's own work reads them. null: there is
+  // none.
   virtual float* pinned_inputs(const StepContext&) { return nullptr; }
   virtual Status begin(const StepContext& step) = 0;
   virtual Status mixer(uint32_t layer) = 0;         // x += mixer(norm(x))

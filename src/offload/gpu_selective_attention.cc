@@ -196,6 +196,15 @@ bool GpuSelectiveAttention::keeps_all(const KvStore& store) const {
   return true;
 }
 
+// Before prepare(): pinning the pages of a text that has no room takes long.
+bool GpuSelectiveAttention::may_keep_all(const KvStore& store, uint64_t reserve) const {
+  const uint64_t quads = store.pages().pages() * uint64_t{shape_.page.page_quads()},
+                 quad_bytes = quad_bytes_of(shape_.page.dim) + sizeof(unsigned long long),
+                 all = quads * shape_.kv_heads * layers_ * quad_bytes,
+                 held = hot_quads_.taken() + hot_entries_.taken();
+  return keeps_all(store) || 2 * all + reserve <= device_->left() + held;
+}
+
 bool GpuSelectiveAttention::drop_hot_quads() {
   if (hot_ends_.empty()) return false;
   forget_hot_quads();
@@ -210,7 +219,8 @@ Status GpuSelectiveAttention::prepare(const KvMirror::UpdateRequest& request, co
   if (std::exchange(exact_, exact) != exact) ++generation_;
   RETURN_IF_ERROR(make_room(plan, n, sequence_.extents()));
   n_ = n;
-  if (needs_staging_ = !reads; !needs_staging_) staged_pages_.release();
+  needs_staging_ = !reads && request.store.pages().pages() > 0;
+  if (!needs_staging_) staged_pages_.release();
   if (needs_staging_ && !exact) RETURN_IF_ERROR(staged_pages_.make_room(lists() * list_quads_));
   if (std::exchange(under_way_, false)) sequence_.forget_kept();
   sequence_.begin_step(request.store, rows_);

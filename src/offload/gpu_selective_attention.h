@@ -53,8 +53,10 @@ class GpuSelectiveAttention {
                         DeviceStream* stream);
   // True if that freed memory.
   bool drop_hot_quads();
-  // Whether all quads stay: without that, the CPU helps to attend everything.
+  // Whether all quads stay, or there is room for it. Without that, the CPU helps to attend
+  // everything.
   bool keeps_all(const KvStore& store) const;
+  bool may_keep_all(const KvStore& store, uint64_t reserve) const;
 
   // Enqueue the two parts of a layer: the choice, and the attention of what was chosen, or of
   // everything. All device.

@@ -70,9 +70,9 @@ class KvMirror {
   // rows each is a step of one token after those before it.
   void begin_step(const KvStore& store, uint32_t rows);
   int enqueue_counts(uint32_t rows, DeviceStream* stream) const;
-  // The number of the step that began last, of its last row; and how many of the first quads of a
-  // head, which that step has kept, are valid in the current one.
+  // The number of the step that began last, of its last row.
   uint32_t step() const { return step_; }
+  // How many of a head's first quads, which that step has kept, are valid in the current step.
   uint32_t valid_quads(uint32_t step, uint32_t quads) const {
     if (step == 0 || step < kept_since_) return 0;
     return step < changed_since_ ? std::min(quads, changed_from_) : quads;

@@ -90,7 +90,7 @@ void KvMirror::note_changes(const PageStore& pages) {
     page_stamps_[e] = pages.stamp(e);
   }
   if (first == pages.extents() && before <= first) return;
-  if (first + 1 < before || before == 0)
+  if (first + 1 < before || before == 0 || pages.extents() == 0)
     return void(addressed_ = 0), cannot_share_ = Fallback::none, forget_kept();
   if (first < before) trim();
   addressed_ = std::min(addressed_, first);

@@ -135,7 +135,7 @@ Status Session::ask(std::string_view question, const GenerateOptions& o, AskedTu
     insert_passages(std::move(passages), thought + o.max_tokens, turn);
   RETURN_IF_ERROR(check_room(turn->tokens.size()));
   // of a model with states before Restore, so that the next call needs no prefill
-  if (sequence_.states && turn->tokens.empty())
+  if (sequence_.states && turn->tokens.empty() && !knows_next(o.sampling))
     RETURN_IF_ERROR(refresh_logits(o.cancel, o.progress));
   RETURN_IF_ERROR(prepare(o.cancel, o.prepare_progress));
   return make_room(turn->tokens.size(), thought + o.max_tokens, o.cancel);
@@ -151,7 +151,7 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   state->passage_tokens = turn->passage_tokens;
   Status s;
   if (turn->tokens.empty()) {
-    s = refresh_logits(o.cancel, {});
+    if (!knows_next(o.sampling)) s = refresh_logits(o.cancel, {});
   } else {
     Progress progress(o.progress);
     uint64_t done = 0;
@@ -212,17 +212,23 @@ void Session::note_sampled(AnswerState* state) {
     answer.first_token_ns = os::now_ns() - state->begin_ns;
 }
 
+bool Session::knows_next(const SamplingOptions& sampling) const {
+  return takes_largest(sampling) && has_best();
+}
+
 // Whether the sampler takes the largest logit of the output matrix. A factor or a cap may round
-// several to the same one.
+// several to the same one. A strategy that chooses once may compute the last token again.
 bool Session::takes_largest(const SamplingOptions& sampling) const {
   const ModelConfig& config = model_->config();
   return sampling.temperature == 0 && sampling.repetition_penalty == 1 && config.logit_scale == 1 &&
-         config.final_softcap == 0;
+         config.final_softcap == 0 && !chooses_once();
 }
 
 Status Session::decode(const GenerateOptions& o, AnswerState* state, const TakeFn& take) {
-  Token token = 0;
-  RETURN_IF_ERROR(sample(o, state, sequence_.logits, &token));
+  Token token = knows_next(o.sampling) ? best_ : -1;
+  if (token < 0) RETURN_IF_ERROR(sample(o, state, sequence_.logits, &token));
+  else if (is_cancelled(o.cancel)) return answer_stopped();
+  else note_sampled(state);
   Next next = take(token);
   Status s;
   while (s.ok() && next == Next::token) s = decode_timed(o, state, take, &token, &next);

@@ -16,9 +16,9 @@
 // Keys find what is meant; words separate names and numbers.
 //
 // The question is run twice. Alone, with scores that the sketches estimate, it finds 16 documents,
-// or as many as the caller allows: after each layer the better half of the documents goes on, 32 at
-// least. Then it sees the best eight of them, its queries look for what those have, and scores are
-// exact.
+// or as many as the caller allows: after each layer the better half of the documents goes on, at
+// least 32 and as many as the caller allows. Then it sees the best eight of them, its queries look
+// for what those have, and scores are exact.
 // The evidence of this second run chooses:
 //
 //   - the documents with at least three quarters of the best one's evidence;
@@ -36,8 +36,6 @@
 // parts of "War and Peace" of 4,200 tokens, the better half had the right one for all 50 questions.
 #include <algorithm>
 #include <cinttypes>
-#include <cmath>
-#include <limits>
 #include <memory>
 #include <numeric>
 

@@ -232,8 +232,7 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   RETURN_IF_ERROR(draft(o.cancel, &tokens));
   const auto alone = [&] {
     Token best = -1;
-    const bool greedy = takes_largest(o.sampling) && !chooses_once();
-    RETURN_IF_ERROR(append_token(*token, o.cancel, greedy ? &best : nullptr));
+    RETURN_IF_ERROR(append_token(*token, o.cancel, takes_largest(o.sampling) ? &best : nullptr));
     if (best < 0) RETURN_IF_ERROR(sample(o, state, sequence_.logits, token));
     else if (is_cancelled(o.cancel)) return answer_stopped();
     else *token = best, note_sampled(state);

@@ -176,6 +176,7 @@ Status Session::prepare(const Cancel* cancel, Progress::Report report) {
 Status Session::prepare_devices(const Cancel* cancel, Progress::Report report) {
   if (model_->device_weights().empty() || sequence_.tokens.empty() || sequence_.is_composed())
     return {};
+  fetch_logits();
   ForwardStep step;
   step.cancel = cancel;
   plan_step(&step);

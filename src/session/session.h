@@ -222,8 +222,7 @@ class Session {
     // with the logits after token i, 0 first, until one is not followed by the next: the tokens up
     // to it stay.
     const std::function<bool(std::span<float> logits, uint32_t i)>* goes_on = nullptr;
-    // Where set, becomes the token with the largest logit after the last one, where a GPU finds it:
-    // the logits then stay there, see fetch_logits(). -1: they are in the sequence.
+    // Where set, becomes best_ where a GPU finds it; -1: the logits are in the sequence.
     Token* best = nullptr;
     // What prefilled_tokens becomes at most: tokens of an answer may be prefilled again.
     uint64_t max_prefilled = UINT64_MAX;
@@ -341,6 +340,7 @@ class Session {
                 Token* token);
   static void note_sampled(AnswerState* state);
   bool takes_largest(const SamplingOptions& sampling) const;
+  bool knows_next(const SamplingOptions& sampling) const;
 
   // ---- drafts (drafts.cc) ----------------------------------------------------------------------
   struct Lookup {
@@ -455,8 +455,8 @@ class Session {
   std::function<uint32_t()> proposed_match_;
   SequenceState sequence_;
   Array<float> next_logits_;  // of the running step; kept apart because it may fail
-  // Of the last token, chosen by its step on a GPU, which has kept the logits: the token after it,
-  // and the tokens before that one.
+  // The token with the largest logit after the last one, found by a GPU, and the number of tokens
+  // before it; -1: none. The GPU keeps the logits until its next step.
   Token best_ = -1;
   uint64_t best_at_ = 0;
   Array<float> open_logits_;  // of a step with drafts

@@ -20,7 +20,7 @@ Status Session::check_room(uint64_t more) const {
 }
 
 Status Session::append(const AppendRequest& request, uint64_t* done) {
-  *done = 0, best_ = -1;
+  *done = 0;
   if (request.best) *request.best = -1;
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
@@ -266,6 +266,7 @@ void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) 
   if (request.kind == TextKind::document && s.prefilled_tokens == s.tokens.size())
     s.prefilled_tokens = std::min(s.prefilled_tokens + step.size(), request.max_prefilled);
   s.tokens.insert(s.tokens.end(), step.tokens.begin(), step.tokens.end());
+  best_ = -1;
   if (step.plan.by_blocks) s.sparse_tokens = s.tokens.size();
   if (request.kind != TextKind::answer) forget_choice();
 }
@@ -277,14 +278,13 @@ Status Session::append_token(Token token, const Cancel* cancel, Token* best) {
                 &done);
 }
 
-// Those that a GPU has kept come to the sequence. Where they are gone, they are computed again when
-// they are needed.
+// Copies the logits that a GPU has kept to the sequence. Where they are gone, they are computed
+// again when they are needed.
 void Session::fetch_logits() {
-  const bool kept = has_best();
-  best_ = -1;
-  if (!kept) return;
+  if (!has_best()) return;
   sequence_.logits.resize(model_->config().vocabulary);
-  if (forward_->last_logits(sequence_.logits)) sequence_.logits_at = sequence_.tokens.size();
+  if (forward_->last_logits(sequence_.logits))
+    sequence_.logits_at = sequence_.tokens.size(), best_ = -1;
 }
 
 // True if the tokens of a step may share a selection. False if a measurement needs one per token.
@@ -396,13 +396,13 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
   RETURN_IF_ERROR(check_measure());
   RETURN_IF_ERROR(check_sampling_options(sampling));
   RETURN_IF_ERROR(check_room(1));
+  const bool greedy = takes_largest(sampling);
+  if (!greedy) fetch_logits();
   Progress none;
   RETURN_IF_ERROR(prefill_missing(cancel, {}));
   RETURN_IF_ERROR(prepare_strategy(cancel, &none));
   RETURN_IF_ERROR(prepare_index(false, cancel, &none));
-  const bool greedy = takes_largest(sampling) && !chooses_once();
   Token chosen = greedy && has_best() ? best_ : -1;
-  if (chosen < 0) fetch_logits();
   if (chosen < 0) RETURN_IF_ERROR(refresh_logits(cancel, {}));
   const uint64_t begin = os::now_ns();
   if (chosen < 0)

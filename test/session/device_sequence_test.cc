@@ -371,6 +371,17 @@ TEST_CASE("the logits of a token that a GPU chose are there for whatever comes n
     const Token token = drawn(expected.get(), random);
     CHECK(drawn(goes_on.get(), random) == token);
     CHECK(drawn(session.get(), random) == token);
+    // a step that is cancelled before it begins
+    const auto stopped = after(greedy, &ignored);
+    Cancel cancel;
+    cancel.fire();
+    Token none = -1;
+    bool end = false;
+    CHECK(stopped->next(greedy, &cancel, &none, &end).code() == Code::cancelled);
+    CHECK(score(stopped.get(), next) == scores);
+    const auto prepared = after(greedy, &ignored);
+    REQUIRE(prepared->prepare_devices(nullptr, {}).ok());
+    CHECK(drawn(prepared.get(), random) == token);
     // a rewind to where it is, and an answer without a question
     REQUIRE(asked->prepare_devices(nullptr, {}).ok());
     REQUIRE(asked->rewind(asked->tokens().size()).ok());
