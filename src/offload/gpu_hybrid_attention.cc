@@ -69,7 +69,8 @@ Status GpuHybridAttention::prepare(const KvMirror::UpdateRequest& request, const
   const PageStore& pages = request.store.pages();
   rates_ = device_->page_rates(request.pool->threads());
   const uint32_t sixteenths = rates_.sixteenths();
-  needs_packed_ = !exact && plan.strategy->has(StrategyInfo::filters) && rates_.known();
+  needs_packed_ =
+      !exact && plan.strategy->has(StrategyInfo::filters) && rates_.known() && pages.pages() > 0;
   bool reads = false;
   const KvMirror::Wants wants{.sketch = false,
                               .pages = n == 1 && (sixteenths > 0 || needs_packed_)};

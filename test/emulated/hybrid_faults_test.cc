@@ -75,6 +75,11 @@ TEST_CASE("a device that may not read host memory attends the window, and the CP
     CHECK(says(*session, "0 sixteenths"));
     CHECK(says(*session, "the GPU cannot read host memory"));
     CHECK(stat_of(*session, "last_tokens_on_gpu") == 0);
+    // Of a text without pages there is nothing to read.
+    REQUIRE(session->rewind(0).ok());
+    read(session.get(), next);
+    CHECK(continue_with(session.get(), 3).size() == 3);
+    CHECK((attends(*session) || strategy != std::string("full")));
   }
 }
 
