@@ -161,7 +161,7 @@ TEST_CASE("answers drafted by an MTP layer that a GPU attends have the bits of t
           GenerateOptions asked;
           asked.max_tokens = 60, asked.sampling.temperature = temperature;
           texts[drafts > 0] = ask(session.get(), "", asked);
-          CHECK(attends(*session) == (strategy == std::string("bounded")));
+          CHECK(attends(*session));
           if (drafts > 0) CHECK(session->stats().drafts.drafted > 0);
         }
         CHECK(texts[0] == texts[1]);
