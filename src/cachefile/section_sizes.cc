@@ -57,11 +57,8 @@ static uint64_t max_drafts_bytes(SectionKind kind, const Identity& id) {
                     max_section_bytes(SectionKind::window, drafts), max_hidden_bytes});
 }
 
-uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group) {
-  if (id.layers > max_cache_layers || id.kv_heads > max_cache_heads ||
-      id.tokens > max_cache_tokens || id.head_dim == 0 ||
-      id.head_dim > (id.latent ? max_latent_dim : max_head_dim))
-    return small_section;
+// Of a plausible shape. 0: little.
+static uint64_t bytes_of_section(SectionKind kind, const Identity& id, uint32_t group) {
   const PageShape page = PageShape::of(id.head_dim, id.latent);
   const uint64_t heads = uint64_t{id.layers} * id.kv_heads,
                  extents = ceil_div(id.tokens, page.extent_tokens());
@@ -69,69 +66,50 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
   const uint64_t bases = 2 * uint64_t{page.dim} * page.sketch_dim() * sizeof(float) + block_bytes;
   const uint64_t queries =
       claim_product({heads, group, id.head_dim + 1, observed_tokens * sizeof(float)});
-  uint64_t max_bytes = 0;
   switch (kind) {
     case SectionKind::tokens:
-      max_bytes = id.tokens * sizeof(int32_t);
-      break;
+      return id.tokens * sizeof(int32_t);
     case SectionKind::centre:
-      max_bytes = heads * row;
-      break;
+      return heads * row;
     case SectionKind::sinks:
-      max_bytes = heads * row * page.planes() * page.page_tokens;
-      break;
+      return heads * row * page.planes() * page.page_tokens;
     case SectionKind::window:
-      max_bytes = claim_product({heads, row, page.planes(), id.tokens});
-      break;
+      return claim_product({heads, row, page.planes(), id.tokens});
     case SectionKind::scales:
-      max_bytes = claim_product({extents, heads, page.scales_bytes()});
-      break;
+      return claim_product({extents, heads, page.scales_bytes()});
     case SectionKind::bounds:
-      max_bytes = claim_product({extents, heads, page.bounds_bytes()});
-      break;
+      return claim_product({extents, heads, page.bounds_bytes()});
     case SectionKind::logits:
-      max_bytes = uint64_t{id.vocabulary} * sizeof(float);
-      break;
+      return uint64_t{id.vocabulary} * sizeof(float);
     case SectionKind::errors:
-      max_bytes = uint64_t{id.layers} * sizeof(float);
-      break;
+      return uint64_t{id.layers} * sizeof(float);
     case SectionKind::sketch:
-      max_bytes = claim_sum({heads * bases, claim_product({extents, heads, page.sketch_bytes()})});
-      break;
+      return claim_sum({heads * bases, claim_product({extents, heads, page.sketch_bytes()})});
     case SectionKind::queries:
-      max_bytes = queries;
-      break;
+      return queries;
     case SectionKind::observed:
-      max_bytes = claim_sum({queries, observed_head_bytes});
-      break;
+      return claim_sum({queries, observed_head_bytes});
     case SectionKind::representatives:
-      max_bytes =
-          claim_sum({claim_product({heads, id.tokens / representatives_tokens, row / 2}),
-                     claim_product({heads, id.tokens, sizeof(float)}), representatives_head_bytes});
-      break;
+      return claim_sum({claim_product({heads, id.tokens / representatives_tokens, row / 2}),
+                        claim_product({heads, id.tokens, sizeof(float)}),
+                        representatives_head_bytes});
     case SectionKind::hnsw:
-      max_bytes = max_index_bytes(id, 1, hnsw_words);
-      break;
+      return max_index_bytes(id, 1, hnsw_words);
     case SectionKind::ood:
-      max_bytes = max_index_bytes(id, group, ood_words);
-      break;
+      return max_index_bytes(id, group, ood_words);
     case SectionKind::ivf:
-      max_bytes = max_index_bytes(id, 1, ivf_words);
-      break;
+      return max_index_bytes(id, 1, ivf_words);
     case SectionKind::chain:
-      max_bytes = (1 + ceil_div(id.tokens, chain_tokens)) * sizeof(uint64_t);
-      break;
+      return (1 + ceil_div(id.tokens, chain_tokens)) * sizeof(uint64_t);
     case SectionKind::windows_centre:
     case SectionKind::windows_rows:
     case SectionKind::windows_pages:
     case SectionKind::windows_scales:
-      max_bytes = max_windows_bytes(kind, id);
-      break;
+      return max_windows_bytes(kind, id);
     case SectionKind::drafts:
     case SectionKind::drafts_pages:
     case SectionKind::drafts_scales:
-      max_bytes = max_drafts_bytes(kind, id);
-      break;
+      return max_drafts_bytes(kind, id);
     case SectionKind::state:
     case SectionKind::windows:
     case SectionKind::statistics:
@@ -140,16 +118,22 @@ uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group)
     case SectionKind::read:
     case SectionKind::spelling:
     case SectionKind::documents:
-      break;
+      return 0;
     case SectionKind::recurrent:
-      max_bytes = recurrent_head_bytes + max_saved_states * max_state_bytes;
-      break;
+      return recurrent_head_bytes + max_saved_states * max_state_bytes;
     case SectionKind::pages:
     case SectionKind::index:
-      max_bytes = claim_product({extents, heads, page.pages_size()});
-      break;
+      return claim_product({extents, heads, page.pages_size()});
   }
-  return std::max(max_bytes, small_section);
+  return 0;
+}
+
+uint64_t max_section_bytes(SectionKind kind, const Identity& id, uint32_t group) {
+  if (id.layers > max_cache_layers || id.kv_heads > max_cache_heads ||
+      id.tokens > max_cache_tokens || id.head_dim == 0 ||
+      id.head_dim > (id.latent ? max_latent_dim : max_head_dim))
+    return small_section;
+  return std::max(bytes_of_section(kind, id, group), small_section);
 }
 
 Status check_section_sizes(const CacheHeader& header, const char* path, uint32_t group) {

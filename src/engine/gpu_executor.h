@@ -167,13 +167,13 @@ class GpuExecutor final : public LayerExecutor {
   }
   // Of steps of one token, and of open ones of each size.
   bool has_graphs() const { return (n_ == 1 || open_) && !waits_for_experts_ && !streamed_; }
-  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 6; }
+  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 9; }
   // Of a whole step.
   uint32_t step_part() const {
-    return layers() + 1 + (logits_ > 0) + (hidden_ > 0) + (!finds_best_ ? 0 : hidden_ > 0 ? 1 : 3);
+    return layers() + 1 + (logits_ > 0 ? 1 : 0) + (hidden_ > 0 ? 2 : 0) + (finds_best_ ? 4 : 0);
   }
   // Of co-execution.
-  uint32_t hybrid_part(uint32_t layer) const { return layers() + 6 + local(layer); }
+  uint32_t hybrid_part(uint32_t layer) const { return layers() + 9 + local(layer); }
   std::size_t graph_of(uint32_t part) const { return (n_ - 1) * graph_parts() + part; }
   bool records_step() const { return has_graphs() && !selective_.needs_staging(); }
   void begin_recording(uint32_t part);

@@ -150,6 +150,13 @@ std::vector<uint32_t> GpuSelectiveAttention::hot_ends(const KvStore& store, cons
   return ends;
 }
 
+// Of so many quads of each KV head, in all layers.
+uint64_t GpuSelectiveAttention::hot_bytes(uint64_t quads) const {
+  const uint64_t all = quads * shape_.kv_heads;
+  return Device::allocated_size(all * quad_bytes_of(shape_.page.dim)) +
+         Device::allocated_size(all * sizeof(unsigned long long));
+}
+
 // A budget that is a fraction grows with the text, as a short text does itself: there is room for
 // more when it is a quarter more.
 Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& plan,
@@ -168,9 +175,7 @@ Status GpuSelectiveAttention::keep_hot_quads(const KvStore& store, const Plan& p
                  heads = shape_.kv_heads, found = layers_ * heads * list_quads_;
   const auto bytes = [&] { return heads * ends.back() * quad_bytes_of(shape_.page.dim); };
   const auto fits = [&](uint32_t lists) {
-    const uint64_t all = Device::allocated_size(bytes()) +
-                         Device::allocated_size(heads * ends.back() * sizeof(uint64_t)) +
-                         Device::allocated_size(found * sizeof(uint32_t));
+    const uint64_t all = hot_bytes(ends.back()) + Device::allocated_size(found * sizeof(uint32_t));
     return all * (exact_ || lists > alone_lists ? 2 : 1) + fork <= left;
   };
   uint32_t lists = most;
@@ -199,10 +204,8 @@ bool GpuSelectiveAttention::keeps_all(const KvStore& store) const {
 // Before prepare(): pinning the pages of a text that has no room takes long.
 bool GpuSelectiveAttention::may_keep_all(const KvStore& store, uint64_t reserve) const {
   const uint64_t quads = store.pages().pages() * uint64_t{shape_.page.page_quads()},
-                 quad_bytes = quad_bytes_of(shape_.page.dim) + sizeof(unsigned long long),
-                 all = quads * shape_.kv_heads * layers_ * quad_bytes,
                  held = hot_quads_.taken() + hot_entries_.taken();
-  return keeps_all(store) || 2 * all + reserve <= device_->left() + held;
+  return keeps_all(store) || 2 * hot_bytes(quads * layers_) + reserve <= device_->left() + held;
 }
 
 bool GpuSelectiveAttention::drop_hot_quads() {

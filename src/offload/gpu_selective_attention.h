@@ -109,6 +109,7 @@ class GpuSelectiveAttention {
  private:
   DeviceBudget budget_of(const Plan& plan, uint32_t layer) const;
   std::vector<uint32_t> hot_ends(const KvStore& store, const Plan& plan, uint32_t lists) const;
+  uint64_t hot_bytes(uint64_t quads) const;
   bool intact(const KvStore& store, ThreadPool* pool) const;
   void count_all(const KvStore& store, ReadCounts* counts) const;
   Status make_room(const Plan& plan, uint32_t n, uint32_t extents);

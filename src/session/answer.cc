@@ -206,6 +206,15 @@ Status Session::sample(const GenerateOptions& o, AnswerState* state, std::span<f
   return {};
 }
 
+// After the last token of the sequence.
+Status Session::sample_next(const GenerateOptions& o, AnswerState* state, Token* token) {
+  if (!knows_next(o.sampling)) return sample(o, state, sequence_.logits, token);
+  if (is_cancelled(o.cancel)) return answer_stopped();
+  *token = best_;
+  note_sampled(state);
+  return {};
+}
+
 void Session::note_sampled(AnswerState* state) {
   Answer& answer = *state->answer;
   if (answer.thinking_tokens + answer.answer_tokens == 0)
@@ -225,10 +234,8 @@ bool Session::takes_largest(const SamplingOptions& sampling) const {
 }
 
 Status Session::decode(const GenerateOptions& o, AnswerState* state, const TakeFn& take) {
-  Token token = knows_next(o.sampling) ? best_ : -1;
-  if (token < 0) RETURN_IF_ERROR(sample(o, state, sequence_.logits, &token));
-  else if (is_cancelled(o.cancel)) return answer_stopped();
-  else note_sampled(state);
+  Token token = 0;
+  RETURN_IF_ERROR(sample_next(o, state, &token));
   Next next = take(token);
   Status s;
   while (s.ok() && next == Next::token) s = decode_timed(o, state, take, &token, &next);

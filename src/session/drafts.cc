@@ -231,11 +231,8 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   Array<Token> tokens = {*token};
   RETURN_IF_ERROR(draft(o.cancel, &tokens));
   const auto alone = [&] {
-    Token best = -1;
-    RETURN_IF_ERROR(append_token(*token, o.cancel, takes_largest(o.sampling) ? &best : nullptr));
-    if (best < 0) RETURN_IF_ERROR(sample(o, state, sequence_.logits, token));
-    else if (is_cancelled(o.cancel)) return answer_stopped();
-    else *token = best, note_sampled(state);
+    RETURN_IF_ERROR(append_token(*token, o.cancel, takes_largest(o.sampling)));
+    RETURN_IF_ERROR(sample_next(o, state, token));
     if (passed_ >= 0) pace_.note_passed(offer_, *token == passed_);
     *next = take(*token);
     return Status();

@@ -222,8 +222,7 @@ class Session {
     // with the logits after token i, 0 first, until one is not followed by the next: the tokens up
     // to it stay.
     const std::function<bool(std::span<float> logits, uint32_t i)>* goes_on = nullptr;
-    // Where set, becomes best_ where a GPU finds it; -1: the logits are in the sequence.
-    Token* best = nullptr;
+    bool greedy = false;  // where a GPU finds best_ after the last token, it keeps the logits
     // What prefilled_tokens becomes at most: tokens of an answer may be prefilled again.
     uint64_t max_prefilled = UINT64_MAX;
   };
@@ -234,7 +233,7 @@ class Session {
   Status plan_chunk(const AppendRequest& request, uint64_t done, ForwardStep* step,
                     Array<float>* errors);
   void plan_span(const AppendRequest& request, uint64_t done, ForwardStep* step);
-  void note_logits(const AppendRequest& request);
+  void note_logits(Token best);
   Status run_step(const AppendRequest& request, ForwardStep* step);
   Status run_open_step(const AppendRequest& request, ForwardStep* step);
   Status run_span_step(ForwardStep* step);
@@ -242,7 +241,7 @@ class Session {
   void keep_checkpoint(const AppendRequest& request, uint64_t left);
   Status keep_document();
   void limit_checkpoints(uint64_t left);
-  Status append_token(Token token, const Cancel* cancel, Token* best = nullptr);
+  Status append_token(Token token, const Cancel* cancel, bool greedy = false);
   bool has_best() const { return best_ >= 0 && best_at_ == sequence_.tokens.size(); }
   void fetch_logits();
   Status plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel);
@@ -338,6 +337,7 @@ class Session {
                       Token* token, Next* next);
   Status sample(const GenerateOptions& options, AnswerState* state, std::span<float> logits,
                 Token* token);
+  Status sample_next(const GenerateOptions& options, AnswerState* state, Token* token);
   static void note_sampled(AnswerState* state);
   bool takes_largest(const SamplingOptions& sampling) const;
   bool knows_next(const SamplingOptions& sampling) const;

@@ -21,7 +21,6 @@ Status Session::check_room(uint64_t more) const {
 
 Status Session::append(const AppendRequest& request, uint64_t* done) {
   *done = 0;
-  if (request.best) *request.best = -1;
   // the trace is valid only until the sequence changes
   if (!tracing_) trace_.reset();
   const std::size_t n = request.tokens.size();
@@ -55,6 +54,8 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   while (*done < all) {
     if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
     ForwardStep step;
+    Token best = -1;
+    if (request.greedy) step.best = &best, step.never_best = model_->tokenizer().suppressed();
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
     if (request.kind == TextKind::document) plan_sketch(&sketch, &step);
@@ -72,7 +73,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     const bool last = *done == all;
     if (last && request.all_logits)
       std::copy_n(request.all_logits + (all - 1) * vocabulary, vocabulary, next_logits_.data());
-    if (last) note_logits(request);
+    if (last) note_logits(best);
     keep_checkpoint(request, all - *done);
     if (last && request.kind == TextKind::document && sketch_is_due() &&
         !sequence_.store.take_sketch(std::move(sketch), cpu_kernels(), pool_.get(), request.cancel))
@@ -83,10 +84,11 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   return {};
 }
 
-void Session::note_logits(const AppendRequest& request) {
+// best: -1, or those of the last token stay where they are.
+void Session::note_logits(Token best) {
   const uint64_t at = sequence_.tokens.size();
   sequence_.logits_at = 0;
-  if (request.best && *request.best >= 0) return best_ = *request.best, void(best_at_ = at);
+  if (best >= 0) return best_ = best, void(best_at_ = at);
   sequence_.logits.swap(next_logits_);
   sequence_.logits_at = at;
 }
@@ -176,9 +178,6 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
                                             : ForwardStep::Logits::none;
   step->logits = request.all_logits ? request.all_logits + done * model_->config().vocabulary
                                     : next_logits_.data();
-  if (!last || !request.best) return {};
-  step->best = request.best;
-  step->never_best = model_->tokenizer().suppressed();
   return {};
 }
 
@@ -272,10 +271,10 @@ void Session::note_chunk(const AppendRequest& request, const ForwardStep& step) 
 }
 
 // Appends a token of an answer.
-Status Session::append_token(Token token, const Cancel* cancel, Token* best) {
+Status Session::append_token(Token token, const Cancel* cancel, bool greedy) {
   uint64_t done = 0;
-  return append({.tokens = {&token, 1}, .kind = TextKind::answer, .cancel = cancel, .best = best},
-                &done);
+  return append(
+      {.tokens = {&token, 1}, .kind = TextKind::answer, .cancel = cancel, .greedy = greedy}, &done);
 }
 
 // Copies the logits that a GPU has kept to the sequence. Where they are gone, they are computed
@@ -414,8 +413,7 @@ Status Session::next(const SamplingOptions& sampling, const Cancel* cancel, Toke
     ~Cut() { sequence.spelling.cut(sequence.tokens.size()); }
   } cut{sequence_};
   if (sequence_.turn == Turn::document) sequence_.spelling.add_unknown(sequence_.tokens.size());
-  Token best = -1;
-  RETURN_IF_ERROR(append_token(chosen, cancel, greedy ? &best : nullptr));
+  RETURN_IF_ERROR(append_token(chosen, cancel, greedy));
   if (sequence_.turn == Turn::empty) sequence_.turn = Turn::tokens;
   last_ = {forward_->attention().counts(), 1, os::now_ns() - begin};
   *token = chosen;

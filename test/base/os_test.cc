@@ -9,7 +9,6 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <limits>
 #include <set>
 #include <thread>
 
@@ -474,23 +473,6 @@ TEST_CASE("a path from the root leads to the same file from another current fold
   CHECK(os::exists(folder.path()));
   CHECK_FALSE(os::exists(folder.file("b")));
 }
-
-#if defined(__x86_64__) || defined(__aarch64__)
-TEST_CASE("subnormal numbers count as zero in a scope of their own, and are kept after it") {
-  const volatile float smallest = std::numeric_limits<float>::min();
-  const auto half = [&] { return smallest * 0.5f; };
-  CHECK(half() > 0);
-  {
-    const os::SubnormalsAsZero outer;
-    {
-      const os::SubnormalsAsZero inner;
-      CHECK_FALSE(half() > 0);
-    }
-    CHECK_FALSE(half() > 0);
-  }
-  CHECK(half() > 0);
-}
-#endif
 
 TEST_CASE("names of any language lead to their files") {
   TempFolder folder;

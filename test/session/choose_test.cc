@@ -197,6 +197,17 @@ struct Scored {
     for (std::size_t i = 0; i < std::size_t{tokens} * c.q_width(); ++i)
       q.push_back(std::sin(static_cast<float>(i * i % 7919)));
   }
+  // Of all documents in two layers, by the tokens from the fourth on.
+  DocumentScores asked_for(bool ends_step) const {
+    DocumentScores scores;
+    for (const auto& document : documents)
+      scores.documents.push_back({.store = &document->store(), .tokens_before = 5000});
+    scores.left = {0, 1, 2};
+    scores.layers.assign(c.layers, false);
+    scores.layers[2] = scores.layers[4] = true;
+    scores.first = 3, scores.ends_step = ends_step;
+    return scores;
+  }
   // Of all documents: [KV head][tokens from `first` on][heads of the KV head][blocks].
   std::vector<std::vector<float>> blocks(uint32_t first, uint32_t head, uint32_t end_head,
                                          bool estimated) {
@@ -324,13 +335,7 @@ TEST_CASE("a step that is wanted for scores alone has those of a whole one, and 
   std::vector<float> found[2];
   for (bool ends : {false, true}) {
     KvStore store(mini_model()->store_shape(), 64);
-    DocumentScores scores;
-    for (const auto& document : s.documents)
-      scores.documents.push_back({.store = &document->store(), .tokens_before = 5000});
-    scores.left = {0, 1, 2};
-    scores.layers.assign(s.c.layers, false);
-    scores.layers[2] = scores.layers[4] = true;
-    scores.first = 3, scores.ends_step = ends;
+    DocumentScores scores = s.asked_for(ends);
     std::size_t rows = 0;
     scores.take = [&](std::size_t count) {
       rows += count;
@@ -355,13 +360,7 @@ TEST_CASE(
   std::vector<float> found[3];  // of the last document in layer 4
   for (int way : {0, 1, 2}) {
     KvStore store(mini_model()->store_shape(), 64);
-    DocumentScores scores;
-    for (const auto& document : s.documents)
-      scores.documents.push_back({.store = &document->store(), .tokens_before = 5000});
-    scores.left = {0, 1, 2};
-    scores.layers.assign(s.c.layers, false);
-    scores.layers[2] = scores.layers[4] = true;
-    scores.first = 3, scores.ends_step = true;
+    DocumentScores scores = s.asked_for(true);
     if (way == 2) scores.max_floats = 1;
     int layers = 0;
     std::size_t taken = 0;

@@ -25,6 +25,28 @@ std::vector<std::string> strategies() {
   return names;
 }
 
+// A session of read_file() whose device has the pages of a first score() of 150 tokens, `scores`:
+// it and its copies agree after more pages are sealed, and after a step back.
+void check_goes_on(Session* session, const SessionOptions& options,
+                   const std::vector<float>& scores) {
+  const auto tokens = book_tokens(3400);
+  const std::span<const Token> next(tokens.data() + 3000, 150), other(tokens.data() + 3150, 40);
+  continue_with(session, 60);
+  std::unique_ptr<Session> fork;
+  REQUIRE(session->fork(&fork).ok());
+  const std::vector<float> of_fork = score(fork.get(), other);
+  CHECK(score(session, other) == of_fork);
+  const TempFolder folder;
+  REQUIRE(session->save(folder.file("on.kv"), nullptr, {}).ok());
+  const auto loaded = load(device_model(), folder.file("on.kv"), options);
+  REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
+  CHECK(score(loaded.get(), other) == of_fork);
+  REQUIRE(session->rewind(3000).ok());
+  // rows that come back from pages are rounded
+  CHECK(mean_difference(score(session, next), scores) < 0.15);
+  CHECK(score(fork.get(), other) == of_fork);
+}
+
 }  // namespace
 
 TEST_CASE(
@@ -72,8 +94,8 @@ TEST_CASE(
     "the choice of a filter layer is on the GPU, while pages are sealed, after rewinds and in "
     "forks") {
   if (!device_model()) return;
-  const auto tokens = book_tokens(3400);
-  const std::span<const Token> next(tokens.data() + 3000, 150), other(tokens.data() + 3150, 40);
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 150);
   set_rates(*device_model(), 1, 1);
   const SessionOptions o = options_of("filter-layers");
   const auto alone = load(mini_model(), read_file(), o),
@@ -85,20 +107,7 @@ TEST_CASE(
   CHECK(stat_of(*coexecution, "last_tokens_on_gpu") > 0);
   CHECK(stat_of(*coexecution, "last_tokens_on_gpu") < stat_of(*coexecution, "last_tokens_read"));
   // Again, when some of it is there from other texts, and when nothing is.
-  continue_with(coexecution.get(), 60);
-  std::unique_ptr<Session> fork;
-  REQUIRE(coexecution->fork(&fork).ok());
-  const std::vector<float> of_fork = score(fork.get(), other);
-  CHECK(score(coexecution.get(), other) == of_fork);
-  const TempFolder folder;
-  REQUIRE(coexecution->save(folder.file("coexecution.kv"), nullptr, {}).ok());
-  const auto loaded = load(device_model(), folder.file("coexecution.kv"), o);
-  REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
-  CHECK(score(loaded.get(), other) == of_fork);
-  REQUIRE(coexecution->rewind(3000).ok());
-  // rows that come back from pages are rounded
-  CHECK(mean_difference(score(coexecution.get(), next), scores) < 0.15);
-  CHECK(score(fork.get(), other) == of_fork);
+  check_goes_on(coexecution.get(), o, scores);
   set_rates(*device_model(), 0, 0);
 }
 
@@ -106,8 +115,8 @@ TEST_CASE(
     "a GPU attends everything alone from its own memory, while pages are sealed, after rewinds and "
     "in forks") {
   if (!device_model()) return;
-  const auto tokens = book_tokens(3400);
-  const std::span<const Token> next(tokens.data() + 3000, 150), other(tokens.data() + 3150, 40);
+  const auto tokens = book_tokens(3200);
+  const std::span<const Token> next(tokens.data() + 3000, 150);
   const SessionOptions o = options_of("full");
   const auto alone = load(mini_model(), read_file(), o),
              session = load(device_model(), read_file(), o);
@@ -123,20 +132,7 @@ TEST_CASE(
   CHECK(kept > read / 2);  // the first token reads all, and each page that is sealed some
   CHECK(kept < read);
   CHECK(score(session.get(), next) == scores);  // the same bits again, after going back
-  continue_with(session.get(), 60);
-  std::unique_ptr<Session> fork;
-  REQUIRE(session->fork(&fork).ok());
-  const std::vector<float> of_fork = score(fork.get(), other);
-  CHECK(score(session.get(), other) == of_fork);
-  const TempFolder folder;
-  REQUIRE(session->save(folder.file("all.kv"), nullptr, {}).ok());
-  const auto loaded = load(device_model(), folder.file("all.kv"), o);
-  REQUIRE(loaded->prepare_devices(nullptr, {}).ok());
-  CHECK(score(loaded.get(), other) == of_fork);
-  REQUIRE(session->rewind(3000).ok());
-  // rows that come back from pages are rounded
-  CHECK(mean_difference(score(session.get(), next), scores) < 0.15);
-  CHECK(score(fork.get(), other) == of_fork);
+  check_goes_on(session.get(), o, scores);
 }
 
 TEST_CASE("without room for all pages on the GPU, the CPU helps to attend everything") {
