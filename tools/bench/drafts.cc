@@ -72,7 +72,7 @@ Case parse_script(const std::string& text) {
 }
 
 struct Options {
-  std::string model, file;
+  std::string model, file, device = "cpu";
   std::vector<std::string> questions, scripts;
   uint32_t answer = 192, document = 256, threads = 0, repetitions = 5, layer = 0;
   bool costs = false, lookup = false, always = false, fresh = false, cpu_clock = false;
@@ -102,7 +102,7 @@ class Bench {
 
   void reopen() {
     documents_.clear(), model_.reset();
-    check(Model::open(o_.model, "", &model_));
+    check(Model::open(o_.model, "", &model_, {o_.device}));
   }
   std::unique_ptr<Session> open(const Case& c);
   void script(const Case& c, Session* session);
@@ -283,6 +283,7 @@ int main(int argc, char** argv) {
   CLI::App app("Measures steps with drafts, and answers with them next to answers without.");
   Options o;
   app.add_option("MODEL", o.model)->required();
+  app.add_option("--device", o.device, "multiplies weights: cpu, cuda [cpu]");
   app.add_flag("--costs", o.costs, "the time of a step by its tokens");
   app.add_option("--script", o.scripts, "chance:PERCENT, quotes:LENGTH:GAP or runs:LENGTH:GAP");
   app.add_flag("--lookup", o.lookup, "drafts by lookup, as sessions have them");
