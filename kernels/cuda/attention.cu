@@ -46,8 +46,9 @@ __global__ void __launch_bounds__(begin_threads)
   after_previous();
   if (blockIdx.x >= rows) {
     const uint32_t i = blockIdx.x - rows, head = i % kv.kv_heads, token = i / kv.kv_heads;
-    float* to =
-        kv.window + (std::size_t{head} * 2 * kv.window_rows + kv.counts->window + token) * kv.dim;
+    const DeviceCounts& counts = *kv.counts;
+    const uint32_t window_at = window_row(counts, counts.window + token, kv.window_rows);
+    float* to = kv.window + (std::size_t{head} * 2 * kv.window_rows + window_at) * kv.dim;
     const std::size_t from = (std::size_t{token} * kv.kv_heads + head) * kv.head_dim,
                       value = std::size_t{kv.window_rows} * kv.dim;
     for (uint32_t d = thread; d < kv.dim; d += begin_threads) {

@@ -31,8 +31,9 @@ __device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttentio
   __shared__ float part_m[near_warps], part_l[near_warps], part_o[near_warps][dim];
   const uint32_t head = at_row / kv.group, row = at_row % kv.group, lane = threadIdx.x % warp,
                  w = threadIdx.x / warp;
-  const uint32_t sinks = kv.counts->pages > 0 ? kv.page_tokens : 0,
-                 all = sinks + kv.counts->window + token + 1;
+  const DeviceCounts counts = *kv.counts;
+  const uint32_t sinks = counts.pages > 0 ? kv.page_tokens : 0,
+                 all = sinks + counts.window + token + 1;
   const float* sink = kv.sinks + std::size_t{head} * 2 * kv.page_tokens * dim;
   const float* window = kv.window + std::size_t{head} * 2 * kv.window_rows * dim;
   alignas(Vector) float q[each];
@@ -53,8 +54,9 @@ __device__ void attend_sinks_and_window(const DeviceKv& kv, const DeviceAttentio
     for (uint32_t t = 0; t < near_together; ++t) {
       const uint32_t i = at + t;
       const bool is_sink = i < sinks;
-      const float* from = is_sink ? sink + std::size_t{i} * dim
-                                  : window + std::size_t{i < all ? i - sinks : 0} * dim;
+      const uint32_t at_window = window_row(counts, i < all ? i - sinks : 0, kv.window_rows);
+      const float* from =
+          is_sink ? sink + std::size_t{i} * dim : window + std::size_t{at_window} * dim;
       const float* value = from + std::size_t{is_sink ? kv.page_tokens : kv.window_rows} * dim;
       read(from, k[t]), read(value, v[t]);
     }

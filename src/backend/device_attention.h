@@ -20,7 +20,14 @@ struct DeviceCounts {
   // from `changed_from` on that are older than step `changed_since`.
   uint32_t valid_since;
   uint32_t changed_from, changed_since;
+  uint32_t first_row = 0;  // where the window's rows begin
 };
+
+// Where a row of the window is: the rows are a ring.
+constexpr uint32_t window_row(const DeviceCounts& counts, uint32_t row, uint32_t rows) {
+  row += counts.first_row;
+  return row < rows ? row : row - rows;
+}
 
 // Quads that the heads of a group may select for one token: SampleSize of select/sampling.h. For
 // several tokens the variance counts for so many more heads.

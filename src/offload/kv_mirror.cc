@@ -162,6 +162,7 @@ Status KvMirror::put_window(const UpdateRequest& request) {
   }
   if (puts_rows) {
     windows_.clear();
+    first_row_ = 0;
     const std::size_t size = std::size_t{window_rows_} * dim, filled = store.window_count() * dim,
                       together = staged_.bytes / (2 * size * sizeof(float));
     for (std::size_t first = 0; first < heads; first += together) {
@@ -215,9 +216,8 @@ Status KvMirror::update(const UpdateRequest& request, const Wants& wants, bool* 
 void KvMirror::begin_step(const KvStore& store, uint32_t rows) {
   kept_end_ = std::max(kept_end_, store.pages().pages() * shape_.page.page_quads());
   for (uint32_t i = 0; i < rows; ++i)
-    known_.get()[i] = {
-        store.pages().pages(), store.window_count() + i, ++step_, kept_since_, changed_from_,
-        changed_since_};
+    known_.get()[i] = {store.pages().pages(), store.window_count() + i, ++step_,   kept_since_,
+                       changed_from_,         changed_since_,           first_row_};
 }
 
 int KvMirror::enqueue_counts(uint32_t rows, DeviceStream* stream) const {
@@ -226,9 +226,13 @@ int KvMirror::enqueue_counts(uint32_t rows, DeviceStream* stream) const {
 
 void KvMirror::committed(const KvStore& store, uint32_t n) {
   const DeviceCounts& before = *known_.get();
-  if (windows_.empty() || store.pages().pages() != before.pages ||
-      store.window_count() != before.window + n)
-    return;
+  const uint32_t sealed = (store.pages().pages() - before.pages) * shape_.page.page_tokens;
+  if (windows_.empty() || store.window_count() + sealed != before.window + n) return;
+  if (sealed > 0 && before.pages == 0) return;  // the first page's mean is taken from all keys
+  if (sealed > 0) {
+    windows_.clear();
+    first_row_ = window_row(before, sealed, window_rows_);
+  }
   if (windows_.size() == max_windows) windows_.erase(windows_.begin());
   windows_.push_back(store.window_stamp());
 }

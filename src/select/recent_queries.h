@@ -76,9 +76,11 @@ class RecentQueries {
     end_ = first + n;
     count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
     if (n < capacity && is_sole(rows_)) {
-      for (uint32_t l = 0; l < layers_; ++l)
+      const bool many = n * token_floats() >= own_floats;
+      run_tasks(many ? pool : nullptr, layers_, [&](uint32_t l, uint32_t) {
         for (uint32_t i = 0; i < n; ++i)
           std::copy_n(pending_row(l, i), width(), rows_.get() + at(l, end_ - 1 - i));
+      });
       return;
     }
     // The step has written them in their order. Older tokens that stay, which a copy of the
@@ -150,6 +152,9 @@ class RecentQueries {
   }
 
  private:
+  // One thread copies fewer in less time than threads take to wake up.
+  static constexpr std::size_t own_floats = std::size_t{1} << 16;
+
   std::size_t size() const { return std::size_t{layers_} * capacity * width(); }
   std::size_t at(uint32_t layer, uint64_t position) const {
     return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width();

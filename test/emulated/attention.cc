@@ -69,8 +69,9 @@ int begin_attention(DeviceStream* s, const DeviceKv& of, const DeviceAttention& 
       s, of, with,
       [=](DeviceContext*, const DeviceKv& kv, const DeviceAttention& a, uint32_t head,
           uint32_t token) {
-        float* key = kv.window +
-                     (std::size_t{head} * 2 * kv.window_rows + kv.counts->window + token) * kv.dim;
+        const DeviceCounts& counts = *kv.counts;
+        const uint32_t at = window_row(counts, counts.window + token, kv.window_rows);
+        float* key = kv.window + (std::size_t{head} * 2 * kv.window_rows + at) * kv.dim;
         float* value = key + std::size_t{kv.window_rows} * kv.dim;
         const std::size_t from = (std::size_t{token} * kv.kv_heads + head) * kv.head_dim;
         for (uint32_t d = 0; d < kv.dim; ++d) {
@@ -116,9 +117,16 @@ int attend_sinks_and_window(DeviceStream* s, const DeviceKv& of, const DeviceAtt
         }
         cpu().attend_rows(rows, sink, sink + std::size_t{kv.page_tokens} * kv.dim, sinks, nullptr,
                           state.view(), state.scratch.get());
-        cpu().attend_rows(rows, window, window + std::size_t{kv.window_rows} * kv.dim,
-                          kv.counts->window + token + 1, nullptr, state.view(),
-                          state.scratch.get());
+        const DeviceCounts& counts = *kv.counts;
+        const uint32_t n = counts.window + token + 1,
+                       before_end = std::min(n, kv.window_rows - counts.first_row);
+        const auto attend = [&](uint32_t row, uint32_t count) {
+          const float* keys = window + std::size_t{row} * kv.dim;
+          cpu().attend_rows(rows, keys, keys + std::size_t{kv.window_rows} * kv.dim, count, nullptr,
+                            state.view(), state.scratch.get());
+        };
+        attend(counts.first_row, before_end);
+        if (n > before_end) attend(0, n - before_end);
         for (uint32_t r = 0; r < kv.group; ++r) {
           float* to = state_at(kv, a, head, token, 0, r);
           std::copy_n(state.o.get() + std::size_t{r} * kv.dim, kv.dim, to);

@@ -294,3 +294,29 @@ TEST_CASE(
     CHECK((attends(*session) || says(*session, "\"gpu_coexecutes\":true")));
   }
 }
+
+TEST_CASE("a page that is sealed sends nothing of the window to the device again") {
+  const auto model = model_on("cuda");
+  const ModelConfig& c = model->config();
+  const uint64_t row = uint64_t{c.layers} * c.kv_heads * 2 * c.head_dim * sizeof(float);
+  const auto uploaded = [] {
+    return emulated::machine().uploaded[0] + emulated::machine().uploaded_beside[0];
+  };
+  for (const SessionOptions& o :
+       {bounded_options(200), SessionOptions{.select = {.strategy = "full"}}}) {
+    CAPTURE(o.select.strategy);
+    const auto session = load(model, read_file(), o);
+    REQUIRE(session->prepare_devices(nullptr, {}).ok());
+    continue_with(session.get(), 2);
+    const uint64_t window = row * stat_of(*session, "window_tokens");
+    uint64_t most = 0;
+    for (int token = 0; token < 100; ++token) {  // the ring begins again
+      const uint64_t before = uploaded();
+      continue_with(session.get(), 1);
+      most = std::max(most, uploaded() - before);
+    }
+    CHECK(attends(*session));
+    CHECK(most > 0);
+    CHECK(most < window / 2);
+  }
+}

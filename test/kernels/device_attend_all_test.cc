@@ -26,7 +26,8 @@ TEST_CASE("a device attends every quad as it attends a list of all, from where t
         const std::size_t quad_bytes = quad_bytes_of(t.page.dim);
         uint32_t steps = 0;
         const auto count = [&](uint32_t changed_from, uint32_t changed_since) {
-          const DeviceCounts c{pages, s.window, ++steps, 0, changed_from, changed_since};
+          const DeviceCounts c{pages,        s.window,      ++steps,    0,
+                               changed_from, changed_since, d.first_row};
           d.counts.put(&c);
         };
         const auto finished = [&](Work& w) {

@@ -42,7 +42,8 @@ void check_sequence(const Shape& s, Random& random) {
   w.check_rounded();
   CHECK(w.first_bad.get()[0] == UINT32_MAX);
   const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(),
-        &lse = w.lse.get(), &mass = w.mass.get(), &window = d.window.get();
+        &lse = w.lse.get(), &mass = w.mass.get();
+  const std::vector<float> window = d.window_now();
   const Guarded<int8_t>&q8 = w.q8.get(), &projected = w.projected.get();
   const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get();
   const Guarded<float>& projected_scale = w.projected_scale.get();
@@ -358,7 +359,8 @@ TEST_CASE(
         uint32_t steps = 0;
         const auto step = [&](Work& w, uint32_t since = 0, uint32_t changed_from = UINT32_MAX,
                               uint32_t changed_since = 0) {
-          const DeviceCounts c{s.pages, s.window, ++steps, since, changed_from, changed_since};
+          const DeviceCounts c{s.pages,      s.window,      ++steps,    since,
+                               changed_from, changed_since, d.first_row};
           d.counts.put(&c);
           OK(ops().begin_attention(stream(), d.kv, w.a, d.q.data(), d.k.data(), d.v.data()));
           OK(ops().score_sketch(stream(), d.kv, w.a));

@@ -99,14 +99,15 @@ struct Sequence {
 
 struct OnDevice {
   explicit OnDevice(const Sequence& t)
-      : counts(1), budget(1), sketch(t.sketch.size()), sketch_at(t.extents), pages_at(t.extents),
+      : rows(t.shape.window + t.shape.n), row_size(t.page.dim), first_row(rows * 2 / 3), counts(1),
+        budget(1), sketch(t.sketch.size()), sketch_at(t.extents), pages_at(t.extents),
         scales_at(t.extents), basis(t.basis.data(), t.basis.size()),
         sinks(t.sinks.data(), t.sinks.size()), centre(t.centre.data(), t.centre.size()),
-        window(t.window.data(), t.window.size()), q(t.q.data(), t.q.size()),
-        k(t.k.data(), t.k.size()), v(t.v.data(), t.v.size()),
+        window(turned(t.window, rows - first_row).data(), t.window.size()),
+        q(t.q.data(), t.q.size()), k(t.k.data(), t.k.size()), v(t.v.data(), t.v.size()),
         sink_logits(t.sink_logits.data(), t.sink_logits.size()) {
     const Shape& s = t.shape;
-    const DeviceCounts c{s.pages, s.window};
+    const DeviceCounts c{.pages = s.pages, .window = s.window, .first_row = first_row};
     const DeviceBudget b{s.least, s.most, s.variance};
     counts.put(&c), budget.put(&b);
     std::vector<uint64_t> at(t.extents), scales(t.extents), sketched(t.extents);
@@ -147,6 +148,21 @@ struct OnDevice {
           s.window + s.n,
           s.has_sink_logits ? sink_logits.data() : nullptr};
   }
+  // Each head's keys and values, row `by` the first.
+  std::vector<float> turned(std::vector<float> planes, uint32_t by) const {
+    const std::size_t plane = std::size_t{rows} * row_size;
+    for (auto at = planes.begin(); at != planes.end(); at += static_cast<std::ptrdiff_t>(plane))
+      std::rotate(at, at + static_cast<std::ptrdiff_t>(std::size_t{by} * row_size),
+                  at + static_cast<std::ptrdiff_t>(plane));
+    return planes;
+  }
+  // [kv_heads][2][rows][dim]
+  std::vector<float> window_now() {
+    const Guarded<float>& now = window.get();
+    return turned({now.data(), now.data() + now.size()}, first_row);
+  }
+
+  const uint32_t rows, row_size, first_row;  // of the window
   Memory<DeviceCounts> counts;
   Memory<DeviceBudget> budget;
   Memory<int8_t> sketch;
