@@ -193,7 +193,7 @@ Status CacheFile::copy(const Section& section, uint64_t offset, uint64_t size,
 }
 
 Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool,
-                       const Cancel* cancel, const Take& f) const {
+                       const Cancel* cancel, const Take& f, std::byte* blocks) const {
   if (!range_fits(offset, size, section.bytes)) return damaged(section, 0);
   if (size == 0) return {};
   const uint64_t first = offset / block_bytes, count = ceil_div(offset + size, block_bytes) - first;
@@ -202,13 +202,13 @@ Status CacheFile::scan(const Section& section, uint64_t offset, uint64_t size, T
       static_cast<std::size_t>(count * block_bytes), pool,
       [&](std::size_t at, std::size_t bytes) {
         if (is_cancelled(cancel)) return failure.note(stopped());
-        const auto blocks = make_buffer<std::byte>(bytes);
+        const auto own = blocks ? nullptr : make_buffer<std::byte>(bytes);
+        std::byte* const to = blocks ? blocks + at : own.get();
         const uint64_t begin = first * block_bytes + at;  // in the section
-        if (Status s = read(section, begin / block_bytes, bytes / block_bytes, blocks.get());
-            !s.ok())
+        if (Status s = read(section, begin / block_bytes, bytes / block_bytes, to); !s.ok())
           return failure.note(std::move(s));
         const uint64_t from = std::max(begin, offset), end = std::min(begin + bytes, offset + size);
-        f(from - offset, blocks.get() + (from - begin), static_cast<std::size_t>(end - from));
+        f(from - offset, to + (from - begin), static_cast<std::size_t>(end - from));
       },
       scan_step);
   return std::move(failure).take();

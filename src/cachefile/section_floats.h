@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 
 #include "backend/thread_pool.h"
@@ -23,6 +24,11 @@ using FloatRule = const char* (*)(std::span<const float>);
 Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uint64_t offset,
                    uint64_t rows, std::size_t row, ThreadPool* pool, const Cancel* cancel,
                    const std::function<float*(uint64_t)>& place, FloatRule rule = wrong_floats);
+
+// The same for `n` floats that are one array: they stay where they were read.
+Status read_floats(const CacheFile& file, const CacheFile::Section& section, uint64_t offset,
+                   std::size_t n, ThreadPool* pool, const Cancel* cancel,
+                   std::shared_ptr<const float[]>* out, FloatRule rule = wrong_floats);
 
 // The error for floats that are not finite.
 Status not_finite(const CacheFile& file, const CacheFile::Section& section);

@@ -32,17 +32,22 @@ class FileStates final : public StateSource {
   explicit FileStates(std::shared_ptr<const CacheFile> file) : file_(std::move(file)) {}
   Status read(std::size_t number, std::size_t size, const Cancel* cancel,
               float* out) const override {
-    return read(number, size, nullptr, cancel, out);
+    return copy_floats(
+        *file_, section(), offset_of(number, size), 1, size, nullptr, cancel,
+        [&](uint64_t) { return out; }, wrong_state_floats);
   }
   Status read(std::size_t number, std::size_t size, ThreadPool* pool, const Cancel* cancel,
-              float* out) const {
-    const uint64_t bytes = uint64_t{size} * sizeof(float);
-    return copy_floats(
-        *file_, *file_->find(SectionKind::recurrent), recurrent_head_bytes + number * bytes, 1,
-        size, pool, cancel, [&](uint64_t) { return out; }, wrong_state_floats);
+              std::shared_ptr<const float[]>* out) const {
+    return read_floats(*file_, section(), offset_of(number, size), size, pool, cancel, out,
+                       wrong_state_floats);
   }
 
  private:
+  const CacheFile::Section& section() const { return *file_->find(SectionKind::recurrent); }
+  static uint64_t offset_of(std::size_t number, std::size_t size) {
+    return recurrent_head_bytes + uint64_t{number} * size * sizeof(float);
+  }
+
   std::shared_ptr<const CacheFile> file_;
 };
 
@@ -145,8 +150,8 @@ Status load_states(const std::shared_ptr<const CacheFile>& file, const SavedStat
                    RecurrentState* out) {
   if (saved.empty()) return {};
   const auto source = std::make_shared<FileStates>(file);
-  std::shared_ptr<float[]> end = out->make();
-  RETURN_IF_ERROR(source->read(saved.size() - 1, out->size(), pool, cancel, end.get()));
+  std::shared_ptr<const float[]> end;
+  RETURN_IF_ERROR(source->read(saved.size() - 1, out->size(), pool, cancel, &end));
   out->limit_checkpoints(wanted.limits);
   out->restore(saved, wanted.tokens, std::move(end), source);
   return {};
