@@ -20,10 +20,10 @@ struct DeviceCounts {
   // from `changed_from` on that are older than step `changed_since`.
   uint32_t valid_since;
   uint32_t changed_from, changed_since;
-  uint32_t first_row = 0;  // where the window's rows begin
+  uint32_t first_row = 0;  // where the oldest row of the window is
 };
 
-// Where a row of the window is: the rows are a ring.
+// Where row `row` of a window is, the oldest one being 0. The window is a ring of `rows` rows.
 constexpr uint32_t window_row(const DeviceCounts& counts, uint32_t row, uint32_t rows) {
   row += counts.first_row;
   return row < rows ? row : row - rows;
@@ -50,7 +50,7 @@ struct DeviceKv {
   const float* basis;       // [kv_heads][dim][sketch_dim]
   const float* sinks;       // [kv_heads][2][page_tokens][dim]
   const float* centre;      // [kv_heads][dim]
-  float* window;            // [kv_heads][2][window_rows][dim]
+  float* window;            // [kv_heads][2][window_rows][dim], rows as window_row() places them
   uint32_t window_rows;
   const float* sink_logits = nullptr;  // [kv_heads * group] learned scores without values, or null
 };

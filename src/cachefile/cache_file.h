@@ -126,7 +126,7 @@ class CacheFile {
   Status copy(const Section& section, uint64_t offset, uint64_t size, std::byte* to) const;
   // copy() on all threads, for bytes that go elsewhere: calls f(at, data, size) with the bytes from
   // offset + at on, in pieces that fit a core's cache. f must not throw. After a failure some calls
-  // are missing. blocks: room for all blocks that hold them, where they stay; null: they do not.
+  // are missing. blocks: receives the whole blocks that hold the bytes; null: they are not kept.
   using Take = std::function<void(uint64_t at, const std::byte* data, std::size_t size)>;
   Status scan(const Section& section, uint64_t offset, uint64_t size, ThreadPool* pool,
               const Cancel* cancel, const Take& f, std::byte* blocks = nullptr) const;

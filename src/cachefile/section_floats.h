@@ -25,7 +25,8 @@ Status copy_floats(const CacheFile& file, const CacheFile::Section& section, uin
                    uint64_t rows, std::size_t row, ThreadPool* pool, const Cancel* cancel,
                    const std::function<float*(uint64_t)>& place, FloatRule rule = wrong_floats);
 
-// The same for `n` floats that are one array: they stay where they were read.
+// Reads `n` floats from byte `offset` of the section on into an array of their own, without another
+// copy. Errors as copy_floats(); then *out is unchanged. Throws std::bad_alloc.
 Status read_floats(const CacheFile& file, const CacheFile::Section& section, uint64_t offset,
                    std::size_t n, ThreadPool* pool, const Cancel* cancel,
                    std::shared_ptr<const float[]>* out, FloatRule rule = wrong_floats);

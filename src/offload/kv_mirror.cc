@@ -228,8 +228,8 @@ void KvMirror::committed(const KvStore& store, uint32_t n) {
   const DeviceCounts& before = *known_.get();
   const uint32_t sealed = (store.pages().pages() - before.pages) * shape_.page.page_tokens;
   if (windows_.empty() || store.window_count() + sealed != before.window + n) return;
-  if (sealed > 0 && before.pages == 0) return;  // the first page's mean is taken from all keys
   if (sealed > 0) {
+    if (before.pages == 0) return;  // the host has centred its rows with the first page
     windows_.clear();
     first_row_ = window_row(before, sealed, window_rows_);
   }

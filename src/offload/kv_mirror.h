@@ -187,7 +187,7 @@ class KvMirror {
   // copy of the sequence may have gone on.
   static constexpr std::size_t max_windows = 8;
   std::vector<uint64_t> windows_;
-  uint32_t first_row_ = 0;  // of these windows, in window_
+  uint32_t first_row_ = 0;  // DeviceCounts::first_row of all of them
   // of so many extents, the first ones, the device has the addresses as they still are
   uint32_t addressed_ = 0;
   std::vector<Region> regions_;

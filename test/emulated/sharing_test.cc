@@ -1,5 +1,5 @@
 // Host memory of a long sequence is registered with a device in steps: answers begin at once, and
-// the CPU stages the selected pages until then.
+// the CPU stages the selected pages until then. Later steps send what is new alone.
 #include <thread>
 #include <vector>
 

@@ -43,7 +43,7 @@ void check_sequence(const Shape& s, Random& random) {
   CHECK(w.first_bad.get()[0] == UINT32_MAX);
   const Guarded<float>&q = w.q.get(), &q_scale = w.q_scale.get(), &out = w.out.get(),
         &lse = w.lse.get(), &mass = w.mass.get();
-  const std::vector<float> window = d.window_now();
+  const std::vector<float> window = d.window_in_order();
   const Guarded<int8_t>&q8 = w.q8.get(), &projected = w.projected.get();
   const Guarded<uint32_t>&lists = w.chosen.get(), &counts = w.counts.get();
   const Guarded<float>& projected_scale = w.projected_scale.get();

@@ -103,7 +103,7 @@ struct OnDevice {
         budget(1), sketch(t.sketch.size()), sketch_at(t.extents), pages_at(t.extents),
         scales_at(t.extents), basis(t.basis.data(), t.basis.size()),
         sinks(t.sinks.data(), t.sinks.size()), centre(t.centre.data(), t.centre.size()),
-        window(turned(t.window, rows - first_row).data(), t.window.size()),
+        window(rotated(t.window, rows - first_row).data(), t.window.size()),
         q(t.q.data(), t.q.size()), k(t.k.data(), t.k.size()), v(t.v.data(), t.v.size()),
         sink_logits(t.sink_logits.data(), t.sink_logits.size()) {
     const Shape& s = t.shape;
@@ -145,11 +145,11 @@ struct OnDevice {
           sinks.data(),
           centre.data(),
           window.data(),
-          s.window + s.n,
+          rows,
           s.has_sink_logits ? sink_logits.data() : nullptr};
   }
-  // Each head's keys and values, row `by` the first.
-  std::vector<float> turned(std::vector<float> planes, uint32_t by) const {
+  // Each head's keys and values rotated, so that row `by` is the first.
+  std::vector<float> rotated(std::vector<float> planes, uint32_t by) const {
     const std::size_t plane = std::size_t{rows} * row_size;
     for (auto at = planes.begin(); at != planes.end(); at += static_cast<std::ptrdiff_t>(plane))
       std::rotate(at, at + static_cast<std::ptrdiff_t>(std::size_t{by} * row_size),
@@ -157,9 +157,9 @@ struct OnDevice {
     return planes;
   }
   // [kv_heads][2][rows][dim]
-  std::vector<float> window_now() {
+  std::vector<float> window_in_order() {
     const Guarded<float>& now = window.get();
-    return turned({now.data(), now.data() + now.size()}, first_row);
+    return rotated({now.data(), now.data() + now.size()}, first_row);
   }
 
   const uint32_t rows, row_size, first_row;  // of the window
