@@ -259,10 +259,11 @@ __global__ void __launch_bounds__(threads) scale(float* x, std::size_t n, float 
   store(x, at, n, v);
 }
 
-// One block: a row of logits is as long as the vocabulary.
+// A block a row. A row of logits is as long as the vocabulary.
 __global__ void __launch_bounds__(norm_threads)
     find_largest(const float* x, std::size_t n, DeviceLargest* out) {
   __shared__ Largest parts[norm_threads / 32];
+  x += blockIdx.x * n, out += blockIdx.x;
   let_next_begin();
   after_previous();
   Largest own;

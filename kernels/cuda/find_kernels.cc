@@ -56,9 +56,9 @@ bool is_float(TensorType type) { return !is_quantised(type); }
 
 void find_products(Finder* f) {
   f->find_types(KernelModule::matmul, {"lay_out_", "row_"}, is_quantised);
-  f->find_types(KernelModule::matmul, {"rows_"}, is_common);
   f->find_types(KernelModule::matmul, {"row_", "rows_", "tile_"}, is_float);
   f->find_types(KernelModule::matmul_few, {"few_"}, is_quantised);
+  f->find_types(KernelModule::matmul_few, {"rows_"}, is_common);
   f->find_types(KernelModule::matmul_many, {"some_"}, is_quantised);
   f->find_types(KernelModule::matmul_many, {"many_"}, has_many);
   if (f->has(KernelModule::matmul_wide)) {
@@ -114,6 +114,7 @@ void allow_shared_memory(Finder* f, uint32_t most) {
     f->allow(Name("some_", type).text, 2 * many_tile_bytes(type, some_rows));
     if (has_many(type)) f->allow(Name("many_", type).text, 2 * many_tile_bytes(type, many_rows));
     for (const char* kind : {"few_", "experts_few_"}) f->allow(Name(kind, type).text, most);
+    if (is_common(type)) f->allow(Name("rows_", type).text, most);
   }
 }
 

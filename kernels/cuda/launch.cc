@@ -49,6 +49,7 @@ Shape shape_of(const DeviceContext& c, TensorType type, const DeviceActivations&
                Blocks&& blocks) {
   const uint32_t n = x.n, row_rows = type == TensorType::f32 ? 1 : row_warps;
   if (n == 1) return {"row_", row_rows, 1, row_warps * 32};
+  if (x.alone && is_quantised(type)) return {"rows_", alone_rows, max_alone, few_threads};
   if (x.alone) return {"rows_", row_rows, max_alone, row_warps * 32};
   if (!is_quantised(type)) return {"tile_", tile_rows, tile_inputs, tile_threads};
   if (n <= max_few_inputs) return {"few_", few_rows(c, blocks), max_few_inputs, few_threads};
@@ -72,7 +73,7 @@ int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const Device
   if (x.alone && x.n > 1 && is_quantised(type) && !is_common(type))
     return multiply_each(s, given, x, add);
   if (is_quantised(type) && is_wide(*s->context, given, x)) return multiply_wide(s, given, x, add);
-  const bool quantised = is_quantised(type), few = x.n > 1 && x.n <= max_few_inputs && !x.alone;
+  const bool quantised = is_quantised(type);
   const auto blocks_of_rows = [&](unsigned rows) {
     unsigned sum = 0;
     for (const DeviceProduct& p : given) sum += blocks_for(p.w.rows, rows);
@@ -96,10 +97,12 @@ int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const Device
   products.add = add;
   const Name name(shape.kind, type);
   Grid grid{blocks, blocks_for(x.n, shape.inputs)};
-  if (quantised && few) {
+  if (quantised && x.n > 1 && x.n <= max_few_inputs) {
     const unsigned room = blocks_for(x.n, 8) * 8,
-                   steps = few_steps(*s->context, type, shape.rows, room, blocks);
-    grid.shared = few_sum_bytes(shape.rows, room) + steps * few_step_bytes(type, shape.rows, room);
+                   sums = x.alone ? 0 : few_sum_bytes(shape.rows, room),
+                   step = x.alone ? alone_step_bytes(type) : few_step_bytes(type, shape.rows, room),
+                   steps = ring_steps(*s->context, step, sums, blocks);
+    grid.shared = sums + steps * step;
     return launch(s, name.text, grid, shape.threads, products, x.cols / 32, x.n, x.q, x.scale,
                   x.sums, shape.rows, steps);
   }
@@ -188,8 +191,9 @@ int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
   return launch(s, "scale", Grid{blocks_of(n)}, elementwise_threads, x, n, factor);
 }
 
-int find_largest(DeviceStream* s, const float* x, std::size_t n, DeviceLargest* out) {
-  return launch(s, "find_largest", Grid{1}, norm_threads, x, n, out);
+int find_largest(DeviceStream* s, const float* x, uint32_t rows, std::size_t n,
+                 DeviceLargest* out) {
+  return launch(s, "find_largest", Grid{rows}, norm_threads, x, n, out);
 }
 
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {

@@ -120,15 +120,13 @@ unsigned few_rows(const DeviceContext& c, Blocks&& blocks) {
 }
 
 // Steps of the ring that a block copies to: as many as leave room for the blocks of a
-// multiprocessor, up to two.
-inline unsigned few_steps(const DeviceContext& c, TensorType type, unsigned rows, unsigned inputs,
-                          unsigned blocks) {
+// multiprocessor, up to two. step, sums: bytes.
+inline unsigned ring_steps(const DeviceContext& c, unsigned step, unsigned sums, unsigned blocks) {
   constexpr unsigned own = 1024;  // bytes of shared memory that a block uses besides
-  const unsigned step = few_step_bytes(type, rows, inputs), half = c.shared_bytes / 2 - own;
-  const unsigned room = blocks > c.multiprocessors && half >= 2 * step + few_sum_bytes(rows, inputs)
-                            ? half
-                            : c.block_shared_bytes;
-  const unsigned steps = (room - few_sum_bytes(rows, inputs)) / step;
+  const unsigned half = c.shared_bytes / 2 - own;
+  const unsigned room =
+      blocks > c.multiprocessors && half >= 2 * step + sums ? half : c.block_shared_bytes;
+  const unsigned steps = (room - sums) / step;
   return steps >= max_few_steps ? max_few_steps : std::clamp(steps, 2u, 4u);
 }
 

@@ -43,8 +43,9 @@ struct FewShape {
     };
     rows = few_rows(c, blocks);
     inputs = blocks_for(std::min(of.n, DeviceExpertTile::max_rows), 8) * 8;
-    steps = few_steps(c, type, rows, inputs, blocks(rows));
-    shared = few_sum_bytes(rows, inputs) + steps * few_step_bytes(type, rows, inputs);
+    const unsigned step = few_step_bytes(type, rows, inputs), sums = few_sum_bytes(rows, inputs);
+    steps = ring_steps(c, step, sums, blocks(rows));
+    shared = sums + steps * step;
   }
 };
 

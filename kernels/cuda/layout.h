@@ -273,25 +273,35 @@ constexpr uint32_t many_tile_bytes(TensorType type, uint32_t rows) {
 }
 static_assert(2 * many_tile_bytes(TensorType::q6_k, many_rows) <= 99 << 10);
 // Shared memory of a step of units with few inputs: the planes of each row, then quants, scales and
-// sums of each input. matmul_few.cu explains the gaps between rows.
+// sums of each input. matmul_few.h explains the gaps between rows.
 // bytes: of a unit.
-constexpr uint32_t few_pitch(uint32_t bytes) { return few_units * bytes + 16; }
-constexpr uint32_t few_scale_pitch(TensorType type) {
-  const Layout l = layout_of(type);
-  return l.super_bytes || l.scale_bytes == 4 ? few_units * 4 + 16 : few_units * 2 + 4;
+constexpr uint32_t few_pitch(uint32_t bytes, uint32_t units = few_units) {
+  return units * bytes + 16;
 }
-constexpr uint32_t few_step_bytes(TensorType type, uint32_t rows, uint32_t inputs) {
+constexpr uint32_t few_scale_pitch(TensorType type, uint32_t units = few_units) {
   const Layout l = layout_of(type);
-  const uint32_t row = few_pitch(l.low_bits * 4) + (l.high_bits ? few_pitch(l.high_bits * 4) : 0) +
-                       few_scale_pitch(type) + (l.super_bytes ? 4 : 0);
-  return rows * row + inputs * (few_pitch(32) + few_units * (has_sums(type) ? 8 : 4));
+  return l.super_bytes || l.scale_bytes == 4 ? units * 4 + 16 : units * 2 + 4;
+}
+constexpr uint32_t few_step_bytes(TensorType type, uint32_t rows, uint32_t inputs,
+                                  uint32_t units = few_units) {
+  const Layout l = layout_of(type);
+  const uint32_t row = few_pitch(l.low_bits * 4, units) +
+                       (l.high_bits ? few_pitch(l.high_bits * 4, units) : 0) +
+                       few_scale_pitch(type, units) + (l.super_bytes ? 4 : 0);
+  return rows * row + inputs * (few_pitch(32, units) + units * (has_sums(type) ? 8 : 4));
 }
 // Bytes of a block's sums: four per thread for each tile of 8 inputs of its warp.
 constexpr uint32_t few_sum_bytes(uint32_t rows, uint32_t inputs) {
   const uint32_t groups = few_threads / 2 / rows;  // warps that have the same 16 rows
   return few_threads * 16 * ((inputs / 8 + groups - 1) / groups);
 }
+// The same with up to max_alone inputs as if alone: each warp has a ring of its own.
+constexpr uint32_t alone_rows = 16, alone_units = 4, max_alone_inputs = 8;
+constexpr uint32_t alone_step_bytes(TensorType type) {
+  return few_threads / 32 * few_step_bytes(type, alone_rows, max_alone_inputs, alone_units);
+}
 // The largest step fits a block of any device.
 static_assert(few_sum_bytes(64, 64) + 2 * few_step_bytes(TensorType::q6_k, 64, 64) <= 99 << 10);
+static_assert(2 * alone_step_bytes(TensorType::q8_0) <= 99 << 10);
 
 }  // namespace kvasir::cuda

@@ -1,7 +1,7 @@
-// Matrix products with one input, a warp per row, bound by reading the weights; those with up to
-// four inputs in the same order; the layout of weights; and products of float weights. 2 to 64
-// inputs of quantised weights otherwise: matmul_few.cu. More: matmul_many.cu. Sums of 32 products
-// are exact integers, like those of the CPU's kernels; scales are applied in float.
+// Matrix products with one input, a warp per row, bound by reading the weights; the layout of
+// weights; and products of float weights. 2 to 64 inputs of quantised weights: matmul_few.cu. More:
+// matmul_many.cu. Sums of 32 products are exact integers, like those of the CPU's kernels; scales
+// are applied in float.
 #include "matmul_row.h"
 
 namespace kvasir::cuda {
@@ -22,14 +22,6 @@ extern "C" {
     multiply_row<TensorType::name>(rows_of_block(products, row_warps), units, q, scale, sums);  \
   }
 KVASIR_QUANTISED_TYPES(KERNELS)
-
-#define ROWS_KERNEL(name)                                                                          \
-  __global__ void __launch_bounds__(row_warps * 32)                                                \
-      rows_##name(Given products, uint32_t units, uint32_t n, const int8_t* q, const float* scale, \
-                  const int16_t* sums) {                                                           \
-    multiply_rows<TensorType::name>(rows_of_block(products, row_warps), units, n, q, scale, sums); \
-  }
-KVASIR_COMMON_TYPES(ROWS_KERNEL)
 
 #define FLOAT_KERNELS(name, T)                                                                  \
   __global__ void __launch_bounds__(row_warps * 32)                                             \

@@ -4,6 +4,8 @@
 // matmul.cu, so it does not depend on the number of inputs.
 #pragma once
 
+#include <algorithm>
+
 #include "dependent.h"
 #include "formats.h"
 #include "integer_products.h"
@@ -28,21 +30,34 @@ __device__ inline void wait_for_step(uint32_t steps) {  // the oldest of a ring 
   else wait_for_copies<0>();
 }
 
+// Threads that bring steps of so many units to shared memory for themselves: a block, or a warp.
+template <uint32_t threads_, uint32_t units_>
+struct Team {
+  static constexpr uint32_t threads = threads_, units = units_;
+  static __device__ uint32_t thread() { return threadIdx.x % threads; }
+  static __device__ void sync() {
+    if constexpr (threads == 32) __syncwarp();
+    else __syncthreads();
+  }
+};
+using Block = Team<few_threads, few_units>;
+
 // The beginnings of the parts of a step's memory. The gaps between rows put the words that a warp
 // reads of eight rows at once into different banks.
-template <TensorType type>
+template <TensorType type, class Its = Block>
 struct Step {
   using F = Format<type>;
   static constexpr bool super = F::super_bytes != 0;
-  static constexpr uint32_t low_pitch = few_pitch(F::low * 4),
-                            high_pitch = F::high ? few_pitch(F::high * 4) : 0,
-                            scale_pitch = few_scale_pitch(type);
+  static constexpr uint32_t low_pitch = few_pitch(F::low * 4, Its::units),
+                            high_pitch = F::high ? few_pitch(F::high * 4, Its::units) : 0,
+                            scale_pitch = few_scale_pitch(type, Its::units),
+                            input_pitch = few_pitch(32, Its::units);
   // inputs_there: a multiple of 8.
   uint32_t high, scales, supers, inputs, input_scales, sums, inputs_there;
   __device__ Step(uint32_t rows, uint32_t n)
       : high(rows * low_pitch), scales(high + rows * high_pitch),
         supers(scales + rows * scale_pitch), inputs(supers + rows * (super ? 4 : 0)),
-        input_scales(inputs + n * few_pitch(32)), sums(input_scales + n * few_units * 4),
+        input_scales(inputs + n * input_pitch), sums(input_scales + n * Its::units * 4),
         inputs_there(n) {}
 };
 
@@ -52,47 +67,50 @@ struct Part {
   uint32_t rows, units, n;
 };
 
-// Copies units [at, at + few_units) of a plane with `bytes` per unit, `size` bytes at a time.
-template <uint32_t bytes, uint32_t size>
+// Copies a step's units, from `at` on, of a plane with `bytes` per unit, `size` bytes at a time.
+template <class Its, uint32_t bytes, uint32_t size>
 __device__ inline void copy_plane(uint32_t to, uint32_t pitch, const uint8_t* plane,
                                   const Part& part, uint32_t at) {
-  constexpr uint32_t pieces = few_units * bytes / size, stride = few_threads / pieces;
-  static_assert(few_threads % pieces == 0 && (size == 16 || size == 4));
-  const uint32_t piece = threadIdx.x % pieces;
+  constexpr uint32_t pieces = Its::units * bytes / size, stride = Its::threads / pieces;
+  static_assert(Its::threads % pieces == 0 && (size == 16 || size == 8 || size == 4));
+  const uint32_t piece = Its::thread() % pieces;
   if (at + piece * size / bytes >= part.units) return;
 #pragma unroll 1
-  for (uint32_t r = threadIdx.x / pieces; r < part.rows; r += stride) {
+  for (uint32_t r = Its::thread() / pieces; r < part.rows; r += stride) {
     const uint8_t* from =
         plane + (part.first + std::size_t{r} * part.units + at) * bytes + piece * size;
     if constexpr (size == 16) copy_async(to + r * pitch + piece * size, from);
+    else if constexpr (size == 8) copy_words_async(to + r * pitch + piece * size, from);
     else copy_word_async(to + r * pitch + piece * size, from, true);
   }
 }
 
-template <TensorType type>
-__device__ inline void copy_weights(uint32_t to, const Step<type>& step, const Planes& w,
+template <class Its, TensorType type>
+__device__ inline void copy_weights(uint32_t to, const Step<type, Its>& step, const Planes& w,
                                     const Part& part, uint32_t at) {
   using F = Format<type>;
-  constexpr bool super = Step<type>::super;  // then the units are a multiple of 8
-  copy_plane<F::low * 4, 16>(to, Step<type>::low_pitch, w.low, part, at);
+  using S = Step<type, Its>;
+  constexpr bool super = S::super;  // then the units are a multiple of 8
+  // A super block's scales: as many bytes at a time as a step has, up to 16.
+  constexpr uint32_t together = super ? std::min(16u, Its::units * F::scale_bytes) : 4;
+  copy_plane<Its, F::low * 4, 16>(to, S::low_pitch, w.low, part, at);
   if constexpr (F::high != 0)
-    copy_plane<F::high * 4, super ? 16 : 4>(to + step.high, Step<type>::high_pitch, w.high, part,
-                                            at);
+    copy_plane<Its, F::high * 4, super ? 16 : 4>(to + step.high, S::high_pitch, w.high, part, at);
   if constexpr (super || F::scale_bytes == 4) {
-    copy_plane<F::scale_bytes, super ? 16 : 4>(to + step.scales, Step<type>::scale_pitch, w.scales,
-                                               part, at);
+    copy_plane<Its, F::scale_bytes, together>(to + step.scales, S::scale_pitch, w.scales, part, at);
   } else {  // two at a time, from an even one on
-    const uint32_t word = threadIdx.x % 8;
+    constexpr uint32_t words = Its::units;
+    const uint32_t word = Its::thread() % words;
 #pragma unroll 1
-    for (uint32_t r = threadIdx.x / 8; r < part.rows; r += few_threads / 8) {
+    for (uint32_t r = Its::thread() / words; r < part.rows; r += Its::threads / words) {
       const std::size_t begin = part.first + std::size_t{r} * part.units + at, odd = begin % 2;
-      if (2 * word < min(few_units, part.units - at) + odd)
-        copy_word_async(to + step.scales + r * Step<type>::scale_pitch + word * 4,
+      if (2 * word < min(Its::units, part.units - at) + odd)
+        copy_word_async(to + step.scales + r * S::scale_pitch + word * 4,
                         w.scales + (begin - odd + 2 * word) * 2, true);
     }
   }
   if constexpr (super) {  // of two bytes: two at a time, from an even one on
-    if (const uint32_t r = threadIdx.x; r < part.rows) {
+    if (const uint32_t r = Its::thread(); r < part.rows) {
       const std::size_t super_block = (part.first + std::size_t{r} * part.units + at) / 8;
       copy_word_async(to + step.supers + r * 4,
                       w.supers + (F::super_bytes == 4 ? super_block : super_block / 2) * 4, true);
@@ -100,21 +118,21 @@ __device__ inline void copy_weights(uint32_t to, const Step<type>& step, const P
   }
 }
 
-template <TensorType type>
-__device__ inline void copy_inputs(uint32_t to, const Step<type>& step, const int8_t* q,
+template <class Its, TensorType type>
+__device__ inline void copy_inputs(uint32_t to, const Step<type, Its>& step, const int8_t* q,
                                    const float* scale, const int16_t* sums, const Part& part,
                                    uint32_t at) {
-  constexpr uint32_t pieces = few_units * 2;
-  const uint32_t piece = threadIdx.x % pieces;
+  constexpr uint32_t units = Its::units, pieces = units * 2;
+  const uint32_t piece = Its::thread() % pieces;
   if (at + piece / 2 < part.units)
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x / pieces; i < part.n; i += few_threads / pieces)
-      copy_async(to + step.inputs + i * few_pitch(32) + piece * 16,
+    for (uint32_t i = Its::thread() / pieces; i < part.n; i += Its::threads / pieces)
+      copy_async(to + step.inputs + i * Step<type, Its>::input_pitch + piece * 16,
                  q + (std::size_t{i} * part.units + at) * 32 + piece * 16);
-  const uint32_t k = threadIdx.x % few_units;
+  const uint32_t k = Its::thread() % units;
   const bool there = at + k < part.units;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x / few_units; i < part.n; i += few_threads / few_units) {
+  for (uint32_t i = Its::thread() / units; i < part.n; i += Its::threads / units) {
     const std::size_t unit = there ? std::size_t{i} * part.units + at + k : 0;
     const uint32_t word = (k * step.inputs_there + i) * 4;
     copy_word_async(to + step.input_scales + word, scale + unit, there);
@@ -167,6 +185,23 @@ struct Share {
         tiles(inputs / 8) {}
 };
 
+// The scales and offsets of unit at + k of a row of the block.
+template <TensorType type, class Its>
+__device__ inline void load_scales(float2 (&to)[2], const uint8_t* memory,
+                                   const Step<type, Its>& step, const Part& part, uint32_t row,
+                                   uint32_t at, uint32_t k) {
+  using F = Format<type>;
+  using S = Step<type, Its>;
+  const std::size_t first = part.first + std::size_t{row} * part.units + at;
+  const uint32_t odd = !S::super && F::scale_bytes == 2 ? first % 2 : 0,
+                 odd_super = F::super_bytes == 2 ? first / 8 % 2 : 0;
+  const Planes scales{nullptr, nullptr,
+                      const_cast<uint8_t*>(memory + step.scales + row * S::scale_pitch +
+                                           (k + odd) * F::scale_bytes),
+                      const_cast<uint8_t*>(memory + step.supers + row * 4 + odd_super * 2)};
+  F::scales(scales, 0, to);
+}
+
 // Units [at, at + few_units) at `memory`, or as many as exist. Sums are in shared memory: unrolling
 // the loop over tiles, for registers, would make the code large.
 template <TensorType type>
@@ -192,18 +227,10 @@ __device__ inline void multiply_step(float4* totals, const uint8_t* memory, cons
             memory + step.high + r * S::high_pitch + (k + u) * (F::high * 4), t);
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t row = r + i * 8;
-      const std::size_t first = part.first + std::size_t{row} * part.units + at;
-      const uint32_t odd = !S::super && F::scale_bytes == 2 ? first % 2 : 0,
-                     odd_super = F::super_bytes == 2 ? first / 8 % 2 : 0;
-      const Planes scales{nullptr, nullptr,
-                          const_cast<uint8_t*>(memory + step.scales + row * S::scale_pitch +
-                                               (k + odd) * F::scale_bytes),
-                          const_cast<uint8_t*>(memory + step.supers + row * 4 + odd_super * 2)};
+    for (uint32_t i = 0; i < 2; ++i)
 #pragma unroll
-      for (uint32_t u = 0; u < units_at_once; ++u) F::scales(scales, u, scale_offsets[u][i]);
-    }
+      for (uint32_t u = 0; u < units_at_once; ++u)
+        load_scales(scale_offsets[u][i], memory, step, part, r + i * 8, at, k + u);
     if (!S::super && at + k + units_at_once > part.units) {  // nothing was copied beyond the row
 #pragma unroll
       for (uint32_t u = 0; u < units_at_once; ++u)
@@ -238,6 +265,36 @@ __device__ inline void multiply_step(float4* totals, const uint8_t* memory, cons
   }
 }
 
+// Brings a team's steps, one after the other, through a ring in shared memory, and calls
+// multiply(memory, at) for each: it has the units from `at` on. Those begin at `first`, `stride`
+// units apart.
+template <class Its, TensorType type, class Multiply>
+__device__ inline void for_each_step(const Planes& w, const Part& part, const Step<type, Its>& step,
+                                     const int8_t* q, const float* scale, const int16_t* sums,
+                                     uint8_t* memory, uint32_t bytes, uint32_t steps,
+                                     uint32_t first, uint32_t stride, Multiply&& multiply) {
+  uint32_t to = 0, from = 0;  // indices in the ring
+#pragma unroll 1
+  for (uint32_t copied = first, at = first; at < part.units; copied += stride) {
+    const bool filled = copied >= first + (steps - 1) * stride;
+    if (filled) {
+      wait_for_step(steps);
+      // The oldest copies have arrived, and nobody reads the former content any more.
+      Its::sync();
+    }
+    if (copied < part.units) {
+      copy_weights<Its>(shared_address(memory) + to * bytes, step, w, part, copied);
+      copy_inputs<Its>(shared_address(memory) + to * bytes, step, q, scale, sums, part, copied);
+    }
+    copies_given();
+    to = to + 1 == steps ? 0 : to + 1;
+    if (!filled) continue;
+    multiply(memory + from * bytes, at);
+    at += stride;
+    from = from + 1 == steps ? 0 : from + 1;
+  }
+}
+
 template <TensorType type>
 __device__ inline void multiply_few(const Rows& block, uint32_t units, uint32_t n, const int8_t* q,
                                     const float* scale, const int16_t* sums, uint32_t block_rows,
@@ -247,11 +304,11 @@ __device__ inline void multiply_few(const Rows& block, uint32_t units, uint32_t 
   extern __shared__ __align__(128) uint8_t memory[];
   const Product& product = block.product;
   const uint32_t first_row = block.first;
-  const Planes& w = product.w;
   const Part part{block.first_weights * units, min(block_rows, product.rows - first_row), units, n};
   const uint32_t inputs = (n + 7) / 8 * 8, bytes = few_step_bytes(type, block_rows, inputs);
   const Step<type> step(block_rows, inputs);
   const Share<type> share(block_rows, inputs);
+  const Planes& w = product.w;
   // Bytes of a row that are prefetched while the previous kernel works.
   const uint32_t early = min((steps - 1) * few_units, units) * (F::low * 4);
 #pragma unroll 1
@@ -263,27 +320,11 @@ __device__ inline void multiply_few(const Rows& block, uint32_t units, uint32_t 
   float4* const totals = reinterpret_cast<float4*>(memory + steps * bytes) + threadIdx.x;
   for (uint32_t tile = share.group, j = 0; tile < share.tiles; tile += share.groups, ++j)
     totals[j * few_threads] = {};
-  uint32_t to = 0, from = 0;  // indices in the ring
-#pragma unroll 1
-  for (uint32_t copied = 0, at = 0; at < units; copied += few_units) {
-    const bool filled = copied >= (steps - 1) * few_units;
-    if (filled) {
-      wait_for_step(steps);
-      // The oldest copies have arrived, and nobody reads the former content any more.
-      __syncthreads();
-    }
-    if (copied < units) {
-      copy_weights<type>(shared_address(memory) + to * bytes, step, w, part, copied);
-      copy_inputs<type>(shared_address(memory) + to * bytes, step, q, scale, sums, part, copied);
-    }
-    copies_given();
-    to = to + 1 == steps ? 0 : to + 1;
-    if (!filled) continue;
-    if (share.group < share.tiles)
-      multiply_step<type>(totals, memory + from * bytes, step, share, part, at);
-    at += few_units;
-    from = from + 1 == steps ? 0 : from + 1;
-  }
+  for_each_step(w, part, step, q, scale, sums, memory, bytes, steps, 0, few_units,
+                [&](const uint8_t* from, uint32_t at) {
+                  if (share.group < share.tiles)
+                    multiply_step<type>(totals, from, step, share, part, at);
+                });
   const uint32_t g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll 1
   for (uint32_t tile = share.group, j = 0; tile < share.tiles; tile += share.groups, ++j) {

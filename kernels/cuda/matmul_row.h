@@ -1,5 +1,5 @@
-// Products with one input, a warp per row, bound by reading the weights; those with up to max_alone
-// inputs, in the order of one; and those of float weights with more inputs.
+// Products with one input, a warp per row, bound by reading the weights; and those of float weights
+// with more inputs.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -86,34 +86,6 @@ __device__ inline void multiply_row(const Rows& block, uint32_t units, const int
     total = add_product<type>(total, Unit<type>(w, first + i), q, scale, sums, i);
   total = warp_sum(total, lanes);
   if (lane == 0 && row < product.rows) put(block.add, product, 0, row, total);
-}
-
-// The same with n inputs: weights are read once.
-template <TensorType type>
-__device__ inline void multiply_rows(const Rows& block, uint32_t units, uint32_t n, const int8_t* q,
-                                     const float* scale, const int16_t* sums) {
-  using F = Format<type>;
-  const Product& product = block.product;
-  const Planes& w = product.w;
-  const uint32_t row = block.first + threadIdx.x / 32, lane = threadIdx.x % 32;
-  const std::size_t first = (block.first_weights + threadIdx.x / 32) * units;
-  if (row < product.rows && lane < units) prefetch(w.low + (first + lane) * (F::low * 4));
-  after_previous();
-  if (row >= product.rows) return;
-  float total[max_alone] = {};
-#pragma unroll 1
-  for (uint32_t i = lane; i < units; i += 32) {
-    const Unit<type> unit(w, first + i);
-#pragma unroll
-    for (uint32_t k = 0; k < max_alone; ++k)
-      if (k < n) total[k] = add_product<type>(total[k], unit, q, scale, sums, i + k * units);
-  }
-#pragma unroll
-  for (uint32_t k = 0; k < max_alone; ++k)
-    if (k < n) {
-      const float sum = warp_sum(total[k]);
-      if (lane == 0) put(block.add, product, k, row, sum);
-    }
 }
 
 template <class T>

@@ -28,6 +28,9 @@ __device__ inline void copy_word_async(uint32_t to, const void* from, bool there
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
                "r"(there ? 4 : 0));
 }
+__device__ inline void copy_words_async(uint32_t to, const void* from) {  // two
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from));
+}
 __device__ inline void copies_given() { asm volatile("cp.async.commit_group;"); }
 __device__ inline void copies_done() { asm volatile("cp.async.wait_group 0;"); }
 

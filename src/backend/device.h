@@ -142,8 +142,9 @@ struct DeviceKernels {
                   const DeviceCheck& check, const DeviceActivations& out);
   // x[i] *= factor
   int (*scale)(DeviceStream* stream, float* x, std::size_t n, float factor);
-  // Of x[0, n); n < 2^31.
-  int (*find_largest)(DeviceStream* stream, const float* x, std::size_t n, DeviceLargest* out);
+  // Of each row of x: [rows][n]; n < 2^31. out: [rows].
+  int (*find_largest)(DeviceStream* stream, const float* x, uint32_t rows, std::size_t n,
+                      DeviceLargest* out);
   // Checks q, k and v afterwards.
   int (*rotate)(DeviceStream* stream, const DeviceHeads& heads, const DeviceCheck& check);
 

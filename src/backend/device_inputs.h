@@ -22,7 +22,7 @@ struct DeviceActivations {
   // without.
   std::byte* halves = nullptr;
 };
-constexpr uint32_t max_alone = 4;
+constexpr uint32_t max_alone = 8;
 
 // Input i of several, as the only one.
 constexpr DeviceActivations input_of(DeviceActivations x, uint32_t i) {

@@ -149,8 +149,11 @@ Status Forward::write_logits(const StepContext& c, LayerExecutor* executor) {
   if (wanted == 0) return {};
   if (Token* const best = c.step.best) {
     const std::span<const Token> never = c.step.never_best;
-    *best = executor->best();
-    if (*best >= 0 && !std::binary_search(never.begin(), never.end(), *best)) return {};
+    uint32_t found = 0;
+    for (Token b; found < wanted; best[found++] = b)
+      if (b = executor->best(found); b < 0 || std::binary_search(never.begin(), never.end(), b))
+        break;
+    if (found == wanted) return {};
     *best = -1;
   }
   const float* const finished = executor->finished_logits(wanted);

@@ -379,7 +379,7 @@ void GpuExecutor::abandon() noexcept {
 
 void GpuExecutor::committed(const StepContext& c, uint32_t kept) {
   const KvStore& store = c.store;
-  logits_stay_ = best() >= 0;
+  logits_stay_ = logits_ == 1 && best(0) >= 0;
   if (has_windows_) windows_.committed(*c.windows);
   switch (mode_) {
     case AttentionMode::cpu:
@@ -420,8 +420,9 @@ Status GpuExecutor::wait(const char* what, DeviceStream* stream) {
 }
 
 void GpuExecutor::begin_recording(uint32_t part) {
-  records_ = graphs_.begin(stream_, graph_of(part), &error_);
-  replays_ = !records_;
+  const GpuGraphs::Turn turn = graphs_.begin(stream_, graph_of(part), graph_wait(), &error_);
+  records_ = turn == GpuGraphs::Turn::recorded;
+  replays_ = turn == GpuGraphs::Turn::launched;
 }
 
 // Where no graph was made, the step's work is enqueued once more.
@@ -459,8 +460,8 @@ void GpuExecutor::enqueue_results() {
   if (logits_ == 0) return;
   enqueue_logits(n_ - logits_, logits_, hidden_ > 0);
   if (finds_best_) {
-    enqueue(ops_.find_largest(stream_, work_.logits, size_.vocabulary, best_.get()));
-    enqueue(ops_.download(stream_, host_best_.get(), best_.get(), sizeof(DeviceLargest)));
+    enqueue(ops_.find_largest(stream_, work_.logits, logits_, size_.vocabulary, best_.get()));
+    enqueue(ops_.download(stream_, host_best_.get(), best_.get(), logits_ * sizeof(DeviceLargest)));
   } else {
     enqueue(ops_.download(stream_, host_logits_.get(), work_.logits,
                           logits_ * size_.vocabulary * sizeof(float)));

@@ -56,9 +56,9 @@ class GpuExecutor final : public LayerExecutor {
   const float* finished_logits(uint32_t n) const override {
     return logits_ == n && !finds_best_ ? host_logits_.get() : nullptr;
   }
-  Token best() const override {
-    const bool found = finds_best_ && host_best_.get()->index != no_largest;
-    return found ? static_cast<Token>(host_best_.get()->index) : -1;
+  Token best(uint32_t i) const override {
+    const bool found = finds_best_ && host_best_.get()[i].index != no_largest;
+    return found ? static_cast<Token>(host_best_.get()[i].index) : -1;
   }
   bool last_logits(float* out) override;
   void committed(const StepContext& step, uint32_t kept) override;
@@ -161,10 +161,13 @@ class GpuExecutor final : public LayerExecutor {
   template <class F>
   void as_graph(uint32_t part, F&& f) {
     if (!has_graphs()) return f();
-    if (!graphs_.begin(stream_, graph_of(part), &error_)) return;
+    const GpuGraphs::Turn turn = graphs_.begin(stream_, graph_of(part), graph_wait(), &error_);
+    if (turn == GpuGraphs::Turn::launched) return;
     f();
-    if (!graphs_.end(stream_, graph_of(part), &error_)) f();
+    if (turn == GpuGraphs::Turn::recorded && !graphs_.end(stream_, graph_of(part), &error_)) f();
   }
+  // A fork that has drafts in a few steps is done sooner without graphs of them.
+  uint32_t graph_wait() const { return n_ > 1 ? 2 : 0; }
   // Of steps of one token, and of open ones of each size.
   bool has_graphs() const { return (n_ == 1 || open_) && !waits_for_experts_ && !streamed_; }
   std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 9; }

@@ -149,9 +149,9 @@ Status GpuExecutor::prepare_output() {
     hidden_ = wanted;
   }
   // A factor of the logits and a cap change no order.
-  if (!step_->step.best || wanted != 1 || !(config_.logit_scale > 0)) return {};
-  if (!best_.get()) RETURN_IF_ERROR(best_.allocate(device_, 1, "a step's largest logit"));
-  if (!host_best_.get()) RETURN_IF_ERROR(host_best_.allocate(device_, 1));
+  if (!step_->step.best || wanted == 0 || !(config_.logit_scale > 0)) return {};
+  if (!best_.get()) RETURN_IF_ERROR(best_.allocate(device_, max_alone, "a step's largest logits"));
+  if (!host_best_.get()) RETURN_IF_ERROR(host_best_.allocate(device_, max_alone));
   finds_best_ = true;
   return {};
 }

@@ -60,9 +60,9 @@ class LayerExecutor {
   // The logits of the step's last n tokens, where they have come to host memory with the step;
   // otherwise null. Valid until the next step.
   virtual const float* finished_logits(uint32_t) const { return nullptr; }
-  // ForwardStep::best, where the step has computed it; otherwise -1.
-  virtual Token best() const { return -1; }
-  // Writes the logits of the step of which best() was taken, if they are still there.
+  // ForwardStep::best[i], where the step has computed it; otherwise -1.
+  virtual Token best(uint32_t) const { return -1; }
+  // Writes the logits of the step of one token of which best() was taken, if they are still there.
   virtual bool last_logits(float*) { return false; }
   virtual void committed(const StepContext&, uint32_t) {}
 

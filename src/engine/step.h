@@ -37,8 +37,8 @@ struct ForwardStep {
   float* logits = nullptr;   // [vocabulary] or [tokens][vocabulary]
   float* hidden = nullptr;   // where set, [tokens][width]: what the output matrix multiplies
   bool last_hidden = false;  // `hidden` and the logits are of the last token alone
-  // Where set, becomes the token with the largest of these logits where a GPU finds it; the logits
-  // are not written then. -1: they are.
+  // Where set, [logits_wanted()] become the tokens with the largest of these logits where a GPU
+  // finds them; the logits are not written then. The first one is -1: they are.
   Token* best = nullptr;
   std::span<const Token> never_best;  // tokens that it is not
   // Of a model of one layer: only keys and values are wanted, so that nothing is attended.
@@ -74,7 +74,7 @@ struct ForwardStep {
   // The most tokens of a step that may end before its last one. They have the bits of one token
   // alone each.
   static constexpr uint32_t max_open_tokens = 16;
-  static constexpr uint32_t max_device_open_tokens = 4;  // where GPUs have layers
+  static constexpr uint32_t max_device_open_tokens = 8;  // where GPUs have layers
 
   uint32_t size() const { return static_cast<uint32_t>(tokens.size()); }
   // Tokens at the end of the step whose logits are wanted.

@@ -137,11 +137,14 @@ int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
   });
 }
 
-int find_largest(DeviceStream* s, const float* x, std::size_t n, DeviceLargest* out) {
+int find_largest(DeviceStream* s, const float* x, uint32_t rows, std::size_t n,
+                 DeviceLargest* out) {
   return enqueue(s, [=] {
-    const float* largest = std::max_element(x, x + n);
-    const bool finite = std::all_of(x, x + n, [](float v) { return std::isfinite(v); });
-    *out = {*largest, finite ? static_cast<uint32_t>(largest - x) : no_largest};
+    for (uint32_t i = 0; i < rows; ++i) {
+      const float *row = x + i * n, *largest = std::max_element(row, row + n);
+      const bool finite = std::all_of(row, row + n, [](float v) { return std::isfinite(v); });
+      out[i] = {*largest, finite ? static_cast<uint32_t>(largest - row) : no_largest};
+    }
     return 0;
   });
 }

@@ -84,7 +84,7 @@ void check_alone(const Type& t, uint32_t rows, uint32_t cols, uint32_t n, Random
 
 }  // namespace
 
-TEST_CASE("a device's products with up to four inputs have the bits of those with each alone") {
+TEST_CASE("a device's products with up to eight inputs have the bits of those with each alone") {
   if (!stream()) return;
   Random random(21);
   for (const Type& t : types)
@@ -188,5 +188,23 @@ TEST_CASE("a token's norms, gates and choice of experts do not depend on the tok
   for (uint32_t i = 0; i < n * used; ++i) {
     CHECK(all.got()[i].expert == each.got()[i].expert);
     CHECK(all.got()[i].weight == each.got()[i].weight);
+  }
+}
+
+TEST_CASE("a device finds the largest number of each row") {
+  if (!stream()) return;
+  Random random(13);
+  constexpr uint32_t rows = 4;
+  Memory<DeviceLargest> found(rows);
+  for (const uint32_t n : {1u, 1023u, 5003u}) {
+    std::vector<float> x = normals(std::size_t{rows} * n, random);
+    x[2 * std::size_t{n}] = NAN;
+    Memory<float> dx(x.data(), x.size());
+    OK(ops().find_largest(stream(), dx.data(), rows, n, found.data()));
+    for (uint32_t i = 0; i < rows; ++i) {
+      const auto row = x.begin() + static_cast<std::ptrdiff_t>(i * n);
+      const auto index = static_cast<uint32_t>(std::max_element(row, row + n) - row);
+      CHECK(found.get()[i].index == (i == 2 ? no_largest : index));
+    }
   }
 }

@@ -317,7 +317,7 @@ TEST_CASE("a device finds the first of the largest numbers, unless one is NaN or
     std::vector<float> x = normals(n, random);
     const auto largest = [&] {
       Memory<float> dx(x.data(), n);
-      OK(ops().find_largest(stream(), dx.data(), n, found.data()));
+      OK(ops().find_largest(stream(), dx.data(), 1, n, found.data()));
       return found.get()[0];
     };
     const auto index = static_cast<uint32_t>(std::max_element(x.begin(), x.end()) - x.begin());

@@ -1,6 +1,7 @@
 // Answers with drafts on GPUs: they are those of decoding alone on the same GPUs, to the bit,
 // whatever the drafts are. Without a GPU the cases pass and say so.
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -329,13 +330,13 @@ TEST_CASE("the time that a GPU takes to record graphs does not count against dra
   const DraftedAnswer alone =
       drafted_answer(prefilled_on(model, 300, options).get(), asked_for(60));
   auto session = prefilled_on(model, 300, options);
-  uint32_t sizes = 0;  // bits: numbers of drafts that a step had
+  std::map<uint32_t, uint32_t> uses;  // by numbers of drafts; the third one records
   const Session::DraftFn drafts = scripted_drafts(*session, alone.tokens, 8);
   session->draft_by([&](Token next, uint32_t count, Array<Token>* out) {
-    RecordingClock::records = !(std::exchange(sizes, sizes | 1u << count) >> count & 1);
+    RecordingClock::records = ++uses[count] == 3;
     drafts(next, count, out);
   });
   const DraftedAnswer drafted = drafted_answer(session.get(), asked_for(60));
   CHECK(drafted.text == alone.text);
-  CHECK(drafted.drafts.accepted > 30);
+  CHECK(drafted.drafts.accepted > 20);
 }
