@@ -147,6 +147,10 @@ Status Session::answer_turn(AskedTurn* turn, const GenerateOptions& o, AnswerSta
   forward_->attention().reset_counts();
   drafts_ = {}, no_device_room_ = false;
   pace_.begin_answer();
+  const struct Ended {  // however it ends
+    DraftPace& pace;
+    ~Ended() { pace.end_answer(); }
+  } ended{pace_};
   const Tracing tracing(this, o.trace, turn->passage_tokens);
   state->passage_tokens = turn->passage_tokens;
   Status s;
@@ -197,22 +201,21 @@ void Session::begin_conversation(uint64_t tokens_before) {
   sequence_.turn = Turn::answer;
 }
 
+// best: -1, or what a GPU has found in place of the logits.
 Status Session::sample(const GenerateOptions& o, AnswerState* state, std::span<float> logits,
-                       Token* token) {
+                       Token best, Token* token) {
   if (is_cancelled(o.cancel)) return answer_stopped();
-  RETURN_IF_ERROR(state->sampler.sample(
-      logits, std::span<const Token>(sequence_.tokens).subspan(state->passage_tokens), token));
+  if (best >= 0) *token = best;
+  else
+    RETURN_IF_ERROR(state->sampler.sample(
+        logits, std::span<const Token>(sequence_.tokens).subspan(state->passage_tokens), token));
   note_sampled(state);
   return {};
 }
 
 // After the last token of the sequence.
 Status Session::sample_next(const GenerateOptions& o, AnswerState* state, Token* token) {
-  if (!knows_next(o.sampling)) return sample(o, state, sequence_.logits, token);
-  if (is_cancelled(o.cancel)) return answer_stopped();
-  *token = best_;
-  note_sampled(state);
-  return {};
+  return sample(o, state, sequence_.logits, knows_next(o.sampling) ? best_ : -1, token);
 }
 
 void Session::note_sampled(AnswerState* state) {

@@ -2,19 +2,22 @@
 
 #include <algorithm>
 #include <bit>
+#include <mutex>
 #include <utility>
 
 namespace kvasir {
 
-constexpr uint32_t alone_every = 32;     // at least one step of one token in so many and one
-constexpr std::size_t few_costs = 2;     // of a size: before, a step of one token follows each step
-constexpr std::size_t enough = 5;        // costs of a size: before, one follows every fourth step
-constexpr double min_slope = 0.02;       // of a token more
-constexpr double larger_size = 0.75;     // a slope that was not noted, of that of a smaller size
-constexpr double earned = 0.006;         // credit for a step of one token
-constexpr double earned_right = 0.3;     // for one whose first draft would have been right
-constexpr double earned_layer = 0.1;     // for one without a draft of a layer that is mostly right
-constexpr double max_credit = 4;         // steps
+constexpr uint32_t alone_every = 32;  // at least one step of one token in so many and one
+constexpr std::size_t few_costs = 2;  // of a size: before, a step of one token follows each step
+constexpr std::size_t enough = 5;     // costs of a size: before, one follows every fourth step
+constexpr double min_slope = 0.02;    // of a token more
+constexpr double larger_size = 0.75;  // a slope that was not noted, of that of a smaller size
+constexpr double earned = 0.006;      // credit for a step of one token
+constexpr double earned_right = 0.3;  // for one whose first draft would have been right
+constexpr double earned_layer = 0.1;  // for one without a draft of a layer that is mostly right
+constexpr double max_credit = 4;      // steps
+constexpr double allowed = 0.005, allowed_of_gain = 0.5;  // for the layer's first draft
+constexpr double always_allowed = 0.5, max_owed = 100;
 constexpr double min_gain = 1.05;        // that is expected of a step with drafts
 constexpr double decay = 0.95;           // of what was accepted, a draft
 constexpr double expected_weight = 3;    // drafts that count as much as what is expected of all
@@ -97,6 +100,9 @@ std::size_t DraftPace::kind_of(const Offer& offer, uint32_t i) const {
 // The number of drafts with most tokens for its time. What that time is worth is how fast newest
 // steps are: after a quote it may pay to have no drafts until the next one begins.
 DraftPace::Choice DraftPace::choose(const Offer& offer) const {
+  if (offer.source == DraftSource::layer && !layer_begun_ &&
+      layer_begins_ > std::max(layer_allowance_, always_allowed))
+    return {};
   const BySource& source = by_[index_of(offer.source)];
   const double rate = std::max((kept_ + rate_weight) / (time_ + rate_weight), 1.0);
   Choice best;
@@ -135,7 +141,30 @@ static double cost_of(uint64_t drafted_ns, uint64_t alone_ns) {
          static_cast<double>(std::max<uint64_t>(alone_ns, 1));
 }
 
+// Such a step says nothing of the next ones.
+void DraftPace::note_longer(const Step& step) {
+  if (step.drafts == 0) return;
+  const double cost = by_[index_of(step.offer.source)].costs.of(step.drafts + 1),
+               longer = std::max(cost_of(step.ns, alone_ns()) - cost, 0.0);
+  note_accepted(step.offer, step.kept - 1, step.drafts);
+  credit_ += step.kept - cost;
+  if (alone_count_ == 0) return;  // nothing to compare it with
+  if (step.offer.source == DraftSource::layer && !layer_begun_) {
+    layer_begins_ = longer;
+    layer_allowance_ = std::max(layer_allowance_ - longer, -max_owed);
+  } else {
+    credit_ = std::clamp(credit_ - longer, -max_credit, max_credit);
+  }
+}
+
 void DraftPace::note(const Step& step) {
+  const bool by_layer = step.drafts > 0 && step.offer.source == DraftSource::layer;
+  if (step.records || (by_layer && !layer_begun_)) {
+    note_longer(step);
+    layer_begun_ |= by_layer, layer_drafts_ |= by_layer;
+    has_last_ = false;
+    return;
+  }
   const bool follows = has_last_ && (last_.drafts == 0) != (step.drafts == 0);
   const Step last = std::exchange(last_, step);
   has_last_ = true;
@@ -145,7 +174,6 @@ void DraftPace::note(const Step& step) {
     return note_alone(step.ns);
   }
   BySource& source = by_[index_of(step.offer.source)];
-  layer_drafts_ |= step.offer.source == DraftSource::layer;
   double cost = source.costs.of(step.drafts + 1);
   if (follows) {
     const double measured = cost_of(step.ns, last.ns);
@@ -154,6 +182,8 @@ void DraftPace::note(const Step& step) {
   }
   note_accepted(step.offer, step.kept - 1, step.drafts);
   credit_ = std::min(credit_ + step.kept - cost, max_credit);
+  if (by_layer) layer_allowance_ += allowed_of_gain * std::max(step.kept - cost, 0.0);
+  layer_allowance_ = std::min(layer_allowance_, max_owed);
   note_rate(step.kept, source.costs.of(step.drafts + 1));
   source.idle = 0;
   ++since_alone_;
@@ -172,6 +202,7 @@ void DraftPace::note_alone(uint64_t ns) {
   const Accepted& layer = accepted_[kind_of({DraftSource::layer, 1, 0}, 0)];
   const double right = layer_drafts_ ? std::max(layer.accepted / layer.decided - 0.5, 0.0) : 0;
   credit_ = std::min(credit_ + earned + earned_layer * right, max_credit);
+  layer_allowance_ = std::min(layer_allowance_ + allowed, max_owed);
   note_rate(1, 1);
   const std::array<Accepted, kinds> expected = expected_accepted();
   for (std::size_t i = 0; i < draft_sources; ++i) {
@@ -185,11 +216,40 @@ void DraftPace::note_alone(uint64_t ns) {
   }
 }
 
+struct DraftPace::Shared {
+  std::mutex mutex;
+  bool any = false;
+  DraftPace newest{nullptr};
+};
+
+DraftPace::DraftPace() : shared_(std::make_shared<Shared>()) {}
+
+void DraftPace::begin_fork(const DraftPace& of) {
+  *this = of;
+  layer_begun_ = false;
+}
+
 void DraftPace::begin_answer() {
+  {
+    const std::lock_guard<std::mutex> lock(shared_->mutex);
+    if (shared_->any) {
+      const auto shared = shared_;
+      const bool begun = layer_begun_;
+      *this = shared->newest;
+      shared_ = shared, layer_begun_ = begun;
+    }
+  }
   credit_ = std::min(credit_, first_credit);
   right_ = {};
   kept_ = time_ = 0;
   has_last_ = false, since_alone_ = 0;
+}
+
+void DraftPace::end_answer() {
+  const std::lock_guard<std::mutex> lock(shared_->mutex);
+  const auto shared = shared_;
+  shared->any = true, shared->newest = *this;
+  shared->newest.shared_.reset();  // it would keep itself
 }
 
 uint64_t DraftPace::alone_ns() const {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 namespace kvasir {
 
@@ -42,6 +43,13 @@ class StepCosts {
 // draft would have been right. So drafts that are never accepted take a hundredth of the time, and
 // first_credit of an answer: short answers have what earlier ones left.
 //
+// Some steps take longer once: the first ones that a GPU records a graph in, which count in full,
+// and the MTP layer's first draft of a session, which may need a sketch and memory. It is left out
+// where earlier ones have taken longer than the layer's allowance: a 200th of the time, and half of
+// what its drafts have gained.
+//
+// What a session has found, its forks know, and it knows what they have found.
+//
 // Whether a draft is right depends on the length of its match, and on the draft before: answers
 // quote in runs. So shares of right drafts are kept for those that follow a right one, and others.
 class DraftPace {
@@ -62,9 +70,14 @@ class DraftPace {
     uint32_t drafts = 0;  // 0: a step of one token
     uint32_t kept = 1;    // tokens
     uint64_t ns = 0;
+    bool records = false;  // it took longer than the next ones will
   };
 
+  DraftPace();  // throws std::bad_alloc
+  // Of a fork of the session that has `of`.
+  void begin_fork(const DraftPace& of);
   void begin_answer();
+  void end_answer();
 
   Choice choose(const Offer& offer) const;
   // Whether the next step is to have one token, as a measure.
@@ -81,6 +94,7 @@ class DraftPace {
   double credit() const { return credit_; }
 
  private:
+  explicit DraftPace(std::nullptr_t) {}  // of Shared
   // Of drafts with similar matches; older ones weigh less.
   struct Accepted {
     double accepted, decided;
@@ -99,6 +113,7 @@ class DraftPace {
   void note_accepted(const Offer& offer, uint32_t accepted, uint32_t drafts);
   void note_alone(uint64_t ns);
   void note_rate(double kept, double time);
+  void note_longer(const Step& step);
 
   std::array<BySource, draft_sources> by_ = {BySource{StepCosts(0.25)}, BySource{StepCosts(0.35)}};
   std::array<Accepted, kinds> accepted_ = expected_accepted();
@@ -106,6 +121,9 @@ class DraftPace {
   std::array<bool, draft_sources> right_{};  // whether the newest draft was
   double credit_ = first_credit;
   bool layer_drafts_ = false;  // it has drafted
+  // What its first draft of a session takes longer, in steps of one token, and what that may be.
+  double layer_begins_ = 0, layer_allowance_ = 0;
+  bool layer_begun_ = false;  // in this session
   // Of the newest steps, older ones weigh less: tokens that they kept, and their time in steps of
   // one token.
   double kept_ = 0, time_ = 0;
@@ -117,6 +135,9 @@ class DraftPace {
   std::array<uint64_t, alone_kept> alone_{};                       // nanoseconds
   std::array<uint64_t, drafted_kept> drafted_{};
   std::size_t alone_count_ = 0, drafted_count_ = 0;
+
+  struct Shared;  // by a session and its forks
+  std::shared_ptr<Shared> shared_;
 };
 
 }  // namespace kvasir

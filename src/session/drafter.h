@@ -82,6 +82,11 @@ class Drafter {
   // None where what the layer needs of that token is unknown. Errors of a forward pass.
   Status draft(uint64_t at, Token next, uint32_t count, const Cancel* cancel, DraftState* state,
                Array<Token>* out);
+  // At the end of a document: the sketch that drafts and those of forks will want.
+  // Code::no_memory, Code::cancelled.
+  Status finish(const Cancel* cancel, DraftState* state) {
+    return find_sketch(cancel, &state->store);
+  }
   // Computes the pending rows of a sequence of `at` tokens, as far as they are known. Errors of a
   // forward pass.
   Status complete(uint64_t at, const Cancel* cancel, DraftState* state);

@@ -217,9 +217,8 @@ Status Session::decode_timed(const GenerateOptions& o, AnswerState* state, const
   const uint64_t recorded = recordings();
   RETURN_IF_ERROR(decode_step(o, state, take, token, next));
   const auto drafts = static_cast<uint32_t>(drafts_.drafted - drafted);
-  if (recordings() == recorded)  // else the step does not tell what the next ones take
-    pace_.note(
-        {offer_, drafts, static_cast<uint32_t>(sequence_.tokens.size() - tokens), now() - begin});
+  pace_.note({offer_, drafts, static_cast<uint32_t>(sequence_.tokens.size() - tokens),
+              now() - begin, recordings() != recorded});
   drafts_.step_ns = pace_.drafted_ns(), drafts_.alone_ns = pace_.alone_ns();
   return {};
 }
@@ -240,20 +239,25 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
   if (tokens.size() == 1) return alone();
   Status sampled;
   bool begun = false;
-  const std::function<bool(std::span<float>, uint32_t)> goes_on = [&](std::span<float> logits,
-                                                                      uint32_t i) {
-    begun = true;
-    sampled = sample(o, state, logits, token);
-    if (!sampled.ok()) return false;
-    *next = take(*token);
-    const bool accepted = *next == Next::token && i + 1 < tokens.size() && *token == tokens[i + 1];
-    drafts_.accepted += accepted;
-    if (offer_.source == DraftSource::lookup) drafts_.lookup_accepted += accepted;
-    return accepted;
-  };
+  const std::function<bool(std::span<float>, Token, uint32_t)> goes_on =
+      [&](std::span<float> logits, Token best, uint32_t i) {
+        begun = true;
+        sampled = sample(o, state, logits, best, token);
+        if (!sampled.ok()) return false;
+        *next = take(*token);
+        const bool accepted =
+            *next == Next::token && i + 1 < tokens.size() && *token == tokens[i + 1];
+        drafts_.accepted += accepted;
+        if (offer_.source == DraftSource::lookup) drafts_.lookup_accepted += accepted;
+        return accepted;
+      };
   uint64_t done = 0;
-  Status s = append(
-      {.tokens = tokens, .kind = TextKind::answer, .cancel = o.cancel, .goes_on = &goes_on}, &done);
+  Status s = append({.tokens = tokens,
+                     .kind = TextKind::answer,
+                     .cancel = o.cancel,
+                     .goes_on = &goes_on,
+                     .greedy = takes_largest(o.sampling)},
+                    &done);
   if (s.code() != Code::no_memory || begun || model_->device_weights().empty())
     return s.ok() ? std::move(sampled) : std::move(s);
   // A GPU needs more for such a step.
@@ -281,7 +285,8 @@ Status Session::run_open_step(const AppendRequest& request, ForwardStep* step) {
   step->accept = [&, end = std::move(step->accept)](uint32_t* kept) {
     for (bool accepted = true; accepted; ++stays) {
       tokens.push_back(step->tokens[stays]);
-      accepted = (*request.goes_on)({step->logits + stays * vocabulary, vocabulary}, stays);
+      const Token best = step->best && step->best[0] >= 0 ? step->best[stays] : -1;
+      accepted = (*request.goes_on)({step->logits + stays * vocabulary, vocabulary}, best, stays);
     }
     *kept = stays;
     return end ? end(kept) : Status();

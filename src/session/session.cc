@@ -187,7 +187,7 @@ Status Session::fork(std::unique_ptr<Session>* out) {
   fetch_logits();
   std::unique_ptr<Session> session(new Session(model_, options_, SequenceState(sequence_)));
   session->pool_ = pool_;
-  session->pace_ = pace_;
+  session->pace_.begin_fork(pace_);
   session->no_drafter_room_ = no_drafter_room_;
   RETURN_IF_ERROR(session->start());
   *out = std::move(session);

@@ -219,10 +219,10 @@ class Session {
     Progress* progress = nullptr;
     float* all_logits = nullptr;  // [tokens][vocabulary]
     // Where set, `tokens` is a token of an answer and drafts after it, all of one step. Is called
-    // with the logits after token i, 0 first, until one is not followed by the next: the tokens up
-    // to it stay.
-    const std::function<bool(std::span<float> logits, uint32_t i)>* goes_on = nullptr;
-    bool greedy = false;  // where a GPU finds best_ after the last token, it keeps the logits
+    // with what follows token i, 0 first, until one is not followed by the next: the tokens up to
+    // it stay. best: as ForwardStep has it, or the logits count.
+    const std::function<bool(std::span<float> logits, Token best, uint32_t i)>* goes_on = nullptr;
+    bool greedy = false;  // where a GPU finds what is best, the logits stay there
     // What prefilled_tokens becomes at most: tokens of an answer may be prefilled again.
     uint64_t max_prefilled = UINT64_MAX;
   };
@@ -336,7 +336,7 @@ class Session {
   Status decode_timed(const GenerateOptions& options, AnswerState* state, const TakeFn& take,
                       Token* token, Next* next);
   Status sample(const GenerateOptions& options, AnswerState* state, std::span<float> logits,
-                Token* token);
+                Token best, Token* token);
   Status sample_next(const GenerateOptions& options, AnswerState* state, Token* token);
   static void note_sampled(AnswerState* state);
   bool takes_largest(const SamplingOptions& sampling) const;

@@ -54,8 +54,8 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   while (*done < all) {
     if (is_cancelled(request.cancel)) return Status::error(Code::cancelled, "cancelled");
     ForwardStep step;
-    Token best = -1;
-    if (request.greedy) step.best = &best, step.never_best = model_->tokenizer().suppressed();
+    std::array<Token, ForwardStep::max_open_tokens> best{-1};
+    if (request.greedy) step.best = best.data(), step.never_best = model_->tokenizer().suppressed();
     Array<float> errors;
     RETURN_IF_ERROR(plan_chunk(request, *done, &step, &errors));
     if (request.kind == TextKind::document) plan_sketch(&sketch, &step);
@@ -73,11 +73,13 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
     const bool last = *done == all;
     if (last && request.all_logits)
       std::copy_n(request.all_logits + (all - 1) * vocabulary, vocabulary, next_logits_.data());
-    if (last) note_logits(best);
+    if (last) note_logits(best[0]);
     keep_checkpoint(request, all - *done);
     if (last && request.kind == TextKind::document && sketch_is_due() &&
         !sequence_.store.take_sketch(std::move(sketch), cpu_kernels(), pool_.get(), request.cancel))
       RETURN_IF_ERROR(finish_sketch(request.cancel));
+    if (last && request.kind == TextKind::document && drafter_)
+      RETURN_IF_ERROR(drafter_->finish(request.cancel, &*sequence_.drafts));
     if (request.progress && !request.progress->update(*done, all) && !last)
       return Status::error(Code::cancelled, "stopped by the progress callback");
   }

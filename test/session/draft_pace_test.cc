@@ -2,9 +2,11 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <utility>
 
 #include "session/draft_pace.h"
 
@@ -31,6 +33,11 @@ struct Machine {
   bool match_says = false;  // the match is as long as the quote so far
   double second = 0;        // more, of any step with drafts
   uint32_t at = 0;          // tokens so far
+  // Steps that the first one with a draft of the layer takes more; and of a GPU, the third one of
+  // each number of drafts, which records.
+  double begins = 0, recording = 0;
+  bool begun = false;
+  std::array<uint32_t, 16> uses{};
 
   double random() {
     state = state * 1664525 + 1013904223;
@@ -54,11 +61,16 @@ Steps run(DraftPace* pace, uint32_t steps, Machine* m, uint32_t tokens = UINT32_
     const uint32_t n = pace->measures(offer.source) ? 0 : pace->choose(offer).drafts;
     uint32_t kept = 1;
     while (kept <= n && m->is_right(m->at + kept - 1)) ++kept;
-    const double time = m->cost(n) * (1 + m->noise * m->random());
+    const bool begins =
+                   n > 0 && offer.source == DraftSource::layer && !std::exchange(m->begun, true),
+               records = n > 0 && m->recording > 0 && ++m->uses[n] == 3;
+    const double time = m->cost(n) * (1 + m->noise * m->random()) + (begins ? m->begins : 0) +
+                        (records ? m->recording : 0);
     ++(n > 0 ? out.drafted : out.alone);
     out.drafts += n, out.accepted += kept - 1, out.tokens += kept, out.time += time;
     if (n == 0 && offer.source == DraftSource::lookup) pace->note_passed(offer, m->is_right(m->at));
-    pace->note({offer, n, kept, static_cast<uint64_t>(time * static_cast<double>(m->alone_ns))});
+    pace->note(
+        {offer, n, kept, static_cast<uint64_t>(time * static_cast<double>(m->alone_ns)), records});
     m->at += kept;
   }
   return out;
@@ -224,4 +236,62 @@ TEST_CASE("a clock that stands still is no reason to stop drafts that are accept
   CHECK(run(&pace, 300, &m).drafted > 250);
   m.share = 0;
   CHECK(run(&pace, 300, &m).drafted < 100);
+}
+
+namespace {
+
+// Answers of so many tokens, each by a fork of a session that has a document.
+Steps ask_forks(uint32_t forks, uint32_t tokens, const Machine& machine) {
+  DraftPace document;
+  Steps all;
+  for (uint32_t i = 0; i < forks; ++i) {
+    DraftPace pace;
+    pace.begin_fork(document);
+    pace.begin_answer();
+    Machine m = machine;
+    m.state += i;
+    const Steps steps = run(&pace, tokens, &m, tokens);
+    pace.end_answer();
+    all.drafted += steps.drafted, all.tokens += steps.tokens, all.time += steps.time;
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("what one fork has found of drafts, the next ones know") {
+  for (const DraftPace::Offer& offer : {layer, DraftPace::Offer{DraftSource::lookup, 15, 32}}) {
+    // Each of them would try for itself, and lose a third of a step of ten.
+    const Steps wrong = ask_forks(200, 10, {.slope = 0.4, .share = 0, .offer = offer});
+    CHECK(wrong.time < 1.015 * wrong.tokens);
+    const Steps right = ask_forks(200, 10, {.share = 0.95, .offer = offer});
+    CHECK(right.gain() > 1.4);
+  }
+}
+
+TEST_CASE("forks do not begin with drafts of a layer where that takes more than drafts gain") {
+  for (const double begins : {1.0, 5.0, 36.0})
+    for (const double share : {0.0, 0.5, 0.9}) {
+      CAPTURE(begins);
+      CAPTURE(share);
+      const Machine m{.slope = 0.3, .share = share, .offer = layer, .begins = begins};
+      const Steps forks = ask_forks(300, 10, m);
+      CHECK(forks.time < 1.02 * forks.tokens + begins);
+      // A long answer pays for it.
+      Machine one = m;
+      DraftPace pace;
+      const Steps answer = run(&pace, 2000, &one);
+      if (share == 0.9) CHECK(answer.gain() > 1.3);
+    }
+}
+
+TEST_CASE("what graphs take to be recorded counts against drafts, and stops them for a while") {
+  for (const double recording : {1.0, 10.0, 100.0}) {
+    CAPTURE(recording);
+    DraftPace pace;
+    Machine m{.share = 0.9, .recording = recording};
+    const Steps first = run(&pace, 40, &m), later = run(&pace, 300, &m);
+    CHECK(first.alone > 2);
+    CHECK(later.tokens > 3 * 300);
+  }
 }
