@@ -75,7 +75,8 @@ struct Options {
   std::string model, file, device = "cpu";
   std::vector<std::string> questions, scripts;
   uint32_t answer = 192, document = 256, threads = 0, repetitions = 5, layer = 0;
-  bool costs = false, lookup = false, always = false, fresh = false, cpu_clock = false;
+  bool costs = false, lookup = false, always = false, fresh = false, cpu_clock = false,
+       same = false;
 };
 
 double median(std::vector<double> values) {
@@ -97,14 +98,15 @@ class Bench {
     double wall = 0, cpu = 0;  // nanoseconds of a token
     uint64_t tokens = 0, steps = 0;
     DraftCounts drafts;
-    std::vector<Token> answer;
+    std::string text;
+    std::vector<Token> sequence;  // with the answer, where it is kept
   };
 
   void reopen() {
     documents_.clear(), model_.reset();
     check(Model::open(o_.model, "", &model_, {o_.device}));
   }
-  std::unique_ptr<Session> open(const Case& c);
+  Session* open(const Case& c);
   void script(const Case& c, Session* session);
   Result answer(const Case& c, const std::string& question);
   void add_question(const Case& c, const std::string& question);
@@ -120,8 +122,8 @@ class Bench {
   } sums_;
 };
 
-// A fork of the session that has the document.
-std::unique_ptr<Session> Bench::open(const Case& c) {
+// The session that has the document.
+Session* Bench::open(const Case& c) {
   std::unique_ptr<Session>& document = documents_[c.scripted() ? Case::Kind::chance : c.kind];
   if (!document) {
     SessionOptions options;
@@ -146,9 +148,7 @@ std::unique_ptr<Session> Bench::open(const Case& c) {
       check(document->prefill_tokens(tokens, nullptr, nullptr, {}, &done));
     }
   }
-  std::unique_ptr<Session> out;
-  check(document->fork(&out));
-  return out;
+  return document.get();
 }
 
 void Bench::script(const Case& c, Session* session) {
@@ -178,17 +178,21 @@ void Bench::script(const Case& c, Session* session) {
 
 Bench::Result Bench::answer(const Case& c, const std::string& question) {
   if (o_.fresh) reopen();
-  const auto session = open(c);
-  script(c, session.get());
+  Session* session = open(c);
+  std::unique_ptr<Session> fork;
+  if (!o_.same) check(session->fork(&fork)), session = fork.get();
+  script(c, session);
   GenerateOptions options;
   options.max_tokens = o_.answer;
-  options.keep = true;
+  options.keep = !o_.same;
   uint64_t first_cpu = 0;
   Answer out;
+  std::string text;
   check(session->generate(
       question, options,
-      [&](std::string_view) {
+      [&](std::string_view more) {
         if (first_cpu == 0) first_cpu = cpu_ns();
+        text += more;
         return 0;
       },
       &out));
@@ -200,14 +204,15 @@ Bench::Result Bench::answer(const Case& c, const std::string& question) {
           out.answer_tokens,
           out.answer_tokens - std::min(session->stats().drafts.accepted, out.answer_tokens),
           session->stats().drafts,
+          std::move(text),
           {session->tokens().begin(), session->tokens().end()}};
 }
 
 void Bench::add_question(const Case& c, const std::string& question) {
   Result alone = answer({}, question);
-  script_ = alone.answer;
+  script_ = std::move(alone.sequence);
   const Result drafted = answer(c, question);
-  if (drafted.answer != alone.answer) fail("drafts have changed the answer");
+  if (drafted.text != alone.text) fail("drafts have changed the answer");
   sums_.walls.push_back(alone.wall / drafted.wall);
   if (drafted.cpu > 0) sums_.cpus.push_back(alone.cpu / drafted.cpu);
   sums_.drafted += drafted.drafts.drafted, sums_.accepted += drafted.drafts.accepted;
@@ -298,6 +303,7 @@ int main(int argc, char** argv) {
   app.add_option("--repetitions", o.repetitions, "of which the median counts [5]")
       ->check(CLI::Range(1u, 1000u));
   app.add_flag("--always", o.always, "drafts as many as there are, whether or not they pay");
+  app.add_flag("--same", o.same, "asks one session again and again, in place of a fork each time");
   app.add_flag("--fresh", o.fresh, "opens the model for each answer: nothing is known of costs");
   app.add_flag("--cpu-clock", o.cpu_clock, "sessions judge drafts by CPU time, not by the clock");
   CLI11_PARSE(app, argc, argv);
@@ -306,6 +312,7 @@ int main(int argc, char** argv) {
   if (o.lookup) cases.push_back({.kind = Case::Kind::lookup, .name = "lookup"});
   if (o.layer > 0) cases.push_back({.kind = Case::Kind::layer, .name = "mtp"});
   if (o.layer > 0 && o.lookup) cases.push_back({.kind = Case::Kind::both, .name = "mtp, lookup"});
+  if (o.same && !o.scripts.empty()) fail("--same has no scripts");
   if (cases.empty() && !o.costs) fail("give --costs, --script, --lookup or --mtp");
   Bench bench(o);
   if (o.costs) bench.run_costs();
