@@ -302,6 +302,6 @@ constexpr uint32_t alone_step_bytes(TensorType type) {
 }
 // The largest step fits a block of any device.
 static_assert(few_sum_bytes(64, 64) + 2 * few_step_bytes(TensorType::q6_k, 64, 64) <= 99 << 10);
-static_assert(2 * alone_step_bytes(TensorType::q8_0) <= 99 << 10);
+static_assert(2 * alone_step_bytes(TensorType::q6_k) <= 99 << 10);
 
 }  // namespace kvasir::cuda

@@ -147,13 +147,13 @@ void DraftPace::note_longer(const Step& step) {
   const double cost = by_[index_of(step.offer.source)].costs.of(step.drafts + 1),
                longer = std::max(cost_of(step.ns, alone_ns()) - cost, 0.0);
   note_accepted(step.offer, step.kept - 1, step.drafts);
-  credit_ += step.kept - cost;
+  credit_ = std::min(credit_ + step.kept - cost, max_credit);
   if (alone_count_ == 0) return;  // nothing to compare it with
   if (step.offer.source == DraftSource::layer && !layer_begun_) {
     layer_begins_ = longer;
     layer_allowance_ = std::max(layer_allowance_ - longer, -max_owed);
   } else {
-    credit_ = std::clamp(credit_ - longer, -max_credit, max_credit);
+    credit_ = std::max(credit_ - longer, -max_credit);
   }
 }
 

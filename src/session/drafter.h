@@ -17,6 +17,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "backend/thread_pool.h"
 #include "base/cancel.h"
@@ -82,10 +83,11 @@ class Drafter {
   // None where what the layer needs of that token is unknown. Errors of a forward pass.
   Status draft(uint64_t at, Token next, uint32_t count, const Cancel* cancel, DraftState* state,
                Array<Token>* out);
-  // At the end of a document: the sketch that drafts and those of forks will want.
-  // Code::no_memory, Code::cancelled.
+  // At the end of a document: finds the sketch that drafts and those of forks will want. Without
+  // memory for it the first draft tries again. Code::cancelled.
   Status finish(const Cancel* cancel, DraftState* state) {
-    return find_sketch(cancel, &state->store);
+    Status s = find_sketch(cancel, &state->store);
+    return s.code() == Code::no_memory ? Status() : std::move(s);
   }
   // Computes the pending rows of a sequence of `at` tokens, as far as they are known. Errors of a
   // forward pass.

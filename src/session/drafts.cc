@@ -272,7 +272,8 @@ Status Session::decode_step(const GenerateOptions& o, AnswerState* state, const 
 Status Session::run_open_step(const AppendRequest& request, ForwardStep* step) {
   Array<Token>& tokens = sequence_.tokens;
   const std::size_t vocabulary = model_->config().vocabulary;
-  open_logits_.resize(step->size() * vocabulary);
+  if (open_logits_.size() < step->size() * vocabulary)  // to shrink it would clear rows again
+    open_logits_.resize(step->size() * vocabulary);
   step->want = ForwardStep::Logits::all;
   step->logits = open_logits_.data();
   step->open = true;

@@ -321,7 +321,7 @@ struct RecordingClock {
 
 }  // namespace
 
-TEST_CASE("the time that a GPU takes to record graphs does not count against drafts") {
+TEST_CASE("graphs that a GPU takes long to record stop drafts for a while only") {
   if (!device_model()) return;
   const auto model = drafting_on("mini", {"cuda:0"});
   SessionOptions options = drafting_options("bounded");
