@@ -212,15 +212,18 @@ void few_products(const WeightView& w, const Activations& x, Output out, uint32_
     std::memcpy(padded[i].scale, x.scale + (i * x.cols + whole) / 32, rest / 32 * sizeof(float));
     std::memcpy(padded[i].sums, x.sums + (i * x.cols + whole) / 16, rest / 16 * sizeof(int16_t));
   }
+  const auto* const data = reinterpret_cast<const uint8_t*>(w.data);
+  const uint8_t* const end = data + std::size_t{w.rows} * w.row_bytes;
   for (uint32_t r = row_begin; r < row_end; r += pair) {
     RowPointers<pair> rows{{}, {}, row_end - r < pair ? row_end - r : pair};
     for (uint32_t i = 0; i < pair; ++i) {
-      rows.at[i] = reinterpret_cast<const uint8_t*>(w.data) +
-                   (r + (i < rows.count ? i : rows.count - 1)) * w.row_bytes;
+      rows.at[i] = data + (r + (i < rows.count ? i : rows.count - 1)) * w.row_bytes;
       if (!rest) continue;
-      std::memcpy(last[i], rows.at[i] + whole / Format::block * Format::block_bytes,
-                  rest / Format::block * Format::block_bytes);
-      rows.tail[i] = last[i];
+      // What follows the row in memory is multiplied with zeros.
+      const uint8_t* const tail = rows.at[i] + whole / Format::block * Format::block_bytes;
+      const bool is_inside = static_cast<std::size_t>(end - tail) >= Format::group_bytes;
+      if (!is_inside) std::memcpy(last[i], tail, rest / Format::block * Format::block_bytes);
+      rows.tail[i] = is_inside ? tail : last[i];
     }
     const Output y = {out.y + r, out.stride, out.scale};
     constexpr bool by_four = Isa::row_tokens >= 4, by_two = by_four && !Format::is_gathered;
