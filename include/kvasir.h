@@ -274,7 +274,7 @@ KV_API void kv_init(void* s, size_t size);
  * those that followed the newest tokens where these occurred before, in the document, a question or
  * an answer. Answers are the same, bit for bit, as with draft_tokens. The session measures what
  * drafts take and how many are accepted. Where they do not pay, steps with drafts and scans of the
- * text take about a hundredth of the time each. With layers on a GPU a step has up to 3. A session
+ * text take about a hundredth of the time each. With layers on a GPU a step has up to 7. A session
  * of kv_session_compose looks up its questions and answers alone. */
 #define KV_NO_LOOKUP 0x1000u
 

@@ -51,7 +51,7 @@ Status CpuExecutor::begin(const StepContext& c) {
   resize(n_);
   products_.begin(c.cancel, c.product_method());
   if (altup_) altup_->begin(c.x, n_, c.cancel);
-  if (recurrent_) recurrent_->begin(n_, c.states, c.cancel);
+  if (recurrent_) recurrent_->begin(n_, c.step.open, c.states, c.cancel);
   return {};
 }
 

@@ -28,6 +28,9 @@ class CpuExecutor final : public LayerExecutor {
   Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t layer) override;
   Status end() override;
+  void keep_first(uint32_t kept) override {
+    if (recurrent_) recurrent_->keep_first(kept);
+  }
   Status logits(uint32_t first, float* out) override;
 
  private:

@@ -36,25 +36,67 @@ void CpuRecurrent::resize(uint32_t n) {
     array = make_buffer<float>(n * cols);
   };
   const bool convolves = config_.kind == RecurrentKind::convolution;
-  grow(in_, config_.channels);
   grow(mixed_, config_.channels);
   grow(gate_, config_.inner());
   grow(o_, convolves ? 0 : config_.inner());
   grow(alpha_, config_.heads);
   grow(beta_, convolves ? config_.channels : 2 * config_.heads);
   if (config_.joint) grow(joint_, config_.channels + config_.inner());
-  grow(decay_, config_.heads);
-  grow(rate_, config_.heads);
 }
 
-void CpuRecurrent::begin(uint32_t n, RecurrentState* states, const CancelLatch& cancel) {
-  n_ = n, states_ = states, cancel_ = &cancel;
+void CpuRecurrent::begin(uint32_t n, bool open, RecurrentState* states, const CancelLatch& cancel) {
+  n_ = n, open_ = open, states_ = states, cancel_ = &cancel;
+  layers_.clear();
+  if (!states) return;
+  layers_.reserve(states->layers());
+  const std::size_t each = n * (config_.channels + 2 * std::size_t{config_.heads}),
+                    size = (open ? states->layers() : 1) * each;
+  if (size <= inputs_size_) return;
+  inputs_size_ = 0, inputs_ = {};  // never old and new together
+  inputs_ = make_buffer<float>(size);
+  inputs_size_ = size;
+}
+
+CpuRecurrent::Inputs CpuRecurrent::inputs_of(uint32_t layer) const {
+  const std::size_t channels = n_ * std::size_t{config_.channels},
+                    heads = n_ * std::size_t{config_.heads},
+                    place = open_ ? model_.config().layer(layer).state : 0;
+  float* const in = inputs_.get() + place * (channels + 2 * heads);
+  return {in, in + channels, in + channels + heads};
+}
+
+void CpuRecurrent::keep_first(uint32_t n) {
+  static const CancelLatch never(nullptr);
+  const uint32_t all = n_;
+  cancel_ = &never;
+  for (const uint32_t layer : layers_) {
+    n_ = all, x_ = inputs_of(layer);
+    n_ = n, next_state(layer);
+  }
+}
+
+// From x_: mixed_, o_ and the next state.
+void CpuRecurrent::next_state(uint32_t layer) {
+  convolve(layer, config_.kind != RecurrentKind::convolution);
+  const std::size_t keys = std::size_t{config_.key_heads} * config_.key_dim;
+  switch (config_.kind) {
+    case RecurrentKind::none:
+    case RecurrentKind::convolution:
+      return;
+    case RecurrentKind::mamba:
+      return advance(layer, 0, config_.inner(), config_.inner() + keys);
+    case RecurrentKind::delta_net:
+      normalise_keys();
+      return advance(layer, 2 * keys, keys, 0);
+  }
 }
 
 bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* out) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   const std::size_t inner = config_.inner();
   const float* result = gate_.get();
+  x_ = inputs_of(layer);
+  if (open_) layers_.push_back(layer);
   bool good = true;
   switch (config_.kind) {
     case RecurrentKind::none:
@@ -92,62 +134,45 @@ bool CpuRecurrent::is_good(const float* rows, std::size_t cols, uint32_t first) 
   return good;
 }
 
-// f(i, tokens) for the parts of the step after which a state is kept: all of it, or token by token.
-template <class F>
-void CpuRecurrent::for_parts(F&& f) const {
-  if (!states_->keeps_each()) return f(0, n_);
-  for (uint32_t i = 0; i < n_; ++i) f(i, 1);
-}
-
 void CpuRecurrent::convolve(uint32_t layer, bool silu) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   const uint32_t state = model_.config().layer(layer).state;
-  const Convolution whole = {n_,
-                             config_.taps,
-                             config_.channels,
-                             in_.get(),
-                             w.convolution.data(),
-                             w.bias.empty() ? nullptr : w.bias.data(),
-                             states_->now(state),
-                             states_->next(state),
-                             mixed_.get(),
-                             silu};
+  const Convolution c = {n_,
+                         config_.taps,
+                         config_.channels,
+                         x_.in,
+                         w.convolution.data(),
+                         w.bias.empty() ? nullptr : w.bias.data(),
+                         states_->now(state),
+                         states_->next(state),
+                         mixed_.get(),
+                         silu};
   const auto tasks = static_cast<uint32_t>(ceil_div(config_.channels, channels_together));
   pool_->run(tasks, [&](uint32_t task, uint32_t) {
     if (cancel_->fired()) return;
     const uint32_t begin = task * channels_together,
                    end = std::min(config_.channels, begin + channels_together);
-    for_parts([&](uint32_t i, std::size_t tokens) {
-      Convolution c = whole;
-      c.n = static_cast<uint32_t>(tokens);
-      c.x += std::size_t{i} * config_.channels, c.y += std::size_t{i} * config_.channels;
-      if (i > 0) c.from = states_->next(state, i - 1);
-      c.to = states_->next(state, i);
-      kernels_.convolve(c, begin, end);
-    });
+    kernels_.convolve(c, begin, end);
   });
 }
 
 void CpuRecurrent::short_convolution(uint32_t layer, const float* y) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   products_->multiply(y, n_, model_.config().width,
-                      {{&w.in, in_.get()}, {&w.gate, gate_.get()}, {&w.beta, beta_.get()}});
+                      {{&w.in, x_.in}, {&w.gate, gate_.get()}, {&w.beta, beta_.get()}});
   const std::size_t cols = config_.channels;
   for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
-    for (std::size_t i = t * cols; i < (t + 1) * cols; ++i) in_[i] *= beta_[i];
+    for (std::size_t i = t * cols; i < (t + 1) * cols; ++i) x_.in[i] *= beta_[i];
   });
-  convolve(layer, false);
+  next_state(layer);
 }
 
 void CpuRecurrent::mamba(uint32_t layer, const float* y) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   products_->multiply(y, n_, model_.config().width,
-                      {{&w.in, in_.get()}, {&w.gate, gate_.get()}, {&w.alpha, alpha_.get()}});
-  convolve(layer, true);
+                      {{&w.in, x_.in}, {&w.gate, gate_.get()}, {&w.alpha, alpha_.get()}});
   mamba_rates(w);
-  const std::size_t keys = config_.inner(),
-                    queries = keys + std::size_t{config_.key_heads} * config_.key_dim;
-  advance(layer, 0, keys, queries);
+  next_state(layer);
   const std::size_t dim = config_.value_dim;
   for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     const float* x = mixed_.get() + t * config_.channels;
@@ -161,8 +186,8 @@ void CpuRecurrent::delta_net(uint32_t layer, const float* y) {
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   const uint32_t width = model_.config().width;
   const bool joint = config_.joint, apart = w.alpha.w.data;
-  const CpuProducts::Product in{&w.in, joint ? joint_.get() : in_.get()},
-      gate{&w.gate, gate_.get()}, beta{&w.beta, beta_.get()}, alpha{&w.alpha, alpha_.get()};
+  const CpuProducts::Product in{&w.in, joint ? joint_.get() : x_.in}, gate{&w.gate, gate_.get()},
+      beta{&w.beta, beta_.get()}, alpha{&w.alpha, alpha_.get()};
   if (joint) {
     apart ? products_->multiply(y, n_, width, {in, beta, alpha})
           : products_->multiply(y, n_, width, {in, beta});
@@ -171,11 +196,8 @@ void CpuRecurrent::delta_net(uint32_t layer, const float* y) {
     apart ? products_->multiply(y, n_, width, {in, gate, beta, alpha})
           : products_->multiply(y, n_, width, {in, gate, beta});
   }
-  convolve(layer, true);
   delta_rates(w);
-  normalise_keys();
-  const std::size_t keys = std::size_t{config_.key_heads} * config_.key_dim;
-  advance(layer, 2 * keys, keys, 0);
+  next_state(layer);
 }
 
 // Of each key head: its query, its key, the values of its heads and their gates.
@@ -184,7 +206,7 @@ void CpuRecurrent::split_joint() {
                     value = config_.inner() / config_.key_heads, head = 2 * (key + value);
   for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     const float* from = joint_.get() + t * config_.key_heads * head;
-    float *in = in_.get() + t * config_.channels, *gate = gate_.get() + t * config_.inner();
+    float *in = x_.in + t * config_.channels, *gate = gate_.get() + t * config_.inner();
     for (std::size_t h = 0; h < config_.key_heads; ++h, from += head) {
       std::copy_n(from, key, in + h * key);
       std::copy_n(from + key, key, in + keys + h * key);
@@ -197,8 +219,8 @@ void CpuRecurrent::split_joint() {
 void CpuRecurrent::mamba_rates(const RecurrentWeights& w) {
   for_rows(pool_, *cancel_, 0, n_, [&](std::size_t t) {
     for (std::size_t h = 0, i = t * config_.heads; h < config_.heads; ++h, ++i) {
-      rate_[i] = softplus(alpha_[i] + w.decay_bias[h]);
-      decay_[i] = std::exp(rate_[i] * w.decay[h]);
+      x_.rate[i] = softplus(alpha_[i] + w.decay_bias[h]);
+      x_.decay[i] = std::exp(x_.rate[i] * w.decay[h]);
     }
   });
 }
@@ -210,8 +232,8 @@ void CpuRecurrent::delta_rates(const RecurrentWeights& w) {
     for (std::size_t h = 0; h < heads; ++h) {
       const std::size_t i = t * heads + h, at = 2 * (t * heads + h / group * group) + h % group;
       const float beta = beta_[both ? at : i], alpha = both ? beta_[at + group] : alpha_[i];
-      rate_[i] = sigmoid(beta);
-      decay_[i] = std::exp(w.decay[h] * softplus(alpha + w.decay_bias[h]));
+      x_.rate[i] = sigmoid(beta);
+      x_.decay[i] = std::exp(w.decay[h] * softplus(alpha + w.decay_bias[h]));
     }
   });
 }
@@ -243,18 +265,13 @@ void CpuRecurrent::advance(uint32_t layer, std::size_t values, std::size_t keys,
     s.from = states_->now(state) + matrix;
     s.k = mixed_.get() + keys + key, s.q = mixed_.get() + queries + key;
     s.v = mixed_.get() + values + value, s.out = o_.get() + value;
-    s.decay = decay_.get() + head, s.rate = rate_.get() + head;
+    s.decay = x_.decay + head, s.rate = x_.rate + head;
     s.key_stride = s.value_stride = config_.channels;
     s.rate_stride = config_.heads, s.out_stride = config_.inner();
     s.corrects = config_.kind == RecurrentKind::delta_net;
-    for_parts([&](uint32_t i, std::size_t tokens) {
-      if (i > 0) s.from = s.to;
-      s.to = states_->next(state, i) + matrix;
-      s.n = static_cast<uint32_t>(tokens);
-      kernels_.advance_state(s, begin, std::min(panels, begin + panels_together));
-      s.k += s.key_stride, s.q += s.key_stride, s.v += s.value_stride;
-      s.out += s.out_stride, s.decay += s.rate_stride, s.rate += s.rate_stride;
-    });
+    s.to = states_->next(state) + matrix;
+    s.n = n_;
+    kernels_.advance_state(s, begin, std::min(panels, begin + panels_together));
   });
 }
 

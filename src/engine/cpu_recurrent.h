@@ -33,14 +33,23 @@ class CpuRecurrent {
 
   // Makes room for steps of n tokens. Throws std::bad_alloc.
   void resize(uint32_t n);
-  // For a step of n tokens.
-  void begin(uint32_t n, RecurrentState* states, const CancelLatch& cancel);
+  // For a step of n tokens. open: only the first ones may stay. Throws std::bad_alloc.
+  void begin(uint32_t n, bool open, RecurrentState* states, const CancelLatch& cancel);
   // The mixer of a layer. y: [n][width]. out: [n - first][width], of tokens [first, n); may be y.
   // The layer's next state becomes that after the step. False: a number is too large or NaN, or
   // one of the state is NaN or infinity.
   bool run(uint32_t layer, const float* y, uint32_t first, float* out);
+  // After all layers of an open step: the next states become those after its first n tokens.
+  void keep_first(uint32_t n);
 
  private:
+  // What the next state of a layer follows from. An open step has it of each layer.
+  struct Inputs {
+    float* in;            // [n][channels]
+    float *decay, *rate;  // [n][heads]
+  };
+  Inputs inputs_of(uint32_t layer) const;
+  void next_state(uint32_t layer);
   void convolve(uint32_t layer, bool silu);
   void short_convolution(uint32_t layer, const float* y);
   void mamba(uint32_t layer, const float* y);
@@ -53,8 +62,6 @@ class CpuRecurrent {
   void gate_mamba(const RecurrentWeights& w, uint32_t first);
   void gate_delta(const RecurrentWeights& w, uint32_t first);
   bool is_good(const float* rows, std::size_t cols, uint32_t first);
-  template <class F>
-  void for_parts(F&& f) const;
 
   const Model& model_;
   const RecurrentConfig& config_;
@@ -64,12 +71,16 @@ class CpuRecurrent {
   RecurrentState* states_ = nullptr;
   const CancelLatch* cancel_ = nullptr;
   uint32_t n_ = 0;
+  bool open_ = false;
+  Array<uint32_t> layers_;                  // that an open step has computed
   Array<float> key_factor_, query_factor_;  // [key_dim] norms of keys and queries
-  Buffer<float> in_, mixed_;                // [n][channels] before and after the convolution
+  Buffer<float> inputs_;                    // [1, or the states of an open step]{Inputs}
+  std::size_t inputs_size_ = 0;             // floats
+  Inputs x_ = {};                           // of the layer
+  Buffer<float> mixed_;                     // [n][channels] after the convolution
   Buffer<float> gate_, o_;                  // [n][inner]
   Buffer<float> joint_;                     // [n][channels + inner], where RecurrentConfig::joint
   Buffer<float> alpha_, beta_;              // [n][rows of their matrices]
-  Buffer<float> decay_, rate_;              // [n][heads]
 };
 
 }  // namespace kvasir

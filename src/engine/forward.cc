@@ -201,6 +201,7 @@ void Forward::commit(const StepContext& c, uint32_t kept) {
     if (step.queries) step.queries->keep_first(kept, c.tokens());
     store.keep_first(kept, c.tokens());
     if (c.windows) c.windows->keep_first(kept, c.tokens());
+    for (const auto& executor : executors_) executor->keep_first(kept);
   }
   if (step.queries) step.queries->commit(store.tokens(), kept, pool_);
   const bool was_centred = !store.centre().empty();

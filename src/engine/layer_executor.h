@@ -64,6 +64,9 @@ class LayerExecutor {
   virtual Token best(uint32_t) const { return -1; }
   // Writes the logits of the step of one token of which best() was taken, if they are still there.
   virtual bool last_logits(float*) { return false; }
+  // Before the commit of a step of which the first tokens stay alone: states of recurrent layers in
+  // host memory become those after them.
+  virtual void keep_first(uint32_t) {}
   virtual void committed(const StepContext&, uint32_t) {}
 
   // The following steps are of chunks of this layer alone. Code::device, Code::cancelled.

@@ -81,20 +81,13 @@ uint32_t Session::draft_room() const {
   return n - std::min(n, 1u);
 }
 
-// The most of them by lookup: a step with drafts keeps a recurrent state after each token.
+// The most of them by lookup: on a GPU a step with drafts has a recurrent state after each token.
 uint32_t Session::lookup_room(uint32_t room) const {
   constexpr uint64_t most_bytes = 256 << 20;
-  uint32_t drafts = std::min(room, options_.lookup_tokens);
-  if (const auto& states = sequence_.states) {
-    const uint64_t budget = sequence_.store.budget().bytes,
-                   bytes = budget > 0 ? std::min(most_bytes, budget / 8) : most_bytes,
-                   each = states->size() * sizeof(float), tokens = sequence_.tokens.size();
-    uint64_t count = std::min<uint64_t>(bytes / each, drafts + uint64_t{1});
-    while (count > 1 && !sequence_.store.check_budget(tokens + count, count * each).ok()) --count;
-    drafts =
-        static_cast<uint32_t>(std::min<uint64_t>(drafts, count - std::min<uint64_t>(count, 1)));
-  }
-  return drafts;
+  const uint32_t drafts = std::min(room, options_.lookup_tokens);
+  if (!sequence_.states || model_->device_weights().empty()) return drafts;
+  const uint64_t states = most_bytes / (sequence_.states->size() * sizeof(float));
+  return static_cast<uint32_t>(std::min<uint64_t>(drafts, states - std::min<uint64_t>(states, 1)));
 }
 
 // Why the next step can have no drafts.

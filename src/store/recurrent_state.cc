@@ -14,7 +14,7 @@ std::shared_ptr<float[]> RecurrentState::make() const {
 }
 
 uint64_t RecurrentState::bytes() const {
-  uint64_t states = uint64_t{end_.floats != nullptr} + next_.size();
+  uint64_t states = uint64_t{end_.floats != nullptr} + (next_ != nullptr);
   for (const Snapshot& s : checkpoints_) states += s.floats && s.floats != end_.floats;
   return states * size() * sizeof(float);
 }
@@ -25,13 +25,10 @@ uint64_t RecurrentState::max_bytes() const {
   return (3 + uint64_t{limits_.most}) * size() * sizeof(float);
 }
 
-void RecurrentState::prepare(uint32_t each, bool in_host) {
-  each_ = each;
-  next_parts_.assign(std::max(each, 1u), {});  // also of a step that failed
-  const std::size_t wanted = in_host ? std::max(each, 1u) : 0;
-  if (next_.size() > wanted) next_.resize(wanted);
-  next_.reserve(wanted);
-  while (next_.size() < wanted) next_.push_back(make());
+void RecurrentState::prepare(uint32_t open, bool in_host) {
+  next_parts_.assign(std::max(open, 1u), {});  // also of a step that failed
+  if (!in_host) next_.reset();
+  else if (!next_) next_ = make();
   if (end_.floats || !end_.parts.empty()) return;
   std::shared_ptr<float[]> zeros = make();
   std::fill_n(zeros.get(), size(), 0.0f);
@@ -41,19 +38,15 @@ void RecurrentState::prepare(uint32_t each, bool in_host) {
 void RecurrentState::commit(uint64_t n) {
   Snapshot after;
   after.tokens = end_.tokens + n;
-  after.parts = std::move(next_parts_[keeps_each() ? n - 1 : 0]);
+  after.parts = std::move(next_parts_[next_parts_.size() > 1 ? n - 1 : 0]);
   after.is_whole = after.parts.empty();
   next_parts_.assign(1, {});
-  if (next_.empty()) {
-    end_ = std::move(after);
-    return thin_out(end_.tokens);
-  }
-  std::shared_ptr<float[]>& next = next_[keeps_each() ? n - 1 : 0];
-  after.floats = std::move(next);
+  const bool in_host = next_ != nullptr;
+  after.floats = std::move(next_);
   std::swap(end_, after);
   // What nobody else has is the room of the next step.
-  if (after.floats && is_sole(after.floats)) next = std::const_pointer_cast<float[]>(after.floats);
-  else next.swap(next_.back()), next_.pop_back();
+  if (in_host && after.floats && is_sole(after.floats))
+    next_ = std::const_pointer_cast<float[]>(after.floats);
   thin_out(end_.tokens);
 }
 
@@ -193,7 +186,7 @@ void RecurrentState::restore(const std::vector<uint64_t>& tokens, uint64_t wante
   if (last.tokens > 0 && last.tokens <= wanted) checkpoints.push_back(last);
   checkpoints_ = std::move(checkpoints);
   end_ = std::move(last);
-  next_.clear();
+  next_.reset();
   thin_out(std::min(wanted, end_.tokens));
 }
 

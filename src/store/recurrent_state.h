@@ -6,15 +6,16 @@
 // there are too many, checkpoints.h says which one goes.
 //
 // A step is prepare(), a write of next() for every layer, commit(n). Nothing is visible before
-// commit(), so a failed or cancelled step leaves the states unchanged. A step of which only some
-// tokens may stay writes a state after each of them. Copies (forks) share what
-// is committed, which is never written again. Threads: layers may be written at once; otherwise one
-// at a time.
+// commit(), so a failed or cancelled step leaves the states unchanged. Copies (forks) share what is
+// committed, which is never written again. Threads: layers may be written at once; otherwise one at
+// a time.
 //
 // A step may leave layers elsewhere, in a device's memory: set_next_part() before commit(). They
 // come to host memory when a checkpoint needs them, or a file that is saved. Where all layers are
-// elsewhere, steps take no host memory. A step of which only some tokens may stay leaves such parts
-// after each token.
+// elsewhere, steps take no host memory.
+//
+// Of a step only the first tokens may stay. Layers elsewhere then have parts after each token; the
+// others are computed again, from now(), before the commit.
 #pragma once
 
 #include <cstddef>
@@ -76,14 +77,13 @@ class RecurrentState {
 
   // Room for a state of all layers, not written. Throws std::bad_alloc.
   std::shared_ptr<float[]> make() const;
-  // Makes room for a step of which all tokens stay, or for the states after each of so many.
+  // Makes room for a step of which all tokens stay, or, if `open` > 0, the first 1 to `open` ones.
   // in_host: the step has layers in host memory. Throws std::bad_alloc.
-  void prepare(uint32_t each = 0, bool in_host = true);
-  bool keeps_each() const { return each_ > 1; }
-  // Of a layer: the state before the step, and that after it; or that after its token i. Layers of
-  // parts() have none here unless is_whole().
+  void prepare(uint32_t open = 0, bool in_host = true);
+  // Of a layer: the state before the step, and that after it. Layers of parts() have none here
+  // unless is_whole().
   const float* now(uint32_t layer) const { return end_.floats.get() + layer * layer_size_; }
-  float* next(uint32_t layer, uint32_t i = 0) { return next_[i].get() + layer * layer_size_; }
+  float* next(uint32_t layer) { return next_.get() + layer * layer_size_; }
   void commit(uint64_t n);
 
   // A span (KvStore::begin_span) instead of a step: prepare(), begin_span(), and of each layer,
@@ -97,7 +97,7 @@ class RecurrentState {
   // Layers of the state before the step that are elsewhere, and those that the step leaves there.
   const Parts& parts() const { return end_.parts; }
   bool is_whole() const { return end_.is_whole; }
-  // i: as next() has it.
+  // i: the token after which it is, where not all may stay.
   void set_next_part(std::shared_ptr<const StatePart> part, uint32_t i = 0) {
     next_parts_[i].push_back(std::move(part));
   }
@@ -152,10 +152,9 @@ class RecurrentState {
   std::size_t layer_size_;
   CheckpointLimits limits_;
   Snapshot end_;
-  std::vector<Snapshot> checkpoints_;           // ascending; none is of 0 tokens
-  std::vector<std::shared_ptr<float[]>> next_;  // of no other object; empty or as prepared
-  uint32_t each_ = 0;                           // of prepare()
-  std::vector<Parts> next_parts_ = std::vector<Parts>(1);  // as next_
+  std::vector<Snapshot> checkpoints_;  // ascending; none is of 0 tokens
+  std::shared_ptr<float[]> next_;      // of no other object; may be null
+  std::vector<Parts> next_parts_ = std::vector<Parts>(1);
 };
 
 }  // namespace kvasir
