@@ -7,15 +7,17 @@
 
 namespace kvasir {
 
-constexpr uint32_t alone_every = 32;  // at least one step of one token in so many and one
-constexpr std::size_t few_costs = 2;  // of a size: before, a step of one token follows each step
-constexpr std::size_t enough = 5;     // costs of a size: before, one follows every fourth step
-constexpr double min_slope = 0.02;    // of a token more
-constexpr double larger_size = 0.75;  // a slope that was not noted, of that of a smaller size
-constexpr double earned = 0.006;      // credit for a step of one token
-constexpr double earned_right = 0.3;  // for one whose first draft would have been right
-constexpr double earned_layer = 0.1;  // for one without a draft of a layer that is mostly right
-constexpr double max_credit = 4;      // steps
+constexpr uint32_t alone_every = 32;   // at least one step of one token in so many and one
+constexpr std::size_t few_costs = 2;   // of a size: before, a step of one token follows each step
+constexpr std::size_t enough = 5;      // costs of a size: before, one follows every fourth step
+constexpr double min_slope = 0.02;     // of a token more
+constexpr double larger_size = 0.75;   // a slope that was not noted, of that of a smaller size
+constexpr double earned = 0.006;       // credit for a step of one token
+constexpr double earned_right = 0.3;   // for one whose first draft would have been right
+constexpr double earned_layer = 0.07;  // for one without a draft of a layer that is mostly right
+constexpr double saved = 0.5;          // of what the layer gains
+constexpr double max_savings = 1.5;    // steps
+constexpr double max_credit = 4;       // steps
 constexpr double allowed = 0.005, allowed_of_gain = 0.5;  // for the layer's first draft
 constexpr double always_allowed = 0.5, max_owed = 100;
 constexpr double min_gain = 1.05;        // that is expected of a step with drafts
@@ -81,7 +83,7 @@ std::array<DraftPace::Accepted, DraftPace::kinds> DraftPace::expected_accepted()
   constexpr std::array<double, kinds> shares = {
       0.2, 0.4,  0.3,  0.5,  0.4,  0.6,  0.55, 0.7,  // matches of 2 to 6 tokens
       0.7, 0.85, 0.85, 0.92, 0.92, 0.95,             // of 7, 11, 19 tokens and more
-      0.6, 0.65, 0.6};                               // the layer's first drafts, its later ones
+      0.6, 0.6};                                     // the layer's first drafts, its later ones
   std::array<Accepted, kinds> out{};
   for (std::size_t i = 0; i < kinds; ++i) out[i] = {expected_weight * shares[i], expected_weight};
   return out;
@@ -89,11 +91,9 @@ std::array<DraftPace::Accepted, DraftPace::kinds> DraftPace::expected_accepted()
 
 // A match is longer by the drafts that were right.
 std::size_t DraftPace::kind_of(const Offer& offer, uint32_t i) const {
-  if (offer.source == DraftSource::layer && i > 0) return kinds - 1;
+  if (offer.source == DraftSource::layer) return 2 * matches + (i > 0 ? 1 : 0);
   std::size_t kind = 0;
-  if (offer.source == DraftSource::layer) kind = matches;
-  else
-    for (const uint32_t longer : {2u, 3u, 4u, 6u, 10u, 18u}) kind += offer.match + i > longer;
+  for (const uint32_t longer : {2u, 3u, 4u, 6u, 10u, 18u}) kind += offer.match + i > longer;
   return 2 * kind + (i > 0 || right_[index_of(offer.source)] ? 1 : 0);
 }
 
@@ -104,6 +104,7 @@ DraftPace::Choice DraftPace::choose(const Offer& offer) const {
       layer_begins_ > std::max(layer_allowance_, always_allowed))
     return {};
   const BySource& source = by_[index_of(offer.source)];
+  const double credit = offer.source == DraftSource::layer ? std::max(credit_, savings_) : credit_;
   const double rate = std::max((kept_ + rate_weight) / (time_ + rate_weight), 1.0);
   Choice best;
   double kept = 1, next = 1;
@@ -111,7 +112,7 @@ DraftPace::Choice DraftPace::choose(const Offer& offer) const {
     const Accepted& a = accepted_[kind_of(offer, drafts - 1)];
     next *= a.accepted / a.decided, kept += next;
     const double cost = source.costs.of(drafts + 1), gain = kept - 1 - rate * (cost - 1);
-    if (cost - 1 <= credit_ && kept > min_gain * cost && gain > best.gain) best = {drafts, gain};
+    if (cost - 1 <= credit && kept > min_gain * cost && gain > best.gain) best = {drafts, gain};
   }
   return best;
 }
@@ -128,6 +129,14 @@ void DraftPace::note_accepted(const Offer& offer, uint32_t accepted, uint32_t dr
     a.decided = decay * a.decided + 1;
   }
   right_[index_of(offer.source)] = accepted >= drafts;
+}
+
+// Of a step with drafts.
+void DraftPace::note_gain(const Step& step, double cost) {
+  const double gain = step.kept - cost;
+  credit_ = std::min(credit_ + gain, max_credit);
+  if (step.offer.source != DraftSource::layer) return;
+  savings_ = std::clamp(savings_ + (gain > 0 ? saved * gain : gain), -max_savings, max_savings);
 }
 
 void DraftPace::note_passed(const Offer& offer, bool accepted) {
@@ -147,7 +156,7 @@ void DraftPace::note_longer(const Step& step) {
   const double cost = by_[index_of(step.offer.source)].costs.of(step.drafts + 1),
                longer = std::max(cost_of(step.ns, alone_ns()) - cost, 0.0);
   note_accepted(step.offer, step.kept - 1, step.drafts);
-  credit_ = std::min(credit_ + step.kept - cost, max_credit);
+  note_gain(step, cost);
   if (alone_count_ == 0) return;  // nothing to compare it with
   if (step.offer.source == DraftSource::layer && !layer_begun_) {
     layer_begins_ = longer;
@@ -181,7 +190,7 @@ void DraftPace::note(const Step& step) {
     cost = std::clamp(measured, 1.0, 2 * cost - 1);
   }
   note_accepted(step.offer, step.kept - 1, step.drafts);
-  credit_ = std::min(credit_ + step.kept - cost, max_credit);
+  note_gain(step, cost);
   if (by_layer) layer_allowance_ += allowed_of_gain * std::max(step.kept - cost, 0.0);
   layer_allowance_ = std::min(layer_allowance_, max_owed);
   note_rate(step.kept, source.costs.of(step.drafts + 1));

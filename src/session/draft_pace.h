@@ -41,7 +41,8 @@ class StepCosts {
 // what it costs from it and adds the tokens that it keeps. A step is drafted where it is expected
 // to pay, and where the credit covers its loss. A step of one token adds little, and more where a
 // draft would have been right. So drafts that are never accepted take a hundredth of the time, and
-// first_credit of an answer: short answers have what earlier ones left.
+// first_credit of an answer: short answers have what earlier ones left. The layer has savings
+// besides, half of what its drafts have gained, which short answers spend too.
 //
 // Some steps take longer once: the first ones that a GPU records a graph in, which count in full,
 // and the MTP layer's first draft of a session, which may need a sketch and memory. It is left out
@@ -100,9 +101,9 @@ class DraftPace {
     double accepted, decided;
   };
   static constexpr std::size_t matches = 7;  // kinds of them, by length
-  // Each after a wrong draft and after a right one; the layer's likewise, and its later drafts of a
-  // step.
-  static constexpr std::size_t kinds = 2 * matches + 3;
+  // Each after a wrong draft and after a right one; the layer's first drafts of a step, and its
+  // later ones.
+  static constexpr std::size_t kinds = 2 * matches + 2;
   struct BySource {
     StepCosts costs;
     uint32_t idle = 0;  // steps of one token since its last draft
@@ -114,12 +115,14 @@ class DraftPace {
   void note_alone(uint64_t ns);
   void note_rate(double kept, double time);
   void note_longer(const Step& step);
+  void note_gain(const Step& step, double cost);
 
   std::array<BySource, draft_sources> by_ = {BySource{StepCosts(0.25)}, BySource{StepCosts(0.35)}};
   std::array<Accepted, kinds> accepted_ = expected_accepted();
   static std::array<Accepted, kinds> expected_accepted();
   std::array<bool, draft_sources> right_{};  // whether the newest draft was
   double credit_ = first_credit;
+  double savings_ = 0;         // of the layer
   bool layer_drafts_ = false;  // it has drafted
   // What its first draft of a session takes longer, in steps of one token, and what that may be.
   double layer_begins_ = 0, layer_allowance_ = 0;

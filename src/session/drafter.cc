@@ -88,7 +88,8 @@ Status Drafter::end_step(const ForwardStep& step, uint32_t kept, DraftState* sta
                        step.tokens.begin() + static_cast<std::ptrdiff_t>(known),
                        step.tokens.begin() + kept);
   state->hidden.insert(state->hidden.end(), step.hidden, step.hidden + kept * width);
-  if (state->tokens.size() < max_pending) return {};
+  const bool ends_text = step.size() > 1 && !step.open && step.follows == 0;
+  if (state->tokens.size() < max_pending && !ends_text) return {};
   Status s = compute_pending(step.cancel, state);
   if (!s.ok()) (void)cut(at_, state);
   return s;

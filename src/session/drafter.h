@@ -2,8 +2,9 @@
 //
 // The layer has a KV cache of its own. Its row of a token follows from the token and from what the
 // output matrix multiplied for the token before. Rows that are not computed yet are pending; they
-// are computed together, when there are many or before a draft. Of one layer keys and values follow
-// from the row alone: nothing is attended but for the newest row, when there is a draft.
+// are computed together, when there are many, at the end of a document or a question, or before a
+// draft. Of one layer keys and values follow from the row alone: nothing is attended but for the
+// newest row, when there is a draft.
 //
 // It is computed where MtpLayer is: on the CPU, or on the GPU that has the model's output. On a GPU
 // a draft reads tokens that a sketch of the keys chooses (`bounded`), which the first draft finds.
