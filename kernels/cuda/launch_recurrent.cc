@@ -13,6 +13,7 @@ int sigmoid_gate(DeviceStream* s, const float* x, const float* gate, const Devic
 }
 
 int convolve(DeviceStream* s, const DeviceConvolution& c) {
+  static_assert(max_alone <= convolve_tokens);  // a thread has all states
   return launch(s, "recurrent_convolve",
                 Grid{blocks_for(c.channels, convolve_threads), blocks_for(c.n, convolve_tokens)},
                 convolve_threads, c);

@@ -87,16 +87,12 @@ __device__ inline void advance(const DeviceHeadStates& h) {
   const std::size_t matrix = h.offset + head * h.matrix_size() +
                              std::size_t{blockIdx.x} * h.keys * state_panel + own_column;
   float state[rows];
-  const auto load = [&] {
-    const float* from = h.states->from + matrix;
+  const float* const from = h.states->from + matrix;
 #pragma unroll
-    for (uint32_t j = 0; j < rows; ++j)
-      state[j] = row_of(j) < h.keys ? from[row_of(j) * state_panel] : 0.0f;
-  };
-  if (h.older_states) load();
+  for (uint32_t j = 0; j < rows; ++j)
+    state[j] = row_of(j) < h.keys ? from[row_of(j) * state_panel] : 0.0f;
   after_previous();
   stages[0].copy(h, 0, min(Tokens::tokens, h.n), head, key_head);
-  if (!h.older_states) load();
   const float skip = h.skip ? h.skip[head] : 0.0f;
   uint32_t stage = 0;
 #pragma unroll 1
@@ -143,12 +139,13 @@ __device__ inline void advance(const DeviceHeadStates& h) {
       const float sum = lane_sum<row_lanes>((out[0] + out[1]) + (out[2] + out[3]));
       if (own == 0 && column < h.values)
         h.out[(std::size_t{first + t} * h.heads + head) * h.values + column] = fmaf(skip, v, sum);
+      if (!h.each && first + t + 1 < h.n) continue;
+      float* const to = h.states[h.each ? first + t : 0].to + matrix;
+#pragma unroll
+      for (uint32_t j = 0; j < rows; ++j)
+        if (row_of(j) < h.keys) to[row_of(j) * state_panel] = state[j];
     }
   }
-  float* const to = h.states->to + matrix;
-#pragma unroll
-  for (uint32_t j = 0; j < rows; ++j)
-    if (row_of(j) < h.keys) to[row_of(j) * state_panel] = state[j];
 }
 
 }  // namespace
@@ -192,10 +189,11 @@ __global__ void __launch_bounds__(convolve_threads) recurrent_convolve(DeviceCon
     if (c.silu) sum *= sigmoid(sum);
     const std::size_t at = std::size_t{t} * c.channels + channel;
     c.y[at] = c.gates ? sum * c.gates[at] : sum;
+    if (!c.each && t + 1 < c.n) continue;
+    float* const to = c.states[c.each ? t : 0].to + c.offset;
+    for (uint32_t i = 0; i < before; ++i)
+      to[std::size_t{i} * c.channels + channel] = input(t + 1 + i);
   }
-  if (end < c.n) return;
-  float* to = c.states->to + c.offset;
-  for (uint32_t i = 0; i < before; ++i) to[std::size_t{i} * c.channels + channel] = input(c.n + i);
 }
 
 // A warp has the rates of a token, or a head of its q or k.

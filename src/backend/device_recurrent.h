@@ -12,8 +12,8 @@ namespace kvasir {
 
 constexpr uint32_t max_device_keys = 256;  // rows of a head's matrix that a GPU computes
 
-// The states before and after a step. They are in device memory, so that a recorded graph serves
-// every step.
+// The states before and after a step, or before and after each of its tokens. They are in device
+// memory, so that a recorded graph serves every step.
 struct DeviceStates {
   const float* from;
   float* to;
@@ -22,13 +22,14 @@ struct DeviceStates {
 // Convolution of backend/kernels.h, all pointers device; `offset` floats into both states.
 struct DeviceConvolution {
   uint32_t n = 0, taps = 0, channels = 0;
-  const float* x = nullptr;        // [n][channels]
-  const float* factors = nullptr;  // [n][channels] of the inputs, or null
-  const float* weights = nullptr;  // [taps][channels]; the last tap is the token's own
-  const float* bias = nullptr;     // [channels], or null
-  const float* gates = nullptr;    // [n][channels] factors of the outputs, or null
-  bool silu = false;               // before the gates
-  const DeviceStates* states = nullptr;
+  const float* x = nullptr;              // [n][channels]
+  const float* factors = nullptr;        // [n][channels] of the inputs, or null
+  const float* weights = nullptr;        // [taps][channels]; the last tap is the token's own
+  const float* bias = nullptr;           // [channels], or null
+  const float* gates = nullptr;          // [n][channels] factors of the outputs, or null
+  bool silu = false;                     // before the gates
+  const DeviceStates* states = nullptr;  // [each ? n : 1]
+  bool each = false;  // of each of at most max_alone tokens; only the first is read
   std::size_t offset = 0;
   float* y = nullptr;  // [n][channels]
 };
@@ -52,10 +53,10 @@ struct DeviceHeadStates {
   const float* skip = nullptr;                        // [heads], or null
   float epsilon = 0;                                  // of the norm of q and k
   float *decay = nullptr, *rate = nullptr;            // [n][heads]
+  // [each ? n : 1]. The first is read while earlier kernels still run: an earlier step wrote it.
   const DeviceStates* states = nullptr;
+  bool each = false;  // of each token; only the first is read
   std::size_t offset = 0;
-  // Whether an earlier step wrote the states: they are then read while earlier kernels still run.
-  bool older_states = false;
   float* out = nullptr;  // [n][heads][values]
 
   constexpr std::size_t matrix_size() const {

@@ -51,21 +51,19 @@ void GpuExecutor::enqueue_recurrent(uint32_t layer, const DeviceActivations& y) 
   const Workspace::Recurrent& to = work_.recurrent;
   multiply(y, {{&w.in, to.in}, {&w.gate, to.gate}, {&w.alpha, to.alpha}, {&w.beta, to.beta}});
   const bool alone = r.kind == RecurrentKind::convolution;
-  for (uint32_t row = 0; row < rows_; ++row) {  // a state after each of them
-    const std::size_t at = std::size_t{row} * r.channels;
-    enqueue(ops_.convolve(stream_, {.n = n_ / rows_,
-                                    .taps = r.taps,
-                                    .channels = r.channels,
-                                    .x = to.in + at,
-                                    .factors = alone ? to.beta + at : nullptr,
-                                    .weights = w.convolution.get(),
-                                    .bias = w.bias.get(),
-                                    .gates = alone ? to.gate + at : nullptr,
-                                    .silu = !alone,
-                                    .states = states_.addresses(row),
-                                    .offset = states_.offset(config_.layer(layer).state),
-                                    .y = to.mixed + at}));
-  }
+  enqueue(ops_.convolve(stream_, {.n = n_,
+                                  .taps = r.taps,
+                                  .channels = r.channels,
+                                  .x = to.in,
+                                  .factors = alone ? to.beta : nullptr,
+                                  .weights = w.convolution.get(),
+                                  .bias = w.bias.get(),
+                                  .gates = alone ? to.gate : nullptr,
+                                  .silu = !alone,
+                                  .states = states_.addresses(),
+                                  .each = rows_ > 1,
+                                  .offset = states_.offset(config_.layer(layer).state),
+                                  .y = to.mixed}));
   if (!alone) return enqueue_states(layer);
   // A prefill's last layer goes on with the rows of the logits alone, or with none: what the state
   // keeps of the others would not be checked.
@@ -80,37 +78,33 @@ void GpuExecutor::enqueue_states(uint32_t layer) {
   const Workspace::Recurrent& to = work_.recurrent;
   const bool delta = r.kind == RecurrentKind::delta_net;
   const uint32_t keys = r.key_heads * r.key_dim;
-  DeviceHeadStates h{.n = n_,
-                     .heads = r.heads,
-                     .key_heads = r.key_heads,
-                     .keys = r.key_dim,
-                     .values = r.value_dim,
-                     .delta = delta,
-                     .cyclic_keys = r.cyclic_keys,
-                     .channels = r.channels,
-                     // the delta rule: q, k, v; Mamba-2: v, k, q
-                     .k_at = delta ? keys : r.inner(),
-                     .q_at = delta ? 0 : r.inner() + keys,
-                     .v_at = delta ? 2 * keys : 0,
-                     .x = to.mixed,
-                     .alpha = to.alpha,
-                     .beta = to.beta,
-                     .factors = w.decay.get(),
-                     .biases = w.decay_bias.get(),
-                     .skip = w.skip.get(),
-                     .epsilon = l2_epsilon,
-                     .decay = to.decay,
-                     .rate = to.rate,
-                     .states = states_.addresses(),
-                     .offset = states_.offset(config_.layer(layer).state) + r.inputs_size(),
-                     .out = to.out};
+  const DeviceHeadStates h{.n = n_,
+                           .heads = r.heads,
+                           .key_heads = r.key_heads,
+                           .keys = r.key_dim,
+                           .values = r.value_dim,
+                           .delta = delta,
+                           .cyclic_keys = r.cyclic_keys,
+                           .channels = r.channels,
+                           // the delta rule: q, k, v; Mamba-2: v, k, q
+                           .k_at = delta ? keys : r.inner(),
+                           .q_at = delta ? 0 : r.inner() + keys,
+                           .v_at = delta ? 2 * keys : 0,
+                           .x = to.mixed,
+                           .alpha = to.alpha,
+                           .beta = to.beta,
+                           .factors = w.decay.get(),
+                           .biases = w.decay_bias.get(),
+                           .skip = w.skip.get(),
+                           .epsilon = l2_epsilon,
+                           .decay = to.decay,
+                           .rate = to.rate,
+                           .states = states_.addresses(),
+                           .each = rows_ > 1,
+                           .offset = states_.offset(config_.layer(layer).state) + r.inputs_size(),
+                           .out = to.out};
   enqueue(ops_.prepare_heads(stream_, h));
-  h.n = n_ / rows_;
-  for (uint32_t row = 0; row < rows_; ++row) {
-    h.states = states_.addresses(row), h.older_states = row == 0;
-    enqueue(ops_.advance_heads(stream_, h));
-    h.x += r.channels, h.decay += r.heads, h.rate += r.heads, h.out += r.inner();
-  }
+  enqueue(ops_.advance_heads(stream_, h));
   const uint32_t groups = delta ? r.heads : r.key_heads;
   const DeviceActivations rounded = rounded_gates(w.out);
   const DeviceGatedNorm gated{.rows = n_ * groups,

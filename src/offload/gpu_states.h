@@ -32,9 +32,9 @@ class GpuStates {
   Status prepare(RecurrentState* states, uint32_t rows, DeviceStream* stream);
   // After prepare(). Returns an error code of DeviceKernels.
   int begin(DeviceStream* stream);
-  // In GPU memory, after begin(); the address stays. row: a token of those that have states of
-  // their own. A layer's place in both states.
-  const DeviceStates* addresses(uint32_t row = 0) const { return addresses_.get() + row; }
+  // In GPU memory, after begin(); the address stays. Of each token that has a state of its own. A
+  // layer's place in both states.
+  const DeviceStates* addresses() const { return addresses_.get(); }
   std::size_t offset(uint32_t state) const { return (state - first_) * layer_size_; }
   // Bytes of GPU memory that the sequence's states and those of a fork may still take.
   uint64_t reserve() const;

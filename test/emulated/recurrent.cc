@@ -33,14 +33,25 @@ int sigmoid_gate(DeviceStream* s, const float* x, const float* gate, const Devic
   });
 }
 
+// Calls f(states, first, n) for the parts of n tokens after which there is a state.
+template <class F>
+void for_states(const DeviceStates* states, bool each, uint32_t n, F f) {
+  if (!each) return f(*states, 0u, n);
+  for (uint32_t t = 0; t < n; ++t)
+    f(DeviceStates{t == 0 ? states->from : states[t - 1].to, states[t].to}, t, 1u);
+}
+
 int convolve(DeviceStream* s, const DeviceConvolution& c) {
   return enqueue(s, [=] {
     const std::size_t size = std::size_t{c.n} * c.channels;
     Aligned<float> x(size);
     for (std::size_t i = 0; i < size; ++i) x[i] = c.factors ? c.x[i] * c.factors[i] : c.x[i];
-    cpu().convolve({c.n, c.taps, c.channels, x.get(), c.weights, c.bias, c.states->from + c.offset,
-                    c.states->to + c.offset, c.y, c.silu},
-                   0, c.channels);
+    for_states(c.states, c.each, c.n, [&](const DeviceStates& own, uint32_t first, uint32_t n) {
+      const std::size_t at = std::size_t{first} * c.channels;
+      cpu().convolve({n, c.taps, c.channels, x.get() + at, c.weights, c.bias, own.from + c.offset,
+                      own.to + c.offset, c.y + at, c.silu},
+                     0, c.channels);
+    });
     for (std::size_t i = 0; c.gates && i < size; ++i) c.y[i] *= c.gates[i];
     return 0;
   });
@@ -76,18 +87,23 @@ int advance_heads(DeviceStream* s, const DeviceHeadStates& h) {
                         key =
                             (h.cyclic_keys ? head % h.key_heads : head / (h.heads / h.key_heads)) *
                             h.keys;
-      StateStep step;
-      step.n = h.n, step.keys = h.keys, step.values = h.values, step.corrects = h.delta;
-      step.from = h.states->from + matrix, step.to = h.states->to + matrix;
-      step.k = h.x + h.k_at + key, step.q = h.x + h.q_at + key;
-      step.v = h.x + h.v_at + head * h.values, step.out = h.out + head * h.values;
-      step.decay = h.decay + head, step.rate = h.rate + head;
-      step.key_stride = step.value_stride = h.channels;
-      step.rate_stride = h.heads, step.out_stride = std::size_t{h.heads} * h.values;
-      cpu().advance_state(step, 0, state_panels(h.values));
-      for (std::size_t t = 0; h.skip && t < h.n; ++t)
-        for (std::size_t i = 0; i < h.values; ++i)
-          step.out[t * step.out_stride + i] += h.skip[head] * step.v[t * h.channels + i];
+      for_states(h.states, h.each, h.n, [&](const DeviceStates& own, uint32_t first, uint32_t n) {
+        const float* const x = h.x + std::size_t{first} * h.channels;
+        StateStep step;
+        step.n = n, step.keys = h.keys, step.values = h.values, step.corrects = h.delta;
+        step.from = own.from + matrix, step.to = own.to + matrix;
+        step.k = x + h.k_at + key, step.q = x + h.q_at + key;
+        step.v = x + h.v_at + head * h.values;
+        step.key_stride = step.value_stride = h.channels;
+        step.rate_stride = h.heads, step.out_stride = std::size_t{h.heads} * h.values;
+        step.decay = h.decay + std::size_t{first} * h.heads + head;
+        step.rate = h.rate + std::size_t{first} * h.heads + head;
+        step.out = h.out + first * step.out_stride + head * h.values;
+        cpu().advance_state(step, 0, state_panels(h.values));
+        for (std::size_t t = 0; h.skip && t < n; ++t)
+          for (std::size_t i = 0; i < h.values; ++i)
+            step.out[t * step.out_stride + i] += h.skip[head] * step.v[t * h.channels + i];
+      });
     }
     return 0;
   });

@@ -2,6 +2,7 @@
 // say so.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <vector>
 
 #include "device_support.h"
@@ -222,7 +223,6 @@ void check_steps(const HeadsShape& shape, Random& random) {
     Memory<float> dx(x.data(), x.size()), dalpha(alpha.data(), alpha.size()),
         dbeta(beta.data(), beta.size());
     DeviceHeadStates h = heads.of(n, dx.data(), dalpha.data(), dbeta.data(), &states);
-    h.older_states = n != 3;
     OK(ops().prepare_heads(stream(), h));
     OK(ops().advance_heads(stream(), h));
     const float* prepared = dx.get().data();
@@ -265,6 +265,58 @@ void check_division(const HeadsShape& shape, Random& random) {
     last[i].assign(state, state + zeros.size());
   }
   CHECK(last[0] == last[1]);
+}
+
+// A step of which any first tokens may stay has the bits of steps of one token each.
+void check_each(const HeadsShape& shape, Random& random) {
+  constexpr uint32_t n = max_alone, taps = 4;
+  Heads heads(shape, n, random);
+  const std::size_t matrix = std::size_t{state_panels(shape.values)} * shape.keys * state_panel,
+                    inputs = std::size_t{taps - 1} * heads.channels,
+                    size = offset + inputs + shape.heads * matrix;
+  const std::vector<float> x = normals(std::size_t{n} * heads.channels, random),
+                           alpha = normals(std::size_t{n} * shape.heads, random),
+                           beta = normals(alpha.size(), random), first = normals(size, random),
+                           weights = normals(std::size_t{taps} * heads.channels, random);
+  Memory<float> dx(x.data(), x.size()), dalpha(alpha.data(), alpha.size()),
+      dbeta(beta.data(), beta.size()), dweights(weights.data(), weights.size()), y(x.size());
+  std::vector<std::vector<float>> found[2];
+  std::vector<float> outs[2];
+  for (const bool each : {false, true}) {
+    std::vector<std::unique_ptr<Memory<float>>> states;
+    for (uint32_t t = 0; t <= n; ++t)
+      states.push_back(std::make_unique<Memory<float>>(first.data(), size));
+    std::vector<DeviceStates> both(n);
+    for (uint32_t t = 0; t < n; ++t) both[t] = {states[t]->data(), states[t + 1]->data()};
+    Memory<DeviceStates> addresses(both.data(), n);
+    const auto run = [&](uint32_t at, uint32_t count) {
+      OK(ops().convolve(stream(), {.n = count,
+                                   .taps = taps,
+                                   .channels = heads.channels,
+                                   .x = dx.data() + std::size_t{at} * heads.channels,
+                                   .weights = dweights.data(),
+                                   .silu = true,
+                                   .states = addresses.data() + at,
+                                   .each = each,
+                                   .offset = offset,
+                                   .y = y.data() + std::size_t{at} * heads.channels}));
+      DeviceHeadStates h =
+          heads.of(count, y.data() + std::size_t{at} * heads.channels,
+                   dalpha.data() + at * shape.heads, dbeta.data() + at * shape.heads, nullptr);
+      h.states = addresses.data() + at, h.each = each, h.offset = offset + inputs;
+      h.out += std::size_t{at} * shape.heads * shape.values;
+      OK(ops().prepare_heads(stream(), h));
+      OK(ops().advance_heads(stream(), h));
+    };
+    if (each) run(0, n);
+    for (uint32_t t = 0; t < n && !each; ++t) run(t, 1);
+    for (const auto& state : states)
+      found[each].emplace_back(state->get().data(), state->get().data() + size);
+    const float* const out = heads.out.get().data();
+    outs[each].assign(out, out + std::size_t{n} * shape.heads * shape.values);
+  }
+  CHECK(found[0] == found[1]);
+  CHECK(outs[0] == outs[1]);
 }
 
 // As quantize() rounds them.
@@ -365,6 +417,7 @@ TEST_CASE("a GPU's states of recurrent layers match the reference, step after st
     CAPTURE(shape.delta);
     check_steps(shape, random);
     check_division(shape, random);
+    check_each(shape, random);
   }
 }
 
