@@ -171,8 +171,7 @@ void GpuExecutor::trim() {
 }
 
 Status GpuExecutor::begin(const StepContext& c) {
-  step_ = &c, n_ = c.tokens(), open_ = c.step.open, rows_ = rows_of(c);
-  error_ = 0;
+  step_ = &c, n_ = c.tokens(), open_ = c.step.open, rows_ = rows_of(c), error_ = 0;
   replays_ = records_ = finds_best_ = logits_stay_ = false;
   logits_ = hidden_ = 0, undelivered_ = first_layer();
   RETURN_IF_ERROR(resize(n_));
@@ -243,7 +242,8 @@ Status GpuExecutor::enqueue_inputs(float* pinned, bool has_more) {
   upload(work_.sin, c.sin, angles, x + angles);
   if (states_.layers() > 0) enqueue(states_.begin(stream_));
   if (mode_ == AttentionMode::gpu_selective) enqueue(selective_.enqueue_counts(stream_));
-  return {};
+  // With addresses of the last step a kernel would write to the sequence's own state.
+  return device_->status(error_, "a step's inputs");
 }
 
 // x = W inputs + b. pinned: null, or room for the inputs.
