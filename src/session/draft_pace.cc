@@ -64,7 +64,7 @@ double StepCosts::slope_of(std::size_t size) const {
   } else {
     while (++other < sizes && !is_known(other)) {
     }
-    if (other < sizes) expected = slope_of(other);
+    if (other < sizes) expected = std::min(expected, slope_of(other));
   }
   return own.count == 1 ? std::min((2 * values[0] + expected) / 3, expected) : expected;
 }

@@ -14,6 +14,7 @@ constexpr std::size_t draft_sources = 2;
 // What a step of several tokens takes, in steps of one token: 1 + slope * (tokens - 1). Slopes are
 // kept by size, and each is the median of the newest ones: another process may delay a step. A size
 // that was not tried is expected to take less a token than a smaller one: weights are read once.
+// Slow steps of a larger size say little of it.
 class StepCosts {
  public:
   explicit StepCosts(double expected) : expected_(expected) {}

@@ -148,6 +148,15 @@ TEST_CASE("the number of drafts follows what a token costs and how many are acce
   CHECK(drafts_of(0.2, 0.5) < 4);
 }
 
+TEST_CASE("slow steps of many tokens are no reason not to try a few") {
+  StepCosts costs(0.35);
+  for (int i = 0; i < 2; ++i) costs.note(4, 1 + 3 * 0.9);
+  CHECK(costs.of(4) == doctest::Approx(3.7));
+  CHECK(costs.of(2) == doctest::Approx(1.35));
+  for (int i = 0; i < 9; ++i) costs.note(4, 1.3);
+  CHECK(costs.of(2) == doctest::Approx(1.1));
+}
+
 TEST_CASE("several drafts are tried where one gains less than they do") {
   // One draft gains 1.5 / 1.5 and is not worth it, three gain 1.875 / 1.6.
   DraftPace pace;
