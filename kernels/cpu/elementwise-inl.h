@@ -1,7 +1,7 @@
-// The elementwise operations for every instruction set: plain loops over sixteen lanes that
-// compilers vectorise. There are no fused operations and the lanes' order is fixed, so every
-// instruction set gives the same bits. Included by one file per instruction set; everything here
-// has internal linkage.
+// The elementwise operations for every instruction set: loops over sixteen lanes that compilers
+// vectorise, and vector types of the compiler where they do not. There are no fused operations and
+// the lanes' order is fixed, so every instruction set gives the same bits. Included by one file per
+// instruction set; everything here has internal linkage.
 #pragma once
 
 #include <cmath>

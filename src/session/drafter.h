@@ -7,7 +7,8 @@
 // newest row, when there is a draft.
 //
 // It is computed where MtpLayer is: on the CPU, or on the GPU that has the model's output. On a GPU
-// a draft reads tokens that a sketch of the keys chooses (`bounded`), which the first draft finds.
+// a draft reads tokens that a sketch of the keys chooses (`bounded`). It is found at the end of a
+// document, or by the first draft.
 //
 //   tokens   0 | first ........ end() ........ next_row()
 //              | rows in `store` | pending
