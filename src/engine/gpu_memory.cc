@@ -158,8 +158,8 @@ Status GpuExecutor::prepare_output() {
 
 bool GpuExecutor::last_logits(float* out) {
   if (!std::exchange(logits_stay_, false)) return false;
-  const int error = ops_.download(stream_, out, work_.logits, size_.vocabulary * sizeof(float));
-  return ops_.wait(stream_) == 0 && !error;
+  enqueue(ops_.download(stream_, out, work_.logits, size_.vocabulary * sizeof(float)));
+  return wait("the output").ok();
 }
 
 // Pinned memory for what a step of a few tokens begins with, so that it waits for no copy. Null:
