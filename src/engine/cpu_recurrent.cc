@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <utility>
 
 #include "base/checked.h"
 #include "base/magnitude.h"
@@ -57,22 +58,20 @@ void CpuRecurrent::begin(uint32_t n, bool open, RecurrentState* states, const Ca
   inputs_size_ = size;
 }
 
-CpuRecurrent::Inputs CpuRecurrent::inputs_of(uint32_t layer) const {
-  const std::size_t channels = n_ * std::size_t{config_.channels},
-                    heads = n_ * std::size_t{config_.heads},
+CpuRecurrent::Inputs CpuRecurrent::inputs_of(uint32_t layer, uint32_t n) const {
+  const std::size_t channels = n * std::size_t{config_.channels},
+                    heads = n * std::size_t{config_.heads},
                     place = open_ ? model_.config().layer(layer).state : 0;
   float* const in = inputs_.get() + place * (channels + 2 * heads);
   return {in, in + channels, in + channels + heads};
 }
 
+// To the end, even if the step is cancelled now: the commit follows.
 void CpuRecurrent::keep_first(uint32_t n) {
   static const CancelLatch never(nullptr);
-  const uint32_t all = n_;
+  const uint32_t all = std::exchange(n_, n);
   cancel_ = &never;
-  for (const uint32_t layer : layers_) {
-    n_ = all, x_ = inputs_of(layer);
-    n_ = n, next_state(layer);
-  }
+  for (const uint32_t layer : layers_) x_ = inputs_of(layer, all), next_state(layer);
 }
 
 // From x_: mixed_, o_ and the next state.
@@ -95,7 +94,7 @@ bool CpuRecurrent::run(uint32_t layer, const float* y, uint32_t first, float* ou
   const RecurrentWeights& w = model_.weights().layers[layer].recurrent;
   const std::size_t inner = config_.inner();
   const float* result = gate_.get();
-  x_ = inputs_of(layer);
+  x_ = inputs_of(layer, n_);
   if (open_) layers_.push_back(layer);
   bool good = true;
   switch (config_.kind) {

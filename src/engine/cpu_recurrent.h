@@ -48,7 +48,7 @@ class CpuRecurrent {
     float* in;            // [n][channels]
     float *decay, *rate;  // [n][heads]
   };
-  Inputs inputs_of(uint32_t layer) const;
+  Inputs inputs_of(uint32_t layer, uint32_t n) const;  // of a step of n tokens
   void next_state(uint32_t layer);
   void convolve(uint32_t layer, bool silu);
   void short_convolution(uint32_t layer, const float* y);

@@ -83,6 +83,20 @@ TEST_CASE("the room of states counts a sequence that goes back after an answer")
   CHECK(both == states.max_bytes());
 }
 
+TEST_CASE("a step of which only the first tokens may stay takes the memory of any step") {
+  RecurrentState states(2, 8, 4);
+  step(&states, 1);
+  const uint64_t bytes = states.bytes();
+  states.prepare(16);
+  CHECK(states.bytes() == bytes);
+  for (uint32_t l = 0; l < states.layers(); ++l)
+    std::fill_n(states.next(l), states.layer_size(), 2.0f);
+  states.commit(3);
+  CHECK(states.bytes() == bytes);
+  CHECK(states.tokens() == 103);
+  CHECK(states.now(1)[7] == 2.0f);
+}
+
 TEST_CASE("states are read, checked and written until they are cancelled") {
   RecurrentState states(2, 8, 4);
   const std::vector<uint64_t> saved = {10, 20, 30};
