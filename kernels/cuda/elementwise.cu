@@ -259,16 +259,19 @@ __global__ void __launch_bounds__(threads) scale(float* x, std::size_t n, float 
   store(x, at, n, v);
 }
 
-// A block a row. A row of logits is as long as the vocabulary.
+// A block (part, row): a row of logits is as long as the vocabulary.
 __global__ void __launch_bounds__(norm_threads)
     find_largest(const float* x, std::size_t n, DeviceLargest* out) {
   __shared__ Largest parts[norm_threads / 32];
-  x += blockIdx.x * n, out += blockIdx.x;
+  x += blockIdx.y * n, out += blockIdx.y * largest_parts + blockIdx.x;
+  const std::size_t part = (n + largest_parts - 1) / largest_parts,
+                    each = (part + elementwise_each - 1) / elementwise_each * elementwise_each,
+                    end = min((blockIdx.x + 1) * each, n);
   let_next_begin();
   after_previous();
   Largest own;
 #pragma unroll 4
-  for (std::size_t at = threadIdx.x * elementwise_each; at < n;
+  for (std::size_t at = blockIdx.x * each + threadIdx.x * elementwise_each; at < end;
        at += norm_threads * elementwise_each) {
     const Four v = load(x, at, n);
     for (unsigned i = 0; i < elementwise_each; ++i)

@@ -193,7 +193,7 @@ int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
 
 int find_largest(DeviceStream* s, const float* x, uint32_t rows, std::size_t n,
                  DeviceLargest* out) {
-  return launch(s, "find_largest", Grid{rows}, norm_threads, x, n, out);
+  return launch(s, "find_largest", Grid{largest_parts, rows}, norm_threads, x, n, out);
 }
 
 int rotate(DeviceStream* s, const DeviceHeads& h, const DeviceCheck& check) {

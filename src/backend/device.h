@@ -142,7 +142,8 @@ struct DeviceKernels {
                   const DeviceCheck& check, const DeviceActivations& out);
   // x[i] *= factor
   int (*scale)(DeviceStream* stream, float* x, std::size_t n, float factor);
-  // Of each row of x: [rows][n]; n < 2^31. out: [rows].
+  // Of each row of x: [rows][n]; n < 2^31. out: [rows][largest_parts]; a part without numbers has
+  // -infinity.
   int (*find_largest)(DeviceStream* stream, const float* x, uint32_t rows, std::size_t n,
                       DeviceLargest* out);
   // Checks q, k and v afterwards.

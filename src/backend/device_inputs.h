@@ -46,6 +46,16 @@ struct DeviceLargest {
   uint32_t index;
 };
 constexpr uint32_t no_largest = UINT32_MAX;
+// A device finds the largest number of each part of a row: more blocks read a long row sooner.
+constexpr uint32_t largest_parts = 16;
+
+// The largest number of a row from those of its parts.
+inline DeviceLargest largest_of(const DeviceLargest* parts) {
+  DeviceLargest best = parts[0];
+  for (uint32_t i = 1; i < largest_parts && best.index != no_largest; ++i)
+    if (parts[i].index == no_largest || parts[i].value > best.value) best = parts[i];
+  return best;
+}
 
 // A norm of each head: Kernels::rms_norm or Kernels::layer_norm.
 enum class DeviceHeadNorm : uint8_t { none, rms, layer };

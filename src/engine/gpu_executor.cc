@@ -461,7 +461,7 @@ void GpuExecutor::enqueue_results() {
   enqueue_logits(n_ - logits_, logits_, hidden_ > 0);
   if (finds_best_) {
     enqueue(ops_.find_largest(stream_, work_.logits, logits_, size_.vocabulary, best_.get()));
-    enqueue(ops_.download(stream_, host_best_.get(), best_.get(), logits_ * sizeof(DeviceLargest)));
+    enqueue(ops_.download(stream_, host_best_.get(), best_.get(), logits_ * best_bytes));
   } else {
     enqueue(ops_.download(stream_, host_logits_.get(), work_.logits,
                           logits_ * size_.vocabulary * sizeof(float)));

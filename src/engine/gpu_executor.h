@@ -57,8 +57,9 @@ class GpuExecutor final : public LayerExecutor {
     return logits_ == n && !finds_best_ ? host_logits_.get() : nullptr;
   }
   Token best(uint32_t i) const override {
-    const bool found = finds_best_ && host_best_.get()[i].index != no_largest;
-    return found ? static_cast<Token>(host_best_.get()[i].index) : -1;
+    if (!finds_best_) return -1;
+    const uint32_t index = largest_of(host_best_.get() + i * largest_parts).index;
+    return index == no_largest ? -1 : static_cast<Token>(index);
   }
   bool last_logits(float* out) override;
   void committed(const StepContext& step, uint32_t kept) override;
@@ -378,7 +379,8 @@ class GpuExecutor final : public LayerExecutor {
 
   DeviceBuffer<std::byte> joined_;  // joined_inputs()
   DeviceBuffer<float> attended_;    // [layers with attention][n][q and k and v]
-  DeviceBuffer<DeviceLargest> best_;
+  static constexpr std::size_t best_bytes = largest_parts * sizeof(DeviceLargest);
+  DeviceBuffer<DeviceLargest> best_;  // [logits_][largest_parts]
   PinnedBuffer<DeviceLargest> host_best_;
   PinnedBuffer<float> small_inputs_;  // of a step of a few tokens
   PinnedBuffer<float> keys_host_;     // ForwardStep::keys_only

@@ -150,8 +150,9 @@ Status GpuExecutor::prepare_output() {
   }
   // A factor of the logits and a cap change no order.
   if (!step_->step.best || wanted == 0 || !(config_.logit_scale > 0)) return {};
-  if (!best_.get()) RETURN_IF_ERROR(best_.allocate(device_, max_alone, "a step's largest logits"));
-  if (!host_best_.get()) RETURN_IF_ERROR(host_best_.allocate(device_, max_alone));
+  constexpr uint32_t parts = max_alone * largest_parts;
+  if (!best_.get()) RETURN_IF_ERROR(best_.allocate(device_, parts, "a step's largest logits"));
+  if (!host_best_.get()) RETURN_IF_ERROR(host_best_.allocate(device_, parts));
   finds_best_ = true;
   return {};
 }

@@ -141,9 +141,16 @@ int find_largest(DeviceStream* s, const float* x, uint32_t rows, std::size_t n,
                  DeviceLargest* out) {
   return enqueue(s, [=] {
     for (uint32_t i = 0; i < rows; ++i) {
-      const float *row = x + i * n, *largest = std::max_element(row, row + n);
-      const bool finite = std::all_of(row, row + n, [](float v) { return std::isfinite(v); });
-      out[i] = {*largest, finite ? static_cast<uint32_t>(largest - row) : no_largest};
+      for (uint32_t part = 0; part < largest_parts; ++part) {
+        const float* const row = x + i * n;
+        const float *begin = row + n * part / largest_parts,
+                    *end = row + n * (part + 1) / largest_parts,
+                    *largest = std::max_element(begin, end);
+        const bool finite = std::all_of(begin, end, [](float v) { return std::isfinite(v); });
+        out[i * largest_parts + part] = {
+            begin == end ? -INFINITY : *largest,
+            finite ? static_cast<uint32_t>(largest - row) : no_largest};
+      }
     }
     return 0;
   });

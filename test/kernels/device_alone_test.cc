@@ -195,7 +195,7 @@ TEST_CASE("a device finds the largest number of each row") {
   if (!stream()) return;
   Random random(13);
   constexpr uint32_t rows = 4;
-  Memory<DeviceLargest> found(rows);
+  Memory<DeviceLargest> found(rows * largest_parts);
   for (const uint32_t n : {1u, 1023u, 5003u}) {
     std::vector<float> x = normals(std::size_t{rows} * n, random);
     x[2 * std::size_t{n}] = NAN;
@@ -204,7 +204,7 @@ TEST_CASE("a device finds the largest number of each row") {
     for (uint32_t i = 0; i < rows; ++i) {
       const auto row = x.begin() + static_cast<std::ptrdiff_t>(i * n);
       const auto index = static_cast<uint32_t>(std::max_element(row, row + n) - row);
-      CHECK(found.get()[i].index == (i == 2 ? no_largest : index));
+      CHECK(largest_of(&found.get()[i * largest_parts]).index == (i == 2 ? no_largest : index));
     }
   }
 }
