@@ -113,21 +113,16 @@ namespace {
 constexpr unsigned attend_warps = attend_threads / warp;
 
 // A warp's part of the attention of `rows` query rows: a lane has four neighbouring dimensions of
-// o, `wide` times.
+// o, `wide` times, and m, l and own of one row.
 template <uint32_t dim, uint32_t rows>
 struct Part {
   // Lanes that share a token's values.
   static constexpr uint32_t lanes_across = dim / 4 < warp ? dim / 4 : warp;
   static constexpr uint32_t tokens_at_once = warp / lanes_across, wide = dim / 4 / lanes_across;
-  float o[rows][wide][4], m[rows], l[rows], own[rows];  // own: the part of l for itself
+  static constexpr uint32_t lanes_of_row = warp / rows;
+  float o[rows][wide][4] = {}, m = -INFINITY, l = 0, own = 0;  // own: the part of l for itself
 
-  __device__ Part() {
-    for (uint32_t r = 0; r < rows; ++r) {
-      m[r] = -INFINITY, l[r] = own[r] = 0;
-      for (uint32_t i = 0; i < wide; ++i)
-        for (uint32_t d = 0; d < 4; ++d) o[r][i][d] = 0;
-    }
-  }
+  static __device__ uint32_t own_row() { return threadIdx.x % warp / lanes_of_row; }
   // The lane's quad of those that the warp has, and its word of the quad's values, in load j.
   static __device__ uint32_t quad_of(uint32_t j) {
     return j / wide * tokens_at_once + threadIdx.x % warp / lanes_across;
@@ -136,80 +131,115 @@ struct Part {
     return j % wide * lanes_across + threadIdx.x % warp % lanes_across;
   }
 
-  // For tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, summed over
-  // all lanes: writes the weights of the values to weights[row][token].
+  // Adds the sums of lanes that are `step` apart. Each of the two is left with half of them, then
+  // goes on with the lanes that are half as far apart, down to `last`.
+  template <uint32_t step, uint32_t half, uint32_t last>
+  static __device__ void halve(uint32_t lane, int32_t (&sums)[rows * 4]) {
+    const bool upper = lane & step;
+#pragma unroll
+    for (uint32_t i = 0; i < half; ++i) {
+      const int32_t given = upper ? sums[i] : sums[i + half];
+      sums[i] = (upper ? sums[i + half] : sums[i]) + __shfl_xor_sync(all_lanes, given, step);
+    }
+    if constexpr (step > last) halve<step / 2, half / 2, last>(lane, sums);
+  }
+
+  // For tokens 4 (lane % lanes) to + 3, whose integer products with the rows are in s, to be summed
+  // over the lanes of these tokens: writes the weights of the values to weights[row][token]. A lane
+  // is left with the sums of its own row, of some of the four tokens.
   template <uint32_t lanes>
-  __device__ void weigh(int32_t (&s)[rows][4], const float* q_scale, const float (&k_scale)[4],
+  __device__ void weigh(const int32_t (&s)[rows][4], float q_scale, const float (&k_scale)[4],
                         const float (&v_scale)[4], float bias, uint32_t present,
                         float (*weights)[64]) {
-    const uint32_t lane = threadIdx.x % warp;
+    static_assert(rows == 4 && warp / lanes >= rows);
+    constexpr uint32_t left = rows * 4 * lanes / warp;
+    const uint32_t lane = threadIdx.x % warp, first = lane / lanes * left % 4;
+    int32_t sums[rows * 4];
 #pragma unroll
-    for (uint32_t r = 0; r < rows; ++r) {
-      float x[4], max_score = m[r];
+    for (uint32_t i = 0; i < rows * 4; ++i) sums[i] = s[i / 4][i % 4];
+    halve<warp / 2, rows * 2, lanes>(lane, sums);
+    const auto of_token = [&](const float(&x)[4], uint32_t i) {  // x[first + i]
+      if constexpr (left == 4) return x[i];
+      if constexpr (left == 2) return first ? x[2 + i] : x[i];
+      return first & 2 ? first & 1 ? x[3] : x[2] : first & 1 ? x[1] : x[0];
+    };
+    float x[left], max_score = m;
 #pragma unroll
-      for (uint32_t t = 0; t < 4; ++t) {
-        int32_t sum = s[r][t];
-        for (uint32_t step = lanes; step < warp; step *= 2)
-          sum += __shfl_xor_sync(all_lanes, sum, step);
-        x[t] =
-            present >> t & 1 ? static_cast<float>(sum) * k_scale[t] * q_scale[r] + bias : -INFINITY;
-        max_score = fmaxf(max_score, x[t]);
+    for (uint32_t i = 0; i < left; ++i) {
+      x[i] = present >> (first + i) & 1
+                 ? static_cast<float>(sums[i]) * of_token(k_scale, i) * q_scale + bias
+                 : -INFINITY;
+      max_score = fmaxf(max_score, x[i]);
+    }
+    max_score = warp_max(max_score, lanes_of_row);
+    const float keep = relative(m, max_score);
+    float sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < left; ++i) {
+      x[i] = relative(x[i], max_score);
+      sum += x[i];
+      weights[own_row()][lane % lanes * 4 + first + i] = x[i] * of_token(v_scale, i);
+    }
+    l = l * keep + warp_sum(sum, lanes_of_row);
+    own = own * keep + warp_sum(bias == 0 ? sum : 0.0f, lanes_of_row);
+    m = max_score;
+    if (__any_sync(all_lanes, keep != 1)) {
+#pragma unroll
+      for (uint32_t r = 0; r < rows; ++r) {
+        const float of_row = __shfl_sync(all_lanes, keep, static_cast<int>(r * lanes_of_row));
+#pragma unroll
+        for (uint32_t i = 0; i < wide; ++i)
+          for (uint32_t d = 0; d < 4; ++d) o[r][i][d] *= of_row;
       }
-      max_score = warp_max(max_score, lanes);
-      const float keep = relative(m[r], max_score);
-      float sum = 0;
-#pragma unroll
-      for (uint32_t t = 0; t < 4; ++t) {
-        x[t] = relative(x[t], max_score);
-        sum += x[t];
-      }
-      l[r] = l[r] * keep + warp_sum(sum, lanes);
-      own[r] = own[r] * keep + warp_sum(bias == 0 ? sum : 0.0f, lanes);
-      m[r] = max_score;
-#pragma unroll
-      for (uint32_t i = 0; i < wide; ++i)
-        for (uint32_t d = 0; d < 4; ++d) o[r][i][d] *= keep;
-      if (lane < lanes)
-        *reinterpret_cast<float4*>(&weights[r][lane * 4]) = {x[0] * v_scale[0], x[1] * v_scale[1],
-                                                             x[2] * v_scale[2], x[3] * v_scale[3]};
     }
     __syncwarp();
   }
 };
 
-// Merges the parts of the warps into the state of the block's rows.
+// The parts of a block's warps.
 template <uint32_t dim, uint32_t rows>
-__device__ void write_state(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part,
-                            uint32_t at_part, uint32_t head, uint32_t token, uint32_t first_row,
-                            float (*part_o)[dim], float* part_m, float* part_l, float* part_own) {
+struct WarpParts {
+  float o[attend_warps][rows][dim], m[attend_warps][rows], l[attend_warps][rows],
+      own[attend_warps][rows];
+};
+
+// Merges the parts of the warps into the states of the block's rows.
+template <uint32_t dim, uint32_t rows>
+__device__ void write_states(const DeviceKv& kv, const DeviceAttention& a, Part<dim, rows>& part,
+                             uint32_t at_part, uint32_t head, uint32_t token, uint32_t first_row,
+                             WarpParts<dim, rows>* parts) {
   using P = Part<dim, rows>;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
+  __syncthreads();
 #pragma unroll
   for (uint32_t r = 0; r < rows; ++r) {
-    __syncthreads();
-    if (lane == 0) part_m[w] = part.m[r], part_l[w] = part.l[r], part_own[w] = part.own[r];
+    if (lane == r * P::lanes_of_row)
+      parts->m[w][r] = part.m, parts->l[w][r] = part.l, parts->own[w][r] = part.own;
 #pragma unroll
     for (uint32_t i = 0; i < P::wide * 4; ++i) {
       float x = part.o[r][i / 4][i % 4];
       for (uint32_t step = P::lanes_across; step < warp; step *= 2)
         x += __shfl_xor_sync(all_lanes, x, step);
-      if (lane < P::lanes_across) part_o[w][P::word_of(i / 4) * 4 + i % 4] = x;
+      if (lane < P::lanes_across) parts->o[w][r][P::word_of(i / 4) * 4 + i % 4] = x;
     }
-    __syncthreads();
-    if (first_row + r >= kv.group) continue;
+  }
+  __syncthreads();
+  for (uint32_t at = threadIdx.x; at < rows * dim; at += attend_threads) {
+    const uint32_t r = at / dim, d = at % dim;
+    if (first_row + r >= kv.group) break;
+    float max_score = -INFINITY, sum = 0, own = 0, out = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < attend_warps; ++i) max_score = fmaxf(max_score, parts->m[i][r]);
+#pragma unroll
+    for (uint32_t i = 0; i < attend_warps; ++i) {
+      const float weight = relative(parts->m[i][r], max_score);
+      sum += weight * parts->l[i][r];
+      own += weight * parts->own[i][r];
+      out += weight * parts->o[i][r][d];
+    }
     float* state = a.states + state_at(kv, a, head, token, near_parts + at_part, first_row + r);
-    for (uint32_t d = threadIdx.x; d < dim; d += attend_warps * warp) {
-      float max_score = -INFINITY, sum = 0, own = 0, out = 0;
-      for (uint32_t i = 0; i < attend_warps; ++i) max_score = fmaxf(max_score, part_m[i]);
-      for (uint32_t i = 0; i < attend_warps; ++i) {
-        const float weight = relative(part_m[i], max_score);
-        sum += weight * part_l[i];
-        own += weight * part_own[i];
-        out += weight * part_o[i][d];
-      }
-      state[d] = out;
-      if (d == 0) state[dim] = max_score, state[dim + 1] = sum, state[dim + 2] = own;
-    }
+    state[d] = out;
+    if (d == 0) state[dim] = max_score, state[dim + 1] = sum, state[dim + 2] = own;
   }
 }
 
@@ -235,17 +265,19 @@ __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][word
 
 // The part of the selected quads that is block `at_part`'s of chosen_parts; all: every quad is
 // selected, and quad i has place i among those that stay. A warp works on as many quads at a time
-// as a page has.
+// as a page has. It loads the keys of the next ones before it uses the values of these. Where every
+// quad is selected, no kernel of the step writes the first ones: they are loaded early.
 template <uint32_t dim, uint32_t rows>
 __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint32_t at_part,
                               bool all) {
-  after_previous();
+  if (!all) after_previous();
   using P = Part<dim, rows>;
   constexpr uint32_t page_tokens = page_size / 2 / dim;
   __shared__ int32_t q[rows][dim / 4];
-  __shared__ __align__(16) float weights[attend_warps][rows][64];
-  __shared__ float part_o[attend_warps][dim], part_m[attend_warps], part_l[attend_warps],
-      part_own[attend_warps];
+  __shared__ union {
+    __align__(16) float weights[attend_warps][rows][64];
+    WarpParts<dim, rows> parts;
+  } memory;
   const uint32_t chunks = (kv.group + rows - 1) / rows, head = blockIdx.y / chunks,
                  first_row = blockIdx.y % chunks * rows, token = blockIdx.z;
   const uint32_t lane = threadIdx.x % warp, w = threadIdx.x / warp;
@@ -283,11 +315,57 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint
                  present && inside ? present[i] : 15u, biases && inside ? biases[i] : 0.0f};
   };
   // This lane's quad of the warp's quads; other lanes have it too.
+  constexpr uint32_t stride = chosen_parts * attend_warps * lanes;
   uint32_t i = (at_part * attend_warps + w) * lanes + lane % lanes;
-  Entry next = entry_of(i);
-  float q_scale[rows];
-  for (uint32_t r = 0; r < rows; ++r)
-    q_scale[r] = first_row + r < kv.group ? a.q_scale[row + r] : 0.0f;
+  const auto pointer = [](const uint8_t* p, uint32_t from) {
+    return reinterpret_cast<uint8_t*>(
+        __shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(p), from));
+  };
+  const bool keeps = a.hot.room > 0 && first_row == 0;
+  Entry entry = entry_of(i);
+  Quad source;
+  uint8_t* to = nullptr;  // where the quad is kept
+  bool there = false;
+  uint4 k[4], v[4];
+  uint2 source_scales;
+  const auto load_keys = [&] {
+    there = i < count;
+    const uint32_t found = there ? entry.found : 0;
+    uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_present) - 1) : nullptr;
+    source = Quad();
+    if (found & hot_present) source = Quad(place, dim);
+    else if (there)
+      source = a.gathered ? Quad(a.gathered + (at * a.max_quads + i) * quad_bytes_of(dim), dim)
+                          : Quad(kv, head, first + entry.quad, dim);
+    to = first_row == 0 && !(found & hot_present) ? place : nullptr;
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j)
+      k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(source.keys) + j * (warp / lanes) +
+                            lane / lanes)
+                   : uint4();
+  };
+  // Scales of keys and values are neighbours: a lane reads one of the two, so both are loaded at
+  // once.
+  const auto load_values = [&] {
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      const auto* from = reinterpret_cast<const uint4*>(pointer(source.values, P::quad_of(j)));
+      v[j] = from ? __ldcs(from + P::word_of(j)) : uint4();
+    }
+    source_scales = there ? __ldcs(reinterpret_cast<const uint2*>(
+                                lane / lanes % 2 ? source.value_scales : source.scales))
+                          : uint2();
+  };
+  const auto scales_of = [&](uint32_t kind) {
+    const int from = static_cast<int>(kind * lanes + lane % lanes);
+    return uint2{__shfl_sync(all_lanes, source_scales.x, from),
+                 __shfl_sync(all_lanes, source_scales.y, from)};
+  };
+  load_keys();
+  load_values();
+  if (all) after_previous();
+  const uint32_t own_row = P::own_row();
+  const float q_scale = first_row + own_row < kv.group ? a.q_scale[row + own_row] : 0.0f;
   for (uint32_t word = threadIdx.x; word < rows * dim / 4; word += attend_warps * warp)
     q[word / (dim / 4)][word % (dim / 4)] =
         first_row + word / (dim / 4) < kv.group
@@ -296,45 +374,11 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint
   __syncthreads();
   P part;
 
-  for (; i - lane % lanes < count; i += chosen_parts * attend_warps * lanes) {
-    const bool there = i < count;
-    const Entry entry = next;
-    next = entry_of(i + chosen_parts * attend_warps * lanes);
-    const uint32_t found = there ? entry.found : 0;
-    uint8_t* const place = found ? hot_quad(a.hot, head, (found & ~hot_present) - 1) : nullptr;
-    Quad source;
-    if (found & hot_present) source = Quad(place, dim);
-    else if (there)
-      source = a.gathered ? Quad(a.gathered + (at * a.max_quads + i) * quad_bytes_of(dim), dim)
-                          : Quad(kv, head, first + entry.quad, dim);
-    uint8_t* const to = first_row == 0 && !(found & hot_present) ? place : nullptr;
-    uint4 k[4], v[4];
-#pragma unroll
-    for (uint32_t j = 0; j < 4; ++j)
-      k[j] = there ? __ldcs(reinterpret_cast<const uint4*>(source.keys) + j * (warp / lanes) +
-                            lane / lanes)
-                   : uint4();
-    const auto pointer = [](const uint8_t* p, uint32_t from) {
-      return reinterpret_cast<uint8_t*>(
-          __shfl_sync(all_lanes, reinterpret_cast<unsigned long long>(p), from));
-    };
-#pragma unroll
-    for (uint32_t j = 0; j < 4; ++j) {
-      const auto* from = reinterpret_cast<const uint4*>(pointer(source.values, P::quad_of(j)));
-      v[j] = from ? __ldcs(from + P::word_of(j)) : uint4();
-    }
-    // Scales of keys and values are neighbours: a lane reads one of the two, so both are loaded at
-    // once.
-    const uint2 source_scales = there ? __ldcs(reinterpret_cast<const uint2*>(
-                                            lane / lanes % 2 ? source.value_scales : source.scales))
-                                      : uint2();
-    const auto scales_of = [&](uint32_t kind) {
-      const int from = static_cast<int>(kind * lanes + lane % lanes);
-      return uint2{__shfl_sync(all_lanes, source_scales.x, from),
-                   __shfl_sync(all_lanes, source_scales.y, from)};
-    };
+  while (i - lane % lanes < count) {
+    const Entry own = entry;
+    entry = entry_of(i + stride);
     const uint2 k_scales = scales_of(0), v_scales = scales_of(1);
-    if (a.hot.room && first_row == 0) {
+    if (keeps) {
 #pragma unroll
       for (uint32_t j = 0; j < 4; ++j) {
         if (to) reinterpret_cast<uint4*>(to)[j * (warp / lanes) + lane / lanes] = k[j];
@@ -345,8 +389,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint
         reinterpret_cast<uint2*>(to + 8 * dim)[0] = k_scales,
                                           reinterpret_cast<uint2*>(to + 8 * dim)[1] = v_scales;
       if (all && to && lane < lanes)
-        entries[entry.quad] =
-            static_cast<unsigned long long>(step.step) << 32 | (first + entry.quad);
+        entries[own.quad] = static_cast<unsigned long long>(step.step) << 32 | (first + own.quad);
     }
     const float k_scale[4] = {from_bf16(k_scales.x & 0xffff), from_bf16(k_scales.x >> 16),
                               from_bf16(k_scales.y & 0xffff), from_bf16(k_scales.y >> 16)};
@@ -354,15 +397,19 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint
                               from_bf16(v_scales.y & 0xffff), from_bf16(v_scales.y >> 16)};
     int32_t s[rows][4] = {};
     multiply<lanes>(k, q, s);
-    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, there ? entry.bias : 0.0f,
-                               there ? entry.present : 0, weights[w]);
+    const float bias = there ? own.bias : 0.0f;
+    const uint32_t seen = there ? own.present : 0;
+    i += stride;
+    const bool goes_on = i - lane % lanes < count;
+    if (goes_on) load_keys();
+    part.template weigh<lanes>(s, q_scale, k_scale, v_scale, bias, seen, memory.weights[w]);
 #pragma unroll
     for (uint32_t j = 0; j < 4; ++j) {
       const uint32_t four = P::quad_of(j);
       const uint32_t words[4] = {v[j].x, v[j].y, v[j].z, v[j].w};
 #pragma unroll
       for (uint32_t r = 0; r < rows; ++r) {
-        const float4 x = *reinterpret_cast<const float4*>(&weights[w][r][four * 4]);
+        const float4 x = *reinterpret_cast<const float4*>(&memory.weights[w][r][four * 4]);
 #pragma unroll
         for (uint32_t d = 0; d < 4; ++d)
           part.o[r][j % P::wide][d] +=
@@ -371,9 +418,9 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint
       }
     }
     __syncwarp();
+    if (goes_on) load_values();
   }
-  write_state<dim, rows>(kv, a, part, at_part, head, token, first_row, part_o, part_m, part_l,
-                         part_own);
+  write_states<dim, rows>(kv, a, part, at_part, head, token, first_row, &memory.parts);
 }
 
 // near_rows: 0, or every quad is selected and the first blocks of a KV head attend sinks and
@@ -471,7 +518,7 @@ __global__ void __launch_bounds__(gather_threads)
       attention_near_##dim(DeviceKv kv, DeviceAttention a) {                                 \
     attend_sinks_and_window<dim / warp, near_threads / warp>(kv, a, blockIdx.x, blockIdx.y); \
   }                                                                                          \
-  __global__ void __launch_bounds__(attend_warps* warp)                                      \
+  __global__ void __launch_bounds__(attend_threads, dim > 128 ? 1 : 2)                       \
       attention_chosen_##dim(DeviceKv kv, DeviceAttention a, uint32_t near_rows) {           \
     attend_chosen_or_near<dim>(kv, a, near_rows);                                            \
   }
