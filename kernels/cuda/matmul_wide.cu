@@ -4,9 +4,9 @@
 // device memory as shared memory has them: tiles of 64 columns, whose rows of 128 bytes are
 // swizzled as the products read them. So a tile is one copy without a map.
 //
-// A block computes 128 rows of weights by 256 inputs. One warp copies tiles to a ring; two warp
-// groups multiply, 64 rows each. A block stays on its multiprocessor for all its tiles, and copies
-// the first tiles of the next product while the last one is written.
+// A block computes 128 rows of weights by 256 inputs. One warp group copies tiles to a ring, and
+// leaves registers to the two that multiply, 64 rows each. A block stays on its multiprocessor for
+// all its tiles, and copies the first tiles of the next product while the last one is written.
 #include <cuda_fp16.h>
 
 #include <cfloat>
@@ -95,21 +95,31 @@ struct Ring {
   }
 };
 
-// The tiles of a slice that the block computes. Neighbouring blocks have the same weights.
-struct TilesOfBlock {
-  uint32_t input_tiles, end;
-  __device__ TilesOfBlock(const WideSlice& slice)
-      : input_tiles((slice.n + wide_inputs - 1) / wide_inputs), end(slice.row_tiles * input_tiles) {
+// The tiles of a slice, in the order in which blocks compute them: all rows with some tiles of
+// inputs, which stay in the cache of the device, then all rows with the next ones. Neighbouring
+// blocks have the same weights.
+struct TilesOfSlice {
+  static constexpr uint32_t together = 8;  // tiles of inputs
+  uint32_t row_tiles, input_tiles, end;
+  __device__ TilesOfSlice(const WideSlice& slice)
+      : row_tiles(slice.row_tiles), input_tiles((slice.n + wide_inputs - 1) / wide_inputs),
+        end(row_tiles * input_tiles) {}
+  struct Tile {
+    uint32_t row, input;
+  };
+  __device__ Tile at(uint32_t i) const {
+    const uint32_t first = i / (row_tiles * together) * together,
+                   width = min(together, input_tiles - first), within = i - first * row_tiles;
+    return {within / width, first + within % width};
   }
 };
 
 __device__ inline void copy_tiles(const WideSlice& slice, Ring ring) {
-  const TilesOfBlock of(slice);
-  for (uint32_t tile = blockIdx.x; tile < of.end; tile += gridDim.x) {
-    const uint8_t *weights = slice.weights +
-                             std::size_t{tile / of.input_tiles} * slice.steps * weight_tile,
-                  *inputs =
-                      slice.inputs + std::size_t{tile % of.input_tiles} * slice.steps * input_tile;
+  const TilesOfSlice tiles(slice);
+  for (uint32_t i = blockIdx.x; i < tiles.end; i += gridDim.x) {
+    const TilesOfSlice::Tile tile = tiles.at(i);
+    const uint8_t *weights = slice.weights + std::size_t{tile.row} * slice.steps * weight_tile,
+                  *inputs = slice.inputs + std::size_t{tile.input} * slice.steps * input_tile;
     for (uint32_t k = 0; k < slice.steps; ++k, ring.next()) {
       wait_for(ring.empty(), ring.parity ^ 1);
       expect(ring.full(), step_bytes);
@@ -120,37 +130,78 @@ __device__ inline void copy_tiles(const WideSlice& slice, Ring ring) {
   }
 }
 
-// Of a warp group: rows 64 group to 64 group + 63 of the tile. d: of inputs 0 to 127, 128 to 255.
+// Of a warp: rows 64 group + 16 warp to + 15 of the tile. d: of inputs 0 to 127, 128 to 255.
+// scales: of the tile's inputs. The numbers that are added to come some at a time, for each load
+// has to wait.
 __device__ inline void write_products(const Products& products, const WideSlice& slice,
                                       uint32_t tile, uint32_t first_input, uint32_t group,
-                                      const float (&d)[2][64]) {
+                                      const float (&d)[2][64], const float* scales) {
+  constexpr uint32_t together = 4;  // columns of eight inputs
   const Product& product = product_of_tile(products, slice.first + tile);
   const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4,
-                 row = (slice.first + tile - product.begin) * wide_rows + group * 64 + warp * 16 +
-                       lane / 4;
+                 first_row = (slice.first + tile - product.begin) * wide_rows + group * 64 +
+                             warp * 16 + lane / 4;
+  bool has_row[2];
+  float bias[2];
 #pragma unroll
-  for (uint32_t half = 0; half < 2; ++half)
+  for (uint32_t r = 0; r < 2; ++r) {
+    has_row[r] = first_row + 8 * r < product.rows;
+    bias[r] = product.bias && has_row[r] ? product.bias[first_row + 8 * r] : 0;
+  }
 #pragma unroll
-    for (uint32_t j = 0; j < 16; ++j)
+  for (uint32_t first = 0; first < wide_inputs / 8; first += together) {
+    const uint32_t input =
+        first_input + first * 8 + lane % 4 * 2;  // of column j: 8 j and 8 j + 1 on
+    float* const y = product.y + std::size_t{input} * product.rows + first_row;
+    const auto is_there = [&](uint32_t i, uint32_t r) { return input + i < slice.n && has_row[r]; };
+    const auto at = [&](uint32_t i, uint32_t r) -> float& {
+      return y[std::size_t{i} * product.rows + 8 * r];
+    };
+    float before[together][2][2] = {};
+    if (products.add) {
+#pragma unroll
+      for (uint32_t j = 0; j < together; ++j)
+#pragma unroll
+        for (uint32_t c = 0; c < 2; ++c)
+#pragma unroll
+          for (uint32_t r = 0; r < 2; ++r)
+            if (is_there(8 * j + c, r)) before[j][c][r] = at(8 * j + c, r);
+    }
+#pragma unroll
+    for (uint32_t j = 0; j < together; ++j)
 #pragma unroll
       for (uint32_t c = 0; c < 2; ++c) {
-        const uint32_t input = first_input + half * 128 + j * 8 + lane % 4 * 2 + c;
-        if (input >= slice.n) continue;
-        const float scale = __ldg(slice.input_scales + input);
-        if (row < product.rows) put(products.add, product, input, row, d[half][j * 4 + c] * scale);
-        if (row + 8 < product.rows)
-          put(products.add, product, input, row + 8, d[half][j * 4 + 2 + c] * scale);
+        const float scale = scales[(first + j) * 8 + lane % 4 * 2 + c];
+#pragma unroll
+        for (uint32_t r = 0; r < 2; ++r) {
+          const float sum = d[(first + j) / 16][(first + j) % 16 * 4 + 2 * r + c];
+          float x = __fmul_rn(sum * scale, product.scale);
+          if (product.bias) x += bias[r];
+          if (is_there(8 * j + c, r)) at(8 * j + c, r) = products.add ? before[j][c][r] + x : x;
+        }
       }
+  }
 }
 
 __device__ inline void multiply_tiles(const Products& products, const WideSlice& slice, Ring ring,
                                       uint32_t group) {
-  const TilesOfBlock of(slice);
+  const TilesOfSlice tiles(slice);
   const bool speaks = threadIdx.x % 128 == 0;
-  for (uint32_t tile = blockIdx.x; tile < of.end; tile += gridDim.x) {
+  constexpr uint32_t each = wide_inputs / 32;  // scales that a lane loads
+  __shared__ __align__(16) float scales_of_warps[8][wide_inputs];
+  float* const scales = scales_of_warps[threadIdx.x / 32];
+  for (uint32_t at = blockIdx.x; at < tiles.end; at += gridDim.x) {
+    const TilesOfSlice::Tile tile = tiles.at(at);
     float d[2][64];
 #pragma unroll
     for (uint32_t i = 0; i < 64; ++i) d[0][i] = d[1][i] = 0;
+    // They come while products are summed.
+    const uint32_t first_input = tile.input * wide_inputs, own = threadIdx.x % 32 * each;
+    float own_scales[each];
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i)
+      own_scales[i] =
+          first_input + own + i < slice.n ? __ldg(slice.input_scales + first_input + own + i) : 0;
     uint32_t read = 0;  // the barrier of the step before, which is read until its products are done
     for (uint32_t k = 0; k < slice.steps; ++k, ring.next()) {
       wait_for(ring.full(), ring.parity);
@@ -170,8 +221,11 @@ __device__ inline void multiply_tiles(const Products& products, const WideSlice&
     }
     products_done<0>();
     if (speaks) arrive(read);
-    write_products(products, slice, tile / of.input_tiles, tile % of.input_tiles * wide_inputs,
-                   group, d);
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < each; ++i) scales[own + i] = own_scales[i];
+    __syncwarp();
+    write_products(products, slice, tile.row, first_input, group, d, scales);
   }
 }
 
@@ -231,8 +285,13 @@ __global__ void __launch_bounds__(wide_threads, 1)
   __syncthreads();
   after_previous();
   const uint32_t group = threadIdx.x / 128;
-  if (group < 2) multiply_tiles(products, slice, ring, group);
-  else if (threadIdx.x % 32 == 0) copy_tiles(slice, ring);
+  if (group < 2) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    multiply_tiles(products, slice, ring, group);
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x % 128 == 0) copy_tiles(slice, ring);
+  }
 }
 
 }  // extern "C"

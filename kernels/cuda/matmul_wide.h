@@ -10,7 +10,7 @@ namespace kvasir::cuda {
 
 constexpr uint32_t wide_rows = 128, wide_inputs = 256, wide_columns = 64;  // of a tile
 constexpr uint32_t wide_steps = 4;                                         // of the ring
-constexpr uint32_t wide_threads = 2 * 128 + 32, wide_halves_threads = 256;
+constexpr uint32_t wide_threads = 3 * 128, wide_halves_threads = 256;
 constexpr uint32_t wide_shared_bytes =
     wide_steps * ((wide_rows + wide_inputs) * wide_columns * 2 + 16) + 1024;
 
