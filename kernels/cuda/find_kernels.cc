@@ -102,7 +102,7 @@ void allow_shared_memory(Finder* f, uint32_t most) {
   for (const uint32_t dim : attended_dims) {
     f->allow(TilesName(false, dim).text, prefill_choosing_bytes(dim));
     if (f->has(KernelModule::prefill_wide))
-      f->allow(TilesName(true, dim).text, prefill_wide_shared_bytes(dim));
+      f->allow(TilesName(true, dim).text, prefill_wide_choosing_bytes(dim));
     for (const bool windowed : {false, true}) {
       f->allow(PrefillName(false, windowed, dim).text, prefill_shared_bytes(dim));
       if (f->has(KernelModule::prefill_wide))

@@ -327,7 +327,7 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
     int error =
         launch(s, TilesName(wide, r.dim).text,
                Grid{columns, heads, parts,
-                    wide ? prefill_wide_shared_bytes(r.dim) : prefill_choosing_bytes(r.dim)},
+                    wide ? prefill_wide_choosing_bytes(r.dim) : prefill_choosing_bytes(r.dim)},
                wide ? prefill_wide_threads : prefill_threads, r, first);
     if (!error)
       error = launch(s, "prefill_choose_tiles",

@@ -198,10 +198,19 @@ constexpr uint32_t prefill_choosing_bytes(uint32_t dim) {
 // By warp groups, of compute capability 9.0: two that have 64 rows each, and one that copies.
 constexpr uint32_t prefill_wide_threads = 3 * 128;
 constexpr uint32_t prefill_wide_keys(uint32_t dim) { return dim > 128 ? 64 : prefill_keys; }
-// Queries, keys and values of two tiles, barriers, and what aligns them to 1,024 bytes.
+// Queries, keys and values of some tiles, barriers, and what aligns them to 1,024 bytes.
+constexpr uint32_t prefill_wide_steps(uint32_t dim) { return dim > 128 ? 2 : 3; }
 constexpr uint32_t prefill_wide_shared_bytes(uint32_t dim) {
-  return (prefill_rows + 4 * prefill_wide_keys(dim)) * dim * 2 + 128 + 1024;
+  return (prefill_rows + 2 * prefill_wide_steps(dim) * prefill_wide_keys(dim)) * dim * 2 + 128 +
+         1024;
 }
+// The sums of tiles by warp groups: tiles of keys in shared memory, as many as there is room for.
+constexpr uint32_t prefill_key_stages(uint32_t dim) { return dim > 128 ? 5 : 6; }
+constexpr uint32_t prefill_wide_choosing_bytes(uint32_t dim) {
+  return (prefill_rows + prefill_key_stages(dim) * prefill_wide_keys(dim)) * dim * 2 + 128 + 1024;
+}
+static_assert(prefill_wide_choosing_bytes(max_prefill_dim) <= 227 << 10);
+static_assert(prefill_wide_choosing_bytes(128) <= 227 << 10);
 // Attention through windows; window_rows: query rows of a block.
 constexpr uint32_t window_threads = 256, window_rows = 4, window_finish_threads = 128;
 constexpr uint32_t window_dims[] = {64, 128, 256, 512};

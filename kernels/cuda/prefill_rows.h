@@ -202,7 +202,7 @@ __device__ inline float score_factor(const DevicePrefill& r, uint32_t head, uint
 // A sum of powers of two: 2^largest * sum. largest is finite.
 struct TileSum {
   float largest, sum;
-  __device__ float log() const { return largest + log2f(sum); }
+  __device__ float log() const { return largest + __log2f(sum); }
 };
 __device__ inline TileSum sum_of(const TileSum& a, const TileSum& b) {
   const float largest = fmaxf(a.largest, b.largest);

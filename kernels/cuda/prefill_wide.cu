@@ -2,7 +2,7 @@
 // what it leaves, is as in prefill_attention.cu.
 //
 // A block has 128 query rows and goes once over the keys that they see. One warp group copies tiles
-// of keys and of values to a ring of two, and leaves registers to the two that have 64 rows each.
+// of keys and of values to a ring, and leaves registers to the two that have 64 rows each.
 // Such a group multiplies the keys of the next tile and the values of this one together: it finds
 // the weights of the next tile while outputs are summed, as in Shah et al., "FlashAttention-3"
 // (2024).
@@ -12,12 +12,11 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr uint32_t steps = 2;  // of the ring
-
 // Addresses in shared memory. Each matrix is tiles of 64 columns, one after the other.
 template <int dim>
 struct Places {
-  static constexpr uint32_t keys = prefill_wide_keys(dim), matrix = keys * dim * 2;
+  static constexpr uint32_t keys = prefill_wide_keys(dim), matrix = keys * dim * 2,
+                            steps = prefill_wide_steps(dim);  // of the ring
   uint32_t queries;
   __device__ uint32_t key_tile(uint32_t step) const {
     return queries + prefill_rows * dim * 2 + step * 2 * matrix;
@@ -54,7 +53,7 @@ __device__ inline void copy_text(const DevicePrefill& r, const Places<dim>& at,
   copy_matrix<dim>(at.queries, r.q + std::size_t{head} * r.q_room * dim, r.q_room, first_row,
                    prefill_rows, at.queries_full());
   for (uint32_t number = seen.begin; number < seen.end; ++number) {
-    const uint32_t i = number - seen.begin, step = i % steps, parity = i / steps % 2 ^ 1,
+    const uint32_t i = number - seen.begin, step = i % at.steps, parity = i / at.steps % 2 ^ 1,
                    tile = seen.tile(number);
 #pragma unroll
     for (uint32_t which = 0; which < 2; ++which) {
@@ -179,7 +178,7 @@ __device__ inline void attend_rows(const DevicePrefill& r, const Places<dim>& at
   uint32_t step = 0, parity = 0;  // of the tile whose values come next
   for (uint32_t number = seen.begin + 1; number < seen.end; ++number) {
     const float bias = seen.bias(number);
-    const uint32_t next = step ^ 1, next_parity = parity ^ (next == 0);
+    const uint32_t next = step + 1 < at.steps ? step + 1 : 0, next_parity = parity ^ (next == 0);
     wait_for(at.full(0, next), next_parity);
     rows.score(queries, at.key_tile(next));
     wait_for(at.full(1, step), parity);
@@ -206,13 +205,12 @@ __device__ inline void attend_rows(const DevicePrefill& r, const Places<dim>& at
 // Block (rows of queries, the last ones first; head; part of the keys).
 template <int dim, bool windowed>
 __device__ inline void attend_text_wide(const DevicePrefill& r, float* out, float* lse) {
-  static_assert(steps == 2);
   extern __shared__ uint8_t wide_memory[];
   const Places<dim> at{(shared_address(wide_memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
     begin_barrier(at.queries_full(), 1);
     for (uint32_t which = 0; which < 2; ++which)
-      for (uint32_t i = 0; i < steps; ++i)
+      for (uint32_t i = 0; i < at.steps; ++i)
         begin_barrier(at.full(which, i), 1), begin_barrier(at.empty(which, i), 2);
     asm volatile("fence.proxy.async;" ::: "memory");
   }
@@ -231,28 +229,43 @@ __device__ inline void attend_text_wide(const DevicePrefill& r, float* out, floa
 
 // ---- the sums of tiles, as prefill_tiles.cu has them
 
-constexpr uint32_t stages = 2 * steps;  // of keys alone
-
+// A ring of tiles of keys behind the queries. It has room for the tiles that are on their way while
+// some are multiplied: a tile takes longer to come than its products take.
 template <int dim>
-__device__ inline uint32_t key_stage(const Places<dim>& at, uint32_t stage) {
-  return at.key_tile(0) + stage * Places<dim>::matrix;
-}
+struct KeyRing {
+  static constexpr uint32_t stages = prefill_key_stages(dim);
+  uint32_t tiles, barriers;  // addresses in shared memory
+  uint32_t stage = 0, parity = 0;
+  __device__ explicit KeyRing(uint32_t queries)
+      : tiles(queries + prefill_rows * dim * 2), barriers(tiles + stages * Places<dim>::matrix) {}
+  __device__ uint32_t tile() const { return tiles + stage * Places<dim>::matrix; }
+  __device__ uint32_t full() const { return barriers + stage * 16; }
+  __device__ uint32_t empty() const { return full() + 8; }
+  __device__ void next() {
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+};
 
 // Every second query row of two blocks, as tiles.
 template <int dim>
-__device__ inline void copy_choosing_rows(const DevicePrefill& r, const Places<dim>& at,
-                                          uint32_t head) {
+__device__ inline void copy_choosing_rows(const DevicePrefill& r, uint32_t queries, uint32_t head) {
   constexpr uint32_t pieces = dim / 8;
   const uint16_t* q = r.q + std::size_t{head} * r.q_room * dim;
   for (uint32_t i = threadIdx.x; i < prefill_rows * pieces; i += prefill_wide_threads) {
     const uint32_t row = i / pieces, own = i % pieces,
                    from = choosing_row(blockIdx.x * prefill_rows + row, r.group);
-    copy_async(at.queries + own / 8 * prefill_rows * 128 + row * 128 + (own % 8 ^ row % 8) * 16,
+    copy_async(queries + own / 8 * prefill_rows * 128 + row * 128 + (own % 8 ^ row % 8) * 16,
                q + prefill_place(r.q_room, from < r.q_room ? from : 0, own * 8));
   }
   copies_given();
   copies_done();
   asm volatile("fence.proxy.async;" ::: "memory");
+}
+
+// Where the sums of choosing row `number` of head first_head + head go; null: there is no such row.
+__device__ inline float* scores_of_row(const DevicePrefill& r, uint32_t head, uint32_t number) {
+  const std::size_t rows = blocks_of(r) * prefill_choosing_rows;
+  return number < rows ? r.tiles.scores + (head * rows + number) * r.tiles.room : nullptr;
 }
 
 // Of two rows of a thread.
@@ -262,11 +275,12 @@ struct TileSums {
   uint32_t row[2];
   float factor[2];
   TileSum sum[2];
-  float* out[2];
+  float* out;  // of the row whose sums this lane writes, or null
 
   template <bool masked>
   __device__ void add(const DevicePrefill& r, const SeenTiles& seen, uint32_t tile,
                       float (&s)[keys / 2]) {
+    // Both rows without a branch between them: each is a long chain of operations that wait.
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       TileSum of_tile = tile_sum<keys / 32>(factor[i], [&](uint32_t group, uint32_t n) {
@@ -278,9 +292,9 @@ struct TileSums {
       });
       if (parts > 1 && tile % parts > 0) of_tile = sum_of(of_tile, sum[i]);
       sum[i] = of_tile;
-      if (tile % parts == parts - 1 && threadIdx.x % 4 == 0 && out[i])
-        out[i][tile / parts] = of_tile.log();
     }
+    const float first = sum[0].log(), second = sum[1].log();
+    if (tile % parts == parts - 1 && out) out[tile / parts] = threadIdx.x % 4 == 0 ? first : second;
   }
 };
 
@@ -300,50 +314,53 @@ __device__ inline void score_keys(float (&s)[Places<dim>::keys / 2], uint32_t qu
 // Tiles [begin, end) of a warp group's 64 rows. The products of the next tile are under way while
 // one is summed.
 template <int dim>
-__device__ inline void sum_rows(const DevicePrefill& r, const Places<dim>& at, uint32_t head,
-                                uint32_t first_head, uint32_t begin, uint32_t end) {
+__device__ inline void sum_rows(const DevicePrefill& r, uint32_t block_queries, KeyRing<dim> next,
+                                uint32_t head, uint32_t first_head, uint32_t begin, uint32_t end) {
   constexpr uint32_t keys = Places<dim>::keys;
-  const uint32_t group = threadIdx.x / 128, blocks = static_cast<uint32_t>(blocks_of(r)),
-                 block = blockIdx.x * 2 + group,
-                 own = threadIdx.x / warp % 4 * 16 + threadIdx.x % warp / 4;
-  const uint32_t queries = at.queries + group * 64 * 128;
+  const uint32_t group = threadIdx.x / 128, own = blockIdx.x * prefill_rows + group * 64 +
+                                                  threadIdx.x / warp % 4 * 16 +
+                                                  threadIdx.x % warp / 4;
+  const uint32_t queries = block_queries + group * 64 * 128;
   const bool speaks = threadIdx.x % 128 == 0;
   const SeenTiles seen{r.pages * r.page_tokens + r.window};
   TileSums<dim> sums;
 #pragma unroll
   for (uint32_t i = 0; i < 2; ++i) {
-    const uint32_t number = own + 8 * i;
-    sums.row[i] = choosing_row(block * prefill_choosing_rows + number, r.group);
+    sums.row[i] = choosing_row(own + 8 * i, r.group);
     sums.factor[i] = sums.row[i] < r.q_room ? score_factor(r, head, sums.row[i]) : 1.0f;
-    sums.out[i] = block < blocks
-                      ? r.tiles.scores + ((std::size_t{head - first_head} * blocks + block) *
-                                              prefill_choosing_rows +
-                                          number) *
-                                             r.tiles.room
-                      : nullptr;
   }
+  const uint32_t writes = threadIdx.x % 4;
+  sums.out = writes < 2 ? scores_of_row(r, head - first_head, own + 8 * writes) : nullptr;
   float s[2][keys / 2];
-  const auto stage_of = [&](uint32_t tile) { return (tile - begin) % stages; };
-  const auto score = [&](float(&to)[keys / 2], uint32_t tile) {
-    const uint32_t stage = stage_of(tile);
-    wait_for(at.full(stage / steps, stage % steps), (tile - begin) / stages % 2);
-    score_keys<dim>(to, queries, key_stage(at, stage));
+  KeyRing<dim> read = next;
+  const auto score = [&](float(&to)[keys / 2]) {
+    wait_for(next.full(), next.parity);
+    score_keys<dim>(to, queries, next.tile());
+    next.next();
   };
   const auto add = [&](float(&from)[keys / 2], uint32_t tile) {
-    const uint32_t stage = stage_of(tile);
-    if (speaks) arrive(at.empty(stage / steps, stage % steps));
+    if (speaks) arrive(read.empty());
+    read.next();
     if ((tile + 1) * keys > seen.before) sums.template add<true>(r, seen, tile, from);
     else sums.template add<false>(r, seen, tile, from);
   };
-  score(s[0], begin);
-  for (uint32_t tile = begin; tile < end; tile += 2) {
-    if (tile + 1 < end) score(s[1], tile + 1), products_done<1>();
-    else products_done<0>();
+  // Without branches between products and sums, or the compiler lets the ones wait for the others.
+  uint32_t tile = begin;
+  score(s[0]);
+  for (; tile + 2 < end; tile += 2) {
+    score(s[1]), products_done<1>();
     add(s[0], tile);
-    if (tile + 1 >= end) break;
-    if (tile + 2 < end) score(s[0], tile + 2), products_done<1>();
-    else products_done<0>();
+    score(s[0]), products_done<1>();
     add(s[1], tile + 1);
+  }
+  if (tile + 1 < end) {
+    score(s[1]), products_done<1>();
+    add(s[0], tile);
+    products_done<0>();
+    add(s[1], tile + 1);
+  } else {
+    products_done<0>();
+    add(s[0], tile);
   }
 }
 
@@ -352,16 +369,17 @@ template <int dim>
 __device__ inline void sum_tiles_wide(const DevicePrefill& r, uint32_t first_head) {
   extern __shared__ uint8_t wide_memory[];
   constexpr uint32_t keys = Places<dim>::keys, parts = prefill_keys / keys;
-  const Places<dim> at{(shared_address(wide_memory) + 1023) / 1024 * 1024};
+  const uint32_t queries = (shared_address(wide_memory) + 1023) / 1024 * 1024;
+  KeyRing<dim> ring(queries);
   if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < stages; ++i)
-      begin_barrier(at.full(i / steps, i % steps), 1),
-          begin_barrier(at.empty(i / steps, i % steps), 2);
+    for (uint32_t i = 0; i < ring.stages; ++i, ring.next())
+      begin_barrier(ring.full(), 1), begin_barrier(ring.empty(), 2);
     asm volatile("fence.proxy.async;" ::: "memory");
   }
+  ring = KeyRing<dim>(queries);
   after_previous();
   const uint32_t head = first_head + blockIdx.y;
-  copy_choosing_rows<dim>(r, at, head);
+  copy_choosing_rows<dim>(r, queries, head);
   __syncthreads();
   const uint32_t all = tiles_seen(r, (blockIdx.x + 1) * 2 * prefill_rows),
                  each = (all + gridDim.z - 1) / gridDim.z, begin = min(blockIdx.z * each, all),
@@ -369,16 +387,14 @@ __device__ inline void sum_tiles_wide(const DevicePrefill& r, uint32_t first_hea
   if (begin >= end) return;
   if (threadIdx.x < 256) {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    sum_rows<dim>(r, at, head, first_head, begin * parts, end * parts);
+    sum_rows<dim>(r, queries, ring, head, first_head, begin * parts, end * parts);
   } else {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
     if (threadIdx.x != 256) return;
     const uint16_t* text = r.keys + std::size_t{head} * r.room * dim;
-    for (uint32_t tile = begin * parts; tile < end * parts; ++tile) {
-      const uint32_t i = tile - begin * parts, stage = i % stages;
-      wait_for(at.empty(stage / steps, stage % steps), i / stages % 2 ^ 1);
-      copy_matrix<dim>(key_stage(at, stage), text, r.room, tile * keys, keys,
-                       at.full(stage / steps, stage % steps));
+    for (uint32_t tile = begin * parts; tile < end * parts; ++tile, ring.next()) {
+      wait_for(ring.empty(), ring.parity ^ 1);
+      copy_matrix<dim>(ring.tile(), text, r.room, tile * keys, keys, ring.full());
     }
   }
 }
