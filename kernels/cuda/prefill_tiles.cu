@@ -184,7 +184,8 @@ __global__ void __launch_bounds__(prefill_choose_threads)
   for (uint32_t tile = threadIdx.x; tile < n; tile += prefill_choose_threads)
     shares[tile] = fmaxf(shares[tile], least);
   __syncthreads();
-  const float threshold = tile_threshold(shares, n, r.tiles.chosen, &memory);
+  const uint32_t chosen = block < r.tiles.exact ? n : r.tiles.chosen;
+  const float threshold = tile_threshold(shares, n, chosen, &memory);
   const uint32_t seed = r.tiles.seed_of(head, block);
   uint32_t* const list = r.tiles.lists + at * room;
   float* const biases = r.tiles.biases + at * room;

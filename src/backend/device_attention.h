@@ -177,6 +177,7 @@ struct DevicePrefillTiles {
   uint32_t near = 0;    // every block attends the tiles from this one on
   uint32_t seed = 0;    // of the random numbers of the layer's first KV head and block
   uint32_t heads = 0;   // KV heads whose scores are in memory at once
+  uint32_t exact = 0;   // blocks of rows before this one attend every tile
   // [heads][blocks][prefill_choosing_rows][room] log2 of the sum of e^score over a tile, in which
   // the best key of each group stands for it
   float* scores = nullptr;

@@ -272,7 +272,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   ForwardStep part = span->step;
   part.tokens = span->step.tokens.subspan(first, n);
   part.chunk = 0, part.progress = nullptr;
-  if (i > 0) part.probe = nullptr, part.plan = {};
+  if (i > 0) part.probe = nullptr;
   if (part.want == ForwardStep::Logits::last && !last) part.want = ForwardStep::Logits::none;
   if (part.want == ForwardStep::Logits::all) part.logits += std::size_t{first} * config.vocabulary;
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());

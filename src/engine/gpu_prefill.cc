@@ -18,7 +18,8 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   const auto prepare = [&] {
     RETURN_IF_ERROR(resize(n));
     RETURN_IF_ERROR(resize_prefill(n));
-    return prefill_attention_.prepare(c.store, c.step.plan, n, c.pool, stream_);
+    return prefill_attention_.prepare(c.store, c.step.plan, HostAttention::probed_rows(c.step), n,
+                                      c.pool, stream_);
   };
   Status s = prepare();
   if (s.code() == Code::no_memory && halves_.get()) release_halves(), s = prepare();

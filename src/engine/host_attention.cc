@@ -117,7 +117,8 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
   const ForwardStep& step = c.step;
   const Plan& plan = step.plan;
   const uint32_t n = c.tokens(), first = first_needed(step, layer), kv = config_.layer(layer).kv;
-  const Selector* selector = plan.is_dense(kv) || c.lacks_sketch() ? nullptr : step.selector;
+  const bool exact = plan.is_dense(kv) || c.lacks_sketch() || step.probe;
+  const Selector* selector = exact ? nullptr : step.selector;
   std::fill_n(out, std::size_t{first} * config_.q_width(), 0.0f);
   std::fill_n(lse_.get(), std::size_t{first} * config_.heads, RecentQueries::no_total);
   const AttentionRequest request{.layer = kv,
@@ -287,7 +288,7 @@ Status HostAttention::probe(const StepContext& c, uint32_t layer, const float* q
                                  .q = q,
                                  .store = c.store,
                                  .selector = step.probe,
-                                 .plan = step.plan,
+                                 .plan = step.probe_plan,
                                  .sink_logits = sink_logits(layer),
                                  .cancel = c.cancel};
   double difference = 0, norm = 0;

@@ -64,10 +64,12 @@ struct ForwardStep {
   // `first` on, of all of them in order. An error ends the span as any other.
   std::function<Status(uint32_t first, uint32_t n, const float* hidden)> take_hidden;
 
-  // Where set, probe_tokens of the first probe_span tokens of an exact step also go through this
-  // selector. errors[layer] receives the relative L2 error of its attention. The step's result is
-  // the same. Of a span: of its first chunk.
+  // Where set, probe_tokens of the first probe_span tokens also go through this selector, by this
+  // plan. errors[layer] receives the relative L2 error of its attention. The result of an exact
+  // step is the same. In a sparse step these tokens attend every token, and where a CPU attends, so
+  // do all tokens. Of a span: of its first chunk.
   const Selector* probe = nullptr;
+  Plan probe_plan;
   uint32_t probe_tokens = 0, probe_span = 0;
   float* errors = nullptr;  // [layers]
 

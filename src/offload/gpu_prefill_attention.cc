@@ -351,10 +351,11 @@ Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, Dev
   return device_->status(error, in_prefill);
 }
 
-Status GpuPrefillAttention::prepare(const KvStore& store, const Plan& plan, uint32_t n,
-                                    ThreadPool* pool, DeviceStream* stream) {
+Status GpuPrefillAttention::prepare(const KvStore& store, const Plan& plan, uint32_t exact,
+                                    uint32_t n, ThreadPool* pool, DeviceStream* stream) {
   n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count(), ahead_ = 0;
   sparse_ = plan.by_blocks, draw_ = store.tokens();
+  exact_blocks_ = static_cast<uint32_t>(ceil_div(uint64_t{exact} * heads_.group(), prefill_rows));
   RETURN_IF_ERROR(device_->status(ops_.wait(stream), in_prefill));
   if (!sparse_) release_tiles();
   Status room = make_room(store, n);
@@ -370,9 +371,9 @@ DevicePrefillTiles GpuPrefillAttention::tiles_of(uint32_t layer) const {
   if (!sparse_) return {};
   return {room_ / prefill_keys, chosen_tiles_,
           near_tile_,           sample_seed(first_ + layer, 0, static_cast<uint32_t>(draw_)),
-          tile_heads_,          tile_scores_.get(),
-          tile_lists_.get(),    tile_biases_.get(),
-          tile_counts_.get()};
+          tile_heads_,          exact_blocks_,
+          tile_scores_.get(),   tile_lists_.get(),
+          tile_biases_.get(),   tile_counts_.get()};
 }
 
 int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const float* q,

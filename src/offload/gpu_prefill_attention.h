@@ -39,9 +39,10 @@ class GpuPrefillAttention {
   // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
   // Makes room, copies what is in full precision, and waits for the stream. plan: of the step.
+  // Where it is sparse, the blocks of rows with the first `exact` tokens attend every token.
   // Code::no_memory: the text exceeds GPU memory, and the caller must release(). Code::device.
-  Status prepare(const KvStore& store, const Plan& plan, uint32_t n, ThreadPool* pool,
-                 DeviceStream* stream);
+  Status prepare(const KvStore& store, const Plan& plan, uint32_t exact, uint32_t n,
+                 ThreadPool* pool, DeviceStream* stream);
   // Copies the pages of a layer that are missing, on a stream of its own, and waits for them.
   // Code::corrupt (a damaged page of a mapped file). Code::device. Code::cancelled: pages copied so
   // far stay.
@@ -120,7 +121,7 @@ class GpuPrefillAttention {
   DeviceBuffer<uint16_t> keys_, values_, q_;
   DeviceBuffer<float> q_scale_, largest_, sinks_, centre_, window_, sink_scores_, parts_;
   // Of a sparse step: DevicePrefillTiles, of room_ and q_room_ rows; tile_heads_ 0: no room yet.
-  uint32_t tile_heads_ = 0, chosen_tiles_ = 0, near_tile_ = 0;
+  uint32_t tile_heads_ = 0, chosen_tiles_ = 0, near_tile_ = 0, exact_blocks_ = 0;
   uint64_t draw_ = 0;
   DeviceBuffer<float> tile_scores_, tile_biases_;
   DeviceBuffer<uint32_t> tile_lists_, tile_counts_;

@@ -24,7 +24,7 @@ void LayerProbe::plan(const SelectOptions& options, SequenceState* sequence, uin
   select.budget_fraction = probe_fraction;
   select.unit_tokens = 0;
   const uint32_t layers = sequence->store.shape().layers;
-  step->plan = make_plan(select, sequence->store.sealed_tokens(), layers, {});
+  step->probe_plan = make_plan(select, sequence->store.sealed_tokens(), layers, {});
   step->probe = selector_.get();
   step->probe_tokens = probe_tokens;
   step->probe_span = std::min(max_tokens, step->size());

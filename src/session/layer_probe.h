@@ -1,8 +1,8 @@
 // Measures during prefill which layers have large errors with selective attention.
 //
-// The errors depend on model and text. They are measured in exact prefill, each time the text has
-// grown by a quarter. A retrieval layer has a large error only where the text has something to
-// retrieve, so the largest error counts.
+// The errors depend on model and text. They are measured by tokens of a prefill that attend every
+// token, each time the text has grown by a quarter. A retrieval layer has a large error only where
+// the text has something to retrieve, so the largest error counts.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace kvasir {
 
 class LayerProbe {
  public:
-  // Tokens of a measuring step of a sparse prefill. The step is exact.
+  // Tokens of a measuring step of a sparse prefill by CPUs. The step is exact.
   static constexpr uint32_t chunk = 128;
   // First tokens of a GPU's step that are measured. The CPU attends what each sees of the step,
   // while the GPU computes other layers.

@@ -150,10 +150,10 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
                            Array<float>* errors) {
   const bool document = request.kind == TextKind::document,
              by_plan = request.kind == TextKind::answer || (!document && !chooses_once()),
-             probes = document && LayerProbe::is_due(sequence_);
+             probes = document && LayerProbe::is_due(sequence_),
+             exact = probes && !forward_->plan().prefills_on_gpus();
   uint32_t max_chunk = options_.prefill_chunk;
-  if (probes && options_.read.strategy != "full")
-    max_chunk = std::min(max_chunk, LayerProbe::chunk);
+  if (exact && options_.read.strategy != "full") max_chunk = std::min(max_chunk, LayerProbe::chunk);
   const std::size_t all = request.tokens.size(), n = std::min<std::size_t>(max_chunk, all - done);
   const bool last = done + n == all;
   step->tokens = request.tokens.subspan(done, n);
@@ -173,7 +173,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
     probe_.plan(options_.select, &sequence_, on_gpu ? LayerProbe::gpu_tokens : step->size(), step,
                 errors);
   }
-  if (document && !probes) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
+  if (document && !exact) RETURN_IF_ERROR(plan_prefill(step, all - done - n, request.cancel));
   if (document && options_.read.strategy == "full") plan_span(request, done, step);
   step->want = request.all_logits           ? ForwardStep::Logits::all
                : done + step->size() == all ? ForwardStep::Logits::last
@@ -295,8 +295,7 @@ bool Session::batches_queries(const ForwardStep& step) {
          plan.share_heads && !plan.certify && !step.trace && plan.compare == CompareLevel::none;
 }
 
-// Plans a step of a sparse prefill. left: tokens of the document after the step. Steps that measure
-// layer errors are exact.
+// Plans a step of a sparse prefill. left: tokens of the document after the step.
 Status Session::plan_prefill(ForwardStep* step, uint64_t left, const Cancel* cancel) {
   if (options_.full_precision || left < options_.read.exact_tokens) return {};
   Plan plan =

@@ -331,8 +331,8 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
         const float least =
             0.1f * std::accumulate(shares.get(), shares.get() + n, 0.0f) / static_cast<float>(n);
         for (uint32_t i = 0; i < n; ++i) shares[i] = std::max(shares[i], least);
-        const float threshold =
-            sample_threshold(cpu(), shares.get(), n, {tiles.chosen, tiles.chosen, 0});
+        const uint32_t count = block < tiles.exact ? n : tiles.chosen;
+        const float threshold = sample_threshold(cpu(), shares.get(), n, {count, count, 0});
         const uint32_t found =
             cpu().sample(shares.get(), n, 1, tiles.seed_of(h, block), threshold, chosen.data());
         const std::size_t at = std::size_t{h} * blocks_of(r) + block;

@@ -91,7 +91,7 @@ struct PrefillText {
 
 // Of a sparse step; the device fills the lists.
 struct Tiles {
-  uint32_t chosen, near, seed = 5, heads = 1;
+  uint32_t chosen, near, seed = 5, heads = 1, exact = 0;
   uint32_t room = 0, blocks = 0;
   std::vector<uint32_t> lists = {}, counts = {};
   std::vector<float> biases = {};
@@ -169,6 +169,7 @@ inline Attended attend(const PrefillText& t, Tiles* tiles = nullptr) {
                tiles->near,
                tiles->seed,
                tiles->heads,
+               tiles->exact,
                tile_scores.data(),
                tile_lists.data(),
                tile_biases.data(),
