@@ -55,7 +55,7 @@ bool Session::sketch_is_due(uint64_t more) const {
 // Lets the last steps of a prefill find the sketch, while a GPU computes. Of a long text that is
 // only slightly less of it than all; in a short one it is at least three quarters.
 void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
-  constexpr uint64_t tokens = 6144;  // in their time the CPU has time for all bases
+  constexpr uint64_t tokens = 12288;  // in their time the CPU has time for all bases
   const uint64_t chunk = options_.prefill_chunk, left = step->size() + step->follows;
   if (model_->device_weights().empty() || step->chunk > 0 || !step->queries ||
       step->size() < RecentQueries::capacity || !sketch_is_due(left))

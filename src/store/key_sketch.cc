@@ -6,7 +6,6 @@
 #include <memory>
 #include <utility>
 
-#include "backend/parallel_chunks.h"
 #include "base/checked.h"
 #include "base/stamp.h"
 #include "cachefile/format_fields.h"
@@ -130,12 +129,11 @@ void clear_page(const StoreShape& shape, uint32_t p, int8_t* extent) {
 
 }  // namespace
 
-KeySketch::Extent KeySketch::new_extent(ThreadPool* pool) const {
+// Not cleared.
+KeySketch::Extent KeySketch::new_extent() const {
   auto* memory = static_cast<int8_t*>(allocate(extent_bytes()));
   if (!memory) throw std::bad_alloc();
   std::shared_ptr<int8_t> owner(memory, [](int8_t* p) { deallocate(p); });
-  parallel_chunks(extent_bytes(), pool,
-                  [&](std::size_t at, std::size_t bytes) { std::memset(memory + at, 0, bytes); });
   return {memory, std::move(owner), new_stamp()};
 }
 
@@ -170,14 +168,16 @@ bool KeySketch::find_bases(const PageStore& pages, uint32_t count, Layers layers
       .run(layers.first * heads, layers.end * heads, a, a + shape_.heads_total() * basis_floats());
 }
 
-void KeySketch::make_room(uint32_t count, ThreadPool* pool, Build* build) const {
+// cover() clears it.
+void KeySketch::make_room(uint32_t count, Build* build) const {
   const std::size_t extents = ceil_div(count, extent_pages);
   build->extents_.reserve(extents);
-  while (build->extents_.size() < extents) build->extents_.push_back(new_extent(pool));
+  while (build->extents_.size() < extents) build->extents_.push_back(new_extent());
 }
 
-// Adds the pages before `count` that layers with bases miss, for which there is room. False: a page
-// of a mapped file is damaged.
+// Adds the pages before `count` that layers with bases miss, for which there is room. The first
+// page of a head's extent clears it: memory that is new takes longer to clear than to fill, and no
+// step has the time to do that for all layers. False: a page of a mapped file is damaged.
 bool KeySketch::cover(const PageStore& pages, uint32_t count, Layers layers, const Kernels& kernels,
                       ThreadPool* pool, const CancelLatch& latch, Build* build) const {
   const auto extents = static_cast<uint32_t>(ceil_div(count, extent_pages));
@@ -191,6 +191,9 @@ bool KeySketch::cover(const PageStore& pages, uint32_t count, Layers layers, con
   pool->run((extents - std::min(first_extent, extents)) * heads, [&](uint32_t task, uint32_t) {
     const uint32_t at = first + task % heads, e = first_extent + task / heads,
                    layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
+    const std::size_t bytes = shape_.page.sketch_bytes();
+    if (covered[layer] <= e * extent_pages)
+      std::memset(build->extents_[e].memory.get() + at * bytes, 0, bytes);
     for (uint32_t p = std::max(e * extent_pages, covered[layer]);
          p < std::min(count, (e + 1) * extent_pages); ++p) {
       if (!intact || latch.fired()) return;
@@ -210,7 +213,7 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   const Layers all{0, shape_.layers};
   Build made;
   begin(&made);
-  make_room(count, pool, &made);
+  make_room(count, &made);
   if (!find_bases(pages, count, all, queries, kernels, pool, latch, &made) ||
       !cover(pages, count, all, kernels, pool, latch, &made))
     return pages.damaged();
@@ -225,7 +228,7 @@ void KeySketch::add_layer(const PageStore& pages, uint32_t count, uint32_t layer
                           const Cancel* cancel, Build* build) const {
   const CancelLatch latch(cancel);
   const auto cover_layer = [&](uint32_t l) {
-    make_room(count, pool, build);
+    make_room(count, build);
     const bool covers = cover(pages, count, {l, l + 1}, kernels, pool, latch, build);
     if (covers && !latch.fired()) build->covered_[l] = count;
   };
@@ -253,7 +256,7 @@ bool KeySketch::take(const PageStore& pages, const Kernels& kernels, ThreadPool*
   const uint32_t count = pages.pages();
   const std::vector<uint32_t>& covered = build.covered();
   if (!build.complete() || *std::max_element(covered.begin(), covered.end()) > count) return false;
-  make_room(count, pool, &build);
+  make_room(count, &build);
   if (!cover(pages, count, {0, shape_.layers}, kernels, pool, latch, &build) || latch.fired())
     return false;
   replace(std::move(build), count);
@@ -273,7 +276,7 @@ Status KeySketch::reserve(uint32_t pages) {
   const uint32_t last = pages_ / extent_pages;  // the extent of the next page
   extents_.resize(std::min<std::size_t>(extents_.size(), last + 1));
   if (last < extents_.size() && !(extents_[last].memory && is_sole(extents_[last].memory))) {
-    Extent copy = new_extent(nullptr);
+    Extent copy = new_extent();
     if (!extents_[last].memory)
       for (uint32_t at = 0; at < shape_.heads_total(); ++at)
         if (!intact(at / shape_.kv_heads, at % shape_.kv_heads, last)) return damaged();
@@ -282,7 +285,10 @@ Status KeySketch::reserve(uint32_t pages) {
   }
   const std::size_t wanted = ceil_div(pages, extent_pages);
   extents_.reserve(wanted);
-  while (extents_.size() < wanted) extents_.push_back(new_extent(nullptr));
+  while (extents_.size() < wanted) {
+    extents_.push_back(new_extent());
+    std::memset(extents_.back().memory.get(), 0, extent_bytes());
+  }
   return {};
 }
 

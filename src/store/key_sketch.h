@@ -164,11 +164,11 @@ class KeySketch {
                           uint32_t* built_pages);
   void map_extents(std::shared_ptr<const CacheFile> file, uint32_t pages, uint32_t built_pages,
                    std::shared_ptr<const Bases> bases);
-  Extent new_extent(ThreadPool* pool) const;
+  Extent new_extent() const;
   void seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page,
             const Kernels& kernels) const;
   uint32_t group_layers() const;
-  void make_room(uint32_t count, ThreadPool* pool, Build* build) const;
+  void make_room(uint32_t count, Build* build) const;
   void replace(Build&& build, uint32_t pages);
   // Layers [first, end).
   struct Layers {
