@@ -7,8 +7,10 @@
 //  - Any call can be made to fail.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 
 #include "base/cancel.h"
 
@@ -55,6 +57,14 @@ struct Machine {
   std::atomic<Cancel*> fires{nullptr};  // but then this is fired
 };
 Machine& machine();
+
+// A test makes calls fail, of as many as it counted: about `places` of them, this many calls apart.
+// KVASIR_FAULT_STEP in the environment is the most calls between two: suite `long` sets it.
+inline uint64_t fault_step(uint64_t calls, uint64_t places) {
+  const char* const most = std::getenv("KVASIR_FAULT_STEP");
+  const uint64_t step = std::max<uint64_t>(1, calls / places);
+  return most ? std::clamp<uint64_t>(std::strtoull(most, nullptr, 10), 1, step) : step;
+}
 
 // Sets a number of the machine's for as long as a test takes.
 template <class T>

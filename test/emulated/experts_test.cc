@@ -172,7 +172,7 @@ TEST_CASE("any call that fails while a mixture of experts is opened or run is an
   calls = machine().calls - calls;
   uint32_t failed = 0;
   for (const int error : {emulated::out_of_memory, emulated::lost})
-    for (uint64_t at = 2; at <= calls; at += 1 + calls / 60) {
+    for (uint64_t at = 2; at <= calls; at += emulated::fault_step(calls, 60)) {
       CAPTURE(error);
       CAPTURE(at);
       std::shared_ptr<const Model> model;

@@ -89,7 +89,7 @@ void check_every_call_fails(const char* device, const std::string& strategy,
   CHECK(emulated::machine().held.load() == held);
   uint32_t cases = 0, reported = 0, unnoticed = 0;
   for (const int error : {emulated::out_of_memory, emulated::lost}) {
-    for (uint64_t at = 1; at <= calls; at += at < 30 ? 1 : std::max<uint64_t>(1, calls / 30)) {
+    for (uint64_t at = 1; at <= calls; at += at < 30 ? 1 : emulated::fault_step(calls, 30)) {
       CAPTURE(error);
       CAPTURE(at);
       emulated::machine().fails_with = error;

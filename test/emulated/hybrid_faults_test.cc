@@ -107,7 +107,7 @@ TEST_CASE(
     REQUIRE(take_steps(load(model, read_file(), o).get(), never).ok());
     const uint64_t calls = emulated::machine().calls - begin;
     uint32_t cancelled = 0;
-    for (uint64_t at = 1; at < calls; at += calls / 20) {
+    for (uint64_t at = 1; at < calls; at += emulated::fault_step(calls, 20)) {
       CAPTURE(at);
       const auto session = load(model, read_file(), o);
       Cancel cancel;

@@ -214,7 +214,7 @@ TEST_CASE(
       const uint64_t all = failure == Failure::memory ? allocated : calls,
                      each = failure == Failure::device ? 12 : 4;
       uint32_t failed = 0, cases = 0;
-      for (uint64_t at = 1; at <= all; at += at < each ? 1 : std::max<uint64_t>(1, all / 9))
+      for (uint64_t at = 1; at <= all; at += at < each ? 1 : emulated::fault_step(all, 9))
         ++cases, failed += fails(failure, at);
       CHECK(failed + 4 >= cases);
     }

@@ -104,7 +104,7 @@ TEST_CASE(
   REQUIRE(take_steps(load(model, read_file(), bounded_options(200)).get(), never).ok());
   const uint64_t calls = emulated::machine().calls - begin;
   uint32_t cancelled = 0;
-  for (uint64_t at = 1; at < calls; at += calls / 40) {
+  for (uint64_t at = 1; at < calls; at += emulated::fault_step(calls, 40)) {
     CAPTURE(at);
     const auto session = load(model, read_file(), bounded_options(200));
     Cancel cancel;
