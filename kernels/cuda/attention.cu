@@ -131,8 +131,8 @@ struct Part {
     return j % wide * lanes_across + threadIdx.x % warp % lanes_across;
   }
 
-  // Adds the sums of lanes that are `step` apart. Each of the two is left with half of them, then
-  // goes on with the lanes that are half as far apart, down to `last`.
+  // Adds the sums of lanes that are `step` apart. Of two such lanes each keeps half of the sums,
+  // and goes on with the lane that is half as far away, down to `last`.
   template <uint32_t step, uint32_t half, uint32_t last>
   static __device__ void halve(uint32_t lane, int32_t (&sums)[rows * 4]) {
     const bool upper = lane & step;
@@ -265,12 +265,12 @@ __device__ void multiply(const uint4 (&k)[pieces], const int32_t (&q)[rows][word
 
 // The part of the selected quads that is block `at_part`'s of chosen_parts; all: every quad is
 // selected, and quad i has place i among those that stay. A warp works on as many quads at a time
-// as a page has. It loads the keys of the next ones before it uses the values of these. Where every
-// quad is selected, no kernel of the step writes the first ones: they are loaded early.
+// as a page has. It loads the keys of the next ones before it uses the values of these.
 template <uint32_t dim, uint32_t rows>
 __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint32_t at_part,
                               bool all) {
-  if (!all) after_previous();
+  const bool early = all && a.reads_early;
+  if (!early) after_previous();
   using P = Part<dim, rows>;
   constexpr uint32_t page_tokens = page_size / 2 / dim;
   __shared__ int32_t q[rows][dim / 4];
@@ -363,7 +363,7 @@ __device__ void attend_chosen(const DeviceKv& kv, const DeviceAttention& a, uint
   };
   load_keys();
   load_values();
-  if (all) after_previous();
+  if (early) after_previous();
   const uint32_t own_row = P::own_row();
   const float q_scale = first_row + own_row < kv.group ? a.q_scale[row + own_row] : 0.0f;
   for (uint32_t word = threadIdx.x; word < rows * dim / 4; word += attend_warps * warp)

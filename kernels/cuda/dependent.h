@@ -9,7 +9,8 @@
 
 namespace kvasir::cuda {
 
-// Call before any access to memory that the previous kernel may have written or may still read.
+// Call before any access to memory that an earlier kernel may have written or may still read: any
+// since the stream's last copy, for those that call let_next_begin() may all be at work.
 __device__ inline void after_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

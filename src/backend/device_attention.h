@@ -131,6 +131,9 @@ struct DeviceAttention {
   const float* cpu_states;
   // [2][kv_heads][n][group] attend_sinks_and_window() also writes m, then l here; null: it does not
   float* near_sums;
+  // attend_all(): no earlier kernel of the step writes quads of this layer that stay, so that they
+  // may be read before earlier kernels have ended
+  bool reads_early;
 };
 
 // Quads of neighbouring layers that gather_group() copies into DeviceHotQuads: the same quads in

@@ -280,7 +280,8 @@ DeviceAttention GpuSelectiveAttention::work(uint32_t layer) const {
            hot_entries_.get() + hot, found_.get() + heads * list_quads_},
           attention_parts,
           nullptr,
-          nullptr};
+          nullptr,
+          row_ == first_row_};
 }
 
 int GpuSelectiveAttention::enqueue_choice(DeviceStream* stream, uint32_t layer, const float* q,

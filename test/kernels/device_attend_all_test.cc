@@ -48,6 +48,7 @@ TEST_CASE("a device attends every quad as it attends a list of all, from where t
         const auto step = [&](uint32_t changed_from = UINT32_MAX, uint32_t changed_since = 0) {
           count(changed_from, changed_since);
           OK(ops().begin_attention(stream(), d.kv, all.a, d.q.data(), d.k.data(), d.v.data()));
+          all.a.reads_early = !all.a.reads_early;
           OK(ops().attend_all(stream(), d.kv, all.a));
           return finished(all);
         };
