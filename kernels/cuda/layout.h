@@ -209,8 +209,13 @@ constexpr uint32_t prefill_key_stages(uint32_t dim) { return dim > 128 ? 5 : 6; 
 constexpr uint32_t prefill_wide_choosing_bytes(uint32_t dim) {
   return (prefill_rows + prefill_key_stages(dim) * prefill_wide_keys(dim)) * dim * 2 + 128 + 1024;
 }
-static_assert(prefill_wide_choosing_bytes(max_prefill_dim) <= 227 << 10);
-static_assert(prefill_wide_choosing_bytes(128) <= 227 << 10);
+constexpr bool fits_wide(uint32_t dim) {
+  constexpr uint32_t block = 227 << 10, barriers = 128;  // bytes
+  return prefill_wide_shared_bytes(dim) <= block && prefill_wide_choosing_bytes(dim) <= block &&
+         8 + 2 * prefill_wide_steps(dim) * 16 <= barriers &&
+         prefill_key_stages(dim) * 16 <= barriers;
+}
+static_assert(fits_wide(64) && fits_wide(128) && fits_wide(max_prefill_dim));
 // Attention through windows; window_rows: query rows of a block.
 constexpr uint32_t window_threads = 256, window_rows = 4, window_finish_threads = 128;
 constexpr uint32_t window_dims[] = {64, 128, 256, 512};

@@ -131,8 +131,8 @@ __device__ inline void copy_tiles(const WideSlice& slice, Ring ring) {
 }
 
 // Of a warp: rows 64 group + 16 warp to + 15 of the tile. d: of inputs 0 to 127, 128 to 255.
-// scales: of the tile's inputs. The numbers that are added to come some at a time, for each load
-// has to wait.
+// scales: of the tile's inputs. Where it adds to y, it loads some numbers at once: a load before
+// each store would wait.
 __device__ inline void write_products(const Products& products, const WideSlice& slice,
                                       uint32_t tile, uint32_t first_input, uint32_t group,
                                       const float (&d)[2][64], const float* scales) {
@@ -150,8 +150,8 @@ __device__ inline void write_products(const Products& products, const WideSlice&
   }
 #pragma unroll
   for (uint32_t first = 0; first < wide_inputs / 8; first += together) {
-    const uint32_t input =
-        first_input + first * 8 + lane % 4 * 2;  // of column j: 8 j and 8 j + 1 on
+    // Column j has inputs 8 j and 8 j + 1 from this one on.
+    const uint32_t input = first_input + first * 8 + lane % 4 * 2;
     float* const y = product.y + std::size_t{input} * product.rows + first_row;
     const auto is_there = [&](uint32_t i, uint32_t r) { return input + i < slice.n && has_row[r]; };
     const auto at = [&](uint32_t i, uint32_t r) -> float& {

@@ -344,7 +344,7 @@ __device__ inline void sum_rows(const DevicePrefill& r, uint32_t block_queries, 
     if ((tile + 1) * keys > seen.before) sums.template add<true>(r, seen, tile, from);
     else sums.template add<false>(r, seen, tile, from);
   };
-  // Without branches between products and sums, or the compiler lets the ones wait for the others.
+  // No branch decides whether products are given: else the compiler waits for them before the sums.
   uint32_t tile = begin;
   score(s[0]);
   for (; tile + 2 < end; tile += 2) {

@@ -7,8 +7,8 @@ namespace kvasir {
 using GpuWork = HostAttention::GpuWork;
 
 // What a GPU may attend. Of an open step each token is attended as in a step of its own. A budget
-// spills pages, which no GPU follows. A trace, a probe, an index and documents before the sequence
-// need every query on the CPU.
+// spills pages, which no GPU follows. A trace, an index, documents before the sequence, and a
+// probe in a step of decode need every query on the CPU.
 LayerExecutor::Request Forward::request_of(const StepContext& c) const {
   const ForwardStep& step = c.step;
   const uint32_t n = c.tokens();

@@ -117,8 +117,7 @@ Status HostAttention::attend(const StepContext& c, uint32_t layer, const float* 
   const ForwardStep& step = c.step;
   const Plan& plan = step.plan;
   const uint32_t n = c.tokens(), first = first_needed(step, layer), kv = config_.layer(layer).kv;
-  const bool exact = plan.is_dense(kv) || c.lacks_sketch() || step.probe;
-  const Selector* selector = exact ? nullptr : step.selector;
+  const Selector* selector = plan.is_dense(kv) || c.attends_everything() ? nullptr : step.selector;
   std::fill_n(out, std::size_t{first} * config_.q_width(), 0.0f);
   std::fill_n(lse_.get(), std::size_t{first} * config_.heads, RecentQueries::no_total);
   const AttentionRequest request{.layer = kv,
@@ -267,15 +266,16 @@ void HostAttention::count_prefill(const StepContext& c, uint32_t layers) {
   const PageStore& pages = c.store.pages();
   const uint32_t page_tokens = c.store.shape().page.page_tokens;
   const uint64_t behind_sinks = pages.pages() > 1 ? c.store.sealed_tokens() - page_tokens : 0;
-  const uint64_t lists = uint64_t{c.tokens()} * config_.kv_heads * layers;
-  const Plan& plan = c.step.plan;  // a sparse one reads its budget, in the mean
-  const uint64_t read = plan.by_blocks
-                            ? std::min(behind_sinks, plan.budget_tokens + plan.recent_tokens)
-                            : behind_sinks;
+  const uint64_t heads = uint64_t{config_.kv_heads} * layers, n = c.tokens();
+  // A sparse plan reads its budget, in the mean, but for tokens that are measured.
+  const Plan& plan = c.step.plan;
+  const uint64_t all = plan.by_blocks ? probed_rows(c.step) : n,
+                 some = std::min(behind_sinks, plan.budget_tokens + plan.recent_tokens);
   ReadCounts counts;
-  counts.tokens_present = behind_sinks * lists;
-  counts.tokens_read = read * lists;
-  counts.pages_touched = read / page_tokens * lists;
+  counts.tokens_present = behind_sinks * n * heads;
+  counts.tokens_read = (behind_sinks * all + some * (n - all)) * heads;
+  counts.pages_touched =
+      (behind_sinks / page_tokens * all + some / page_tokens * (n - all)) * heads;
   attention_.add_counts(counts);
 }
 

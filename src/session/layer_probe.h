@@ -15,7 +15,8 @@ namespace kvasir {
 
 class LayerProbe {
  public:
-  // Tokens of a measuring step of a sparse prefill by CPUs. The step is exact.
+  // Tokens of a measuring step of a sparse prefill, unless GPUs attended the last step. The step is
+  // exact.
   static constexpr uint32_t chunk = 128;
   // First tokens of a GPU's step that are measured. The CPU attends what each sees of the step,
   // while the GPU computes other layers.

@@ -55,14 +55,14 @@ bool Session::sketch_is_due(uint64_t more) const {
 // Lets the last steps of a prefill find the sketch, while a GPU computes. Of a long text that is
 // only slightly less of it than all; in a short one it is at least three quarters.
 void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
-  constexpr uint64_t tokens = 12288;  // in their time the CPU has time for all bases
+  // In steps of so many tokens 16 cores find all bases: 8B shape, H200.
+  constexpr uint64_t tokens = 12288;
   const uint64_t chunk = options_.prefill_chunk, left = step->size() + step->follows;
   if (model_->device_weights().empty() || step->chunk > 0 || !step->queries ||
       step->size() < RecentQueries::capacity || !sketch_is_due(left))
     return;
   const uint64_t now = sequence_.store.tokens();
-  const bool begins =
-      left <= std::max(tokens, 3 * chunk) && 4 * (now + step->size()) >= 3 * (now + left);
+  const bool begins = left <= tokens && 4 * (now + step->size()) >= 3 * (now + left);
   if (!sketch->begun() && !begins) return;
   const uint64_t steps =
       1 + step->follows / chunk + (step->follows % chunk >= RecentQueries::capacity ? 1 : 0);

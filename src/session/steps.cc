@@ -150,10 +150,14 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
                            Array<float>* errors) {
   const bool document = request.kind == TextKind::document,
              by_plan = request.kind == TextKind::answer || (!document && !chooses_once()),
-             probes = document && LayerProbe::is_due(sequence_),
-             exact = probes && !forward_->plan().prefills_on_gpus();
+             probes = document && LayerProbe::is_due(sequence_);
+  // GPUs measure within a sparse step. A CPU attends every token of a step that measures. It may
+  // have to, where a GPU has just lost the room.
+  const bool exact =
+      probes && !(strategy_info(options_.read.strategy)->has(StrategyInfo::samples_tiles) &&
+                  forward_->plan().prefills_on_gpus());
   uint32_t max_chunk = options_.prefill_chunk;
-  if (exact && options_.read.strategy != "full") max_chunk = std::min(max_chunk, LayerProbe::chunk);
+  if (exact && prefills_sparsely()) max_chunk = std::min(max_chunk, LayerProbe::chunk);
   const std::size_t all = request.tokens.size(), n = std::min<std::size_t>(max_chunk, all - done);
   const bool last = done + n == all;
   step->tokens = request.tokens.subspan(done, n);
