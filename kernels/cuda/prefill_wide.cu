@@ -229,8 +229,7 @@ __device__ inline void attend_text_wide(const DevicePrefill& r, float* out, floa
 
 // ---- the sums of tiles, as prefill_tiles.cu has them
 
-// A ring of tiles of keys behind the queries. It has room for the tiles that are on their way while
-// some are multiplied: a tile takes longer to come than its products take.
+// A ring of tiles of keys behind the queries.
 template <int dim>
 struct KeyRing {
   static constexpr uint32_t stages = prefill_key_stages(dim);
@@ -280,7 +279,7 @@ struct TileSums {
   template <bool masked>
   __device__ void add(const DevicePrefill& r, const SeenTiles& seen, uint32_t tile,
                       float (&s)[keys / 2]) {
-    // Both rows without a branch between them: each is a long chain of operations that wait.
+    // Without a branch between the rows the compiler computes both together.
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
       TileSum of_tile = tile_sum<keys / 32>(factor[i], [&](uint32_t group, uint32_t n) {

@@ -115,7 +115,7 @@ struct StepContext {
   uint64_t position() const {
     return store.tokens() + (step.documents.empty() ? 0 : step.documents.front().tokens_before);
   }
-  // On CPUs.
+  // Whether a CPU attends every token, in all layers.
   bool attends_everything() const { return !step.selector || lacks_sketch() || step.probe; }
   // No sketch is made for a sparse prefill by GPUs. If one lacks room, the CPU attends every token.
   bool lacks_sketch() const {

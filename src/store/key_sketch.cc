@@ -192,6 +192,7 @@ bool KeySketch::cover(const PageStore& pages, uint32_t count, Layers layers, con
     const uint32_t at = first + task % heads, e = first_extent + task / heads,
                    layer = at / shape_.kv_heads, head = at % shape_.kv_heads;
     const std::size_t bytes = shape_.page.sketch_bytes();
+    if (!intact || latch.fired()) return;
     if (covered[layer] <= e * extent_pages)
       std::memset(build->extents_[e].memory.get() + at * bytes, 0, bytes);
     for (uint32_t p = std::max(e * extent_pages, covered[layer]);
