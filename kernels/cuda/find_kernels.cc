@@ -73,10 +73,10 @@ void find_attention(Finder* f) {
   f->find(KernelModule::attention,
           {"attention_begin", "attention_gather", "attention_gather_group", "attention_finish"});
   f->find(KernelModule::select, {"attention_shares", "attention_choose"});
-  f->find(KernelModule::prefill_attention,
-          {"prefill_largest", "prefill_lay_out", "prefill_queries", "prefill_merge"});
+  f->find(KernelModule::prefill_attention, {"prefill_largest", "prefill_queries", "prefill_merge"});
   f->find(KernelModule::prefill_tiles, "prefill_choose_tiles");
   for (const uint32_t dim : attended_dims) {
+    f->find(KernelModule::prefill_attention, LayOutName(dim).text);
     f->find(KernelModule::prefill_tiles, TilesName(false, dim).text);
     if (f->has(KernelModule::prefill_wide))
       f->find(KernelModule::prefill_wide, TilesName(true, dim).text);

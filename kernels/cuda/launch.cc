@@ -309,7 +309,7 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
   if (!error)
     error = launch(s, "prefill_largest", Grid{r.kv_heads, 2, parts}, largest_threads, r, k, v);
   if (error) return error;
-  return launch(s, "prefill_lay_out", Grid{blocks_for(rows, r.page_tokens), r.kv_heads},
+  return launch(s, LayOutName(r.dim).text, Grid{rows / tile_scale_keys, r.kv_heads},
                 prefill_layout_threads, r, k, v);
 }
 
@@ -317,7 +317,7 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
   constexpr unsigned min_tiles = 32, most_parts = 16, rounds = 4;
   const bool wide = s->context->kernels.contains(TilesName(true, r.dim).text);
   const unsigned blocks = blocks_for(r.n * r.group, prefill_rows),
-                 columns = wide ? blocks_for(blocks, 2) : blocks,
+                 columns = wide ? blocks_for(blocks, choosing_groups(r.dim)) : blocks,
                  tiles = blocks_for(r.pages * r.page_tokens + r.window + r.n, prefill_keys);
   for (uint32_t first = 0; first < r.kv_heads; first += r.tiles.heads) {
     const unsigned heads = std::min(r.tiles.heads, r.kv_heads - first),
@@ -328,7 +328,7 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
         launch(s, TilesName(wide, r.dim).text,
                Grid{columns, heads, parts,
                     wide ? prefill_wide_choosing_bytes(r.dim) : prefill_choosing_bytes(r.dim)},
-               wide ? prefill_wide_threads : prefill_threads, r, first);
+               wide ? wide_choosing_threads(r.dim) : prefill_threads, r, first);
     if (!error)
       error = launch(s, "prefill_choose_tiles",
                      Grid{blocks, heads, 1, r.tiles.near * unsigned{sizeof(float)}},

@@ -89,6 +89,11 @@ struct PrefillName {
   }
 };
 
+struct LayOutName {
+  char text[32];
+  explicit LayOutName(uint32_t dim) { std::snprintf(text, sizeof text, "prefill_lay_out_%u", dim); }
+};
+
 struct TilesName {
   char text[32];
   TilesName(bool wide, uint32_t dim) {

@@ -190,10 +190,9 @@ constexpr std::size_t prefill_place(uint32_t rows, uint32_t row, uint32_t d) {
          ((d / 8 % 8) ^ (row & 7)) * 8 + d % 8;
 }
 // The choice of tiles for sparse prefill: keys of one copy. Shared memory holds two.
-constexpr uint32_t prefill_choose_threads = 256;
-constexpr uint32_t prefill_choosing_keys(uint32_t dim) { return dim > 128 ? 32 : 64; }
+constexpr uint32_t prefill_choose_threads = 256, prefill_choosing_keys = 64;
 constexpr uint32_t prefill_choosing_bytes(uint32_t dim) {
-  return (prefill_choosing_rows + 2 * prefill_choosing_keys(dim)) * dim * 2;
+  return (prefill_choosing_rows + 2 * prefill_choosing_keys) * tile_row_bytes(dim);
 }
 // By warp groups, of compute capability 9.0: two that have 64 rows each, and one that copies.
 constexpr uint32_t prefill_wide_threads = 3 * 128;
@@ -204,10 +203,14 @@ constexpr uint32_t prefill_wide_shared_bytes(uint32_t dim) {
   return (prefill_rows + 2 * prefill_wide_steps(dim) * prefill_wide_keys(dim)) * dim * 2 + 128 +
          1024;
 }
-// The sums of tiles by warp groups: tiles of keys in shared memory, as many as there is room for.
-constexpr uint32_t prefill_key_stages(uint32_t dim) { return dim > 128 ? 5 : 6; }
+// The sums of tiles: warp groups that have the choosing rows of a block each, and one that copies
+// tiles of keys.
+static_assert(prefill_choosing_rows == 64);
+constexpr uint32_t choosing_groups(uint32_t dim) { return dim > 128 ? 3 : 4; }
+constexpr uint32_t wide_choosing_threads(uint32_t dim) { return (choosing_groups(dim) + 1) * 128; }
+constexpr uint32_t prefill_key_stages(uint32_t dim) { return dim > 128 ? 4 : 8; }
 constexpr uint32_t prefill_wide_choosing_bytes(uint32_t dim) {
-  return (prefill_rows + prefill_key_stages(dim) * prefill_wide_keys(dim)) * dim * 2 + 128 + 1024;
+  return prefill_key_stages(dim) * prefill_keys * tile_row_bytes(dim) + 128 + 1024;
 }
 constexpr bool fits_wide(uint32_t dim) {
   constexpr uint32_t block = 227 << 10, barriers = 128;  // bytes

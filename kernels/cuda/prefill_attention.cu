@@ -18,6 +18,108 @@ namespace {
 
 constexpr uint32_t layout_threads = prefill_layout_threads, warps = layout_threads / warp;
 
+// The pages of a KV head, without that of the sinks, whose rows are in full precision.
+// which: 0 keys, 1 values.
+struct SealedPages {
+  const DevicePrefill& r;
+  uint32_t head, page_tokens, tokens;
+  __device__ SealedPages(const DevicePrefill& of, uint32_t its_head, uint32_t its_tokens)
+      : r(of), head(its_head), page_tokens(its_tokens), tokens(of.pages * its_tokens) {}
+  __device__ bool has(uint32_t token) const { return token >= page_tokens && token < tokens; }
+  // Of four tokens, the first a multiple of 4, and four dimensions. Keys: a word has those of a
+  // token; values: those of a dimension.
+  __device__ uint4 sixteen(uint32_t which, uint32_t token, uint32_t d) const {
+    const uint32_t page = token / page_tokens;
+    const auto* data =
+        reinterpret_cast<const uint4*>(r.pages_at[page / extent_pages] + r.pages_offset) +
+        (std::size_t{head} * extent_pages + page % extent_pages) * (page_size / 16);
+    return data[which * (page_size / 32) + token % page_tokens / 4 * (r.dim / 4) + d / 4];
+  }
+  __device__ const uint16_t* scales(uint32_t which, uint32_t token) const {
+    const uint32_t page = token / page_tokens;
+    return reinterpret_cast<const uint16_t*>(r.scales_at[page / extent_pages] + r.scales_offset) +
+           ((std::size_t{head} * extent_pages + page % extent_pages) * 2 + which) * page_tokens +
+           token % page_tokens;
+  }
+  __device__ float scale(uint32_t which, uint32_t token) const {
+    return from_bf16(*scales(which, token));
+  }
+};
+
+// Four dimensions of a row in full precision.
+__device__ inline float4 load_row(const DevicePrefill& r, const float* step, uint32_t head,
+                                  uint32_t which, uint32_t token, uint32_t d) {
+  const Rows source = rows_of(r, step, head, which, token);
+  const auto at = [&](uint32_t i) {
+    return i < source.there ? source.row[i] - (source.centre ? source.centre[i] : 0.0f) : 0.0f;
+  };
+  return make_float4(at(d), at(d + 1), at(d + 2), at(d + 3));
+}
+
+// Block (tile_scale_keys tokens, head): lays out their keys and values, with rows of zeros up to a
+// multiple of prefill_keys, and for a sparse step the keys as bytes.
+template <uint32_t dim>
+__device__ void lay_out(const DevicePrefill& r, const float* k, const float* v) {
+  constexpr uint32_t tokens = tile_scale_keys, groups = dim / 4, items = tokens / 4 * groups;
+  static_assert(tokens == warp);
+  const uint32_t first = blockIdx.x * tokens, head = blockIdx.y;
+  const SealedPages sealed(r, head, page_size / 2 / dim);
+  const std::size_t at = std::size_t{head} * r.room * dim;
+  uint16_t* const to[2] = {r.keys + at, r.values + at};
+  int8_t* const bytes =
+      r.tiles.keys ? r.tiles.keys + std::size_t{head} * r.room * tile_row_bytes(dim) : nullptr;
+  const float scale[2] = {inverse(r.largest[head * 2]), inverse(r.largest[head * 2 + 1])};
+  float of_byte = 0;  // what a key's numbers are multiplied by
+  if (bytes) {
+    const uint32_t own = first + threadIdx.x % warp;
+    float largest = sealed.has(own) ? largest_byte * sealed.scale(0, own) : 0.0f;
+    if (sealed.has(first) && sealed.has(first + tokens - 1)) {
+      largest = warp_max(largest);
+    } else {
+      for (uint32_t i = threadIdx.x; i < tokens * groups; i += layout_threads) {
+        if (sealed.has(first + i / groups)) continue;
+        const float4 x = load_row(r, k, head, 0, first + i / groups, i % groups * 4);
+        largest =
+            fmaxf(fmaxf(fmaxf(largest, fabsf(x.x)), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+      }
+      largest = block_max(largest);
+    }
+    of_byte = largest_byte * inverse(largest);
+    if (threadIdx.x == 0)
+      r.tiles.key_scales[head * (r.room / tokens) + blockIdx.x] = largest / largest_byte;
+  }
+  for (uint32_t i = threadIdx.x; i < items; i += layout_threads) {
+    const uint32_t token = first + i / groups * 4, d = i % groups * 4;
+#pragma unroll
+    for (uint32_t which = 0; which < 2; ++which) {
+      const auto put = [&](uint32_t t, float4 x) {
+        const float s = scale[which];
+        *reinterpret_cast<uint2*>(to[which] + prefill_place(r.room, t, d)) =
+            make_uint2(halves(x.x * s, x.y * s), halves(x.z * s, x.w * s));
+        if (which == 0 && bytes) *tile_bytes_at(bytes, r.room, t, d) = rounded(x, of_byte);
+      };
+      if (!sealed.has(token)) {
+#pragma unroll 1
+        for (uint32_t t = token; t < token + 4; ++t)
+          put(t, load_row(r, which ? v : k, head, which, t, d));
+        continue;
+      }
+      const uint4 source = sealed.sixteen(which, token, d);
+      const uint32_t words[4] = {source.x, source.y, source.z, source.w};
+      const auto four = *reinterpret_cast<const ushort4*>(sealed.scales(which, token));
+      const uint16_t scales[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (uint32_t j = 0; j < 4; ++j) {
+        const float s = from_bf16(scales[j]);
+        const auto number = [&](uint32_t n) {
+          return s * (which ? signed_byte(words[n], j) : signed_byte(words[j], n));
+        };
+        put(token + j, make_float4(number(0), number(1), number(2), number(3)));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -32,16 +134,9 @@ __global__ void __launch_bounds__(1024)
                  stride = gridDim.z * blockDim.x;
   const float* step = which ? v : k;
   float max_score = 0;
-  for (uint32_t i = first; i < sealed; i += stride) {
-    const uint32_t p = i / r.page_tokens, t = i % r.page_tokens;
-    const auto* scales =
-        reinterpret_cast<const uint16_t*>(r.scales_at[p / extent_pages] + r.scales_offset) +
-        std::size_t{head} * extent_pages * 2 * r.page_tokens;
-    if (p > 0)
-      max_score =
-          fmaxf(max_score,
-                127.0f * from_bf16(scales[(p % extent_pages * 2 + which) * r.page_tokens + t]));
-  }
+  const SealedPages pages(r, head, r.page_tokens);
+  for (uint32_t i = first; i < sealed; i += stride)
+    if (pages.has(i)) max_score = fmaxf(max_score, largest_byte * pages.scale(which, i));
   const uint32_t sinks = r.pages ? r.page_tokens : 0;
   for (std::size_t i = first; i < std::size_t{sinks + tokens} * r.head_dim; i += stride) {
     const auto token = static_cast<uint32_t>(i / r.head_dim),
@@ -54,65 +149,6 @@ __global__ void __launch_bounds__(1024)
   // Floats that are not negative are ordered as their bits are.
   if (threadIdx.x == 0)
     atomicMax(reinterpret_cast<int*>(r.largest + head * 2 + which), __float_as_int(max_score));
-}
-
-// Block (page or, after the pages, as many rows as a page has; head): lays out their keys and
-// values, with rows of zeros up to a multiple of prefill_keys.
-__global__ void __launch_bounds__(layout_threads)
-    prefill_lay_out(DevicePrefill r, const float* k, const float* v) {
-  after_previous();
-  const uint32_t page = blockIdx.x, head = blockIdx.y, tokens = r.page_tokens, dim = r.dim,
-                 groups = dim / 4;
-  const float scale[2] = {inverse(r.largest[head * 2]), inverse(r.largest[head * 2 + 1])};
-  const std::size_t first = std::size_t{head} * r.room * dim;
-  // Four neighbouring numbers of a token.
-  const auto put = [&](uint16_t* to, uint32_t t, uint32_t d, uint2 halves) {
-    *reinterpret_cast<uint2*>(to + first + prefill_place(r.room, page * tokens + t, d)) = halves;
-  };
-  if (page == 0 || page >= r.pages) {
-    for (uint32_t i = threadIdx.x; i < 2 * tokens * groups; i += layout_threads) {
-      const uint32_t which = i / (tokens * groups), t = i / groups % tokens, d = i % groups * 4;
-      const Rows source = rows_of(r, which ? v : k, head, which, page * tokens + t);
-      float x[4];
-      for (uint32_t j = 0; j < 4; ++j)
-        x[j] =
-            d + j < source.there
-                ? (source.row[d + j] - (source.centre ? source.centre[d + j] : 0.0f)) * scale[which]
-                : 0.0f;
-      if (page * tokens + t < r.room)
-        put(which ? r.values : r.keys, t, d, make_uint2(halves(x[0], x[1]), halves(x[2], x[3])));
-    }
-    return;
-  }
-  const auto* data =
-      reinterpret_cast<const uint32_t*>(r.pages_at[page / extent_pages] + r.pages_offset) +
-      (std::size_t{head} * extent_pages + page % extent_pages) * (page_size / 4);
-  const auto* scales =
-      reinterpret_cast<const uint16_t*>(r.scales_at[page / extent_pages] + r.scales_offset) +
-      (std::size_t{head} * extent_pages + page % extent_pages) * 2 * tokens;
-  const auto* quads = reinterpret_cast<const uint4*>(data);  // four tokens, four dimensions each
-  for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
-    const uint4 source = quads[i];
-    const uint32_t t = i / groups * 4, words[4] = {source.x, source.y, source.z, source.w};
-    for (int j = 0; j < 4; ++j) {
-      const float s = from_bf16(scales[t + j]) * scale[0];
-      put(r.keys, t + j, i % groups * 4,
-          make_uint2(halves(signed_byte(words[j], 0) * s, signed_byte(words[j], 1) * s),
-                     halves(signed_byte(words[j], 2) * s, signed_byte(words[j], 3) * s)));
-    }
-  }
-  // Four dimensions of four tokens.
-  const auto* fours = reinterpret_cast<const uint4*>(data + page_size / 8);
-  for (uint32_t i = threadIdx.x; i < page_size / 8 / 4; i += layout_threads) {
-    const uint4 source = fours[i];
-    const uint32_t t = i / groups * 4;
-    for (int j = 0; j < 4; ++j) {
-      const float s = from_bf16(scales[tokens + t + j]) * scale[1];
-      put(r.values, t + j, i % groups * 4,
-          make_uint2(halves(signed_byte(source.x, j) * s, signed_byte(source.y, j) * s),
-                     halves(signed_byte(source.z, j) * s, signed_byte(source.w, j) * s)));
-    }
-  }
 }
 
 // A warp per row of queries, rows of zeros at the end included. Runs before prefill_largest().
@@ -141,6 +177,10 @@ __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill 
     *reinterpret_cast<uint32_t*>(r.q + std::size_t{head} * r.q_room * r.dim +
                                  prefill_place(r.q_room, row, 2 * d)) =
         halves(at(2 * d) * scale, at(2 * d + 1) * scale);
+  for (uint32_t d = 4 * lane; r.tiles.q && d < r.dim; d += 4 * warp)
+    *tile_bytes_at(r.tiles.q + std::size_t{head} * r.q_room * tile_row_bytes(r.dim), r.q_room, row,
+                   d) =
+        rounded(make_float4(at(d), at(d + 1), at(d + 2), at(d + 3)), scale * largest_byte);
   if (lane == 0) r.q_scale[to] = max_score / sqrtf(static_cast<float>(r.head_dim));
 }
 
@@ -301,6 +341,22 @@ __device__ void attend_text(const DevicePrefill& r, float* out, float* lse) {
 }  // namespace
 
 extern "C" {
+
+__global__ void __launch_bounds__(layout_threads)
+    prefill_lay_out_64(DevicePrefill r, const float* k, const float* v) {
+  after_previous();
+  lay_out<64>(r, k, v);
+}
+__global__ void __launch_bounds__(layout_threads)
+    prefill_lay_out_128(DevicePrefill r, const float* k, const float* v) {
+  after_previous();
+  lay_out<128>(r, k, v);
+}
+__global__ void __launch_bounds__(layout_threads)
+    prefill_lay_out_256(DevicePrefill r, const float* k, const float* v) {
+  after_previous();
+  lay_out<256>(r, k, v);
+}
 
 // A warp per row of queries: merges the parts of its keys.
 __global__ void __launch_bounds__(layout_threads)

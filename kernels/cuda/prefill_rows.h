@@ -4,7 +4,10 @@
 
 #include <cuda_fp16.h>
 
+#include <climits>
+
 #include "attention_common.h"
+#include "integer_products.h"
 #include "tiles.h"
 
 namespace kvasir::cuda {
@@ -199,33 +202,65 @@ __device__ inline float score_factor(const DevicePrefill& r, uint32_t head, uint
                1e-30f);
 }
 
-// A sum of powers of two: 2^largest * sum. largest is finite.
-struct TileSum {
-  float largest, sum;
-  __device__ float log() const { return largest + __log2f(sum); }
-};
-__device__ inline TileSum sum_of(const TileSum& a, const TileSum& b) {
-  const float largest = fmaxf(a.largest, b.largest);
-  return {largest,
-          a.sum * power_of_two(a.largest - largest) + b.sum * power_of_two(b.largest - largest)};
+// ---- the choice of tiles
+
+// Keys and queries that the choice reads, as rows of halves, which have two bytes each.
+__device__ constexpr uint32_t tile_row_halves(uint32_t dim) { return tile_row_bytes(dim) / 2; }
+// Where the bytes [d, d + 4) of a row are; d: a multiple of 4.
+__device__ inline char4* tile_bytes_at(int8_t* rows, uint32_t room, uint32_t row, uint32_t d) {
+  return reinterpret_cast<char4*>(rows + 2 * prefill_place(room, row, d / 2));
 }
-// Of a row of four threads that have `groups` groups of eight keys each (tile_group_of()): the sum
-// of e^score, of the best key of each group. score(group, n): of the thread's own keys.
-template <uint32_t groups, class Score>
-__device__ inline TileSum tile_sum(float factor, Score&& score) {
-  float best[groups], largest = -INFINITY, sum = 0;
+// Numbers times `scale`, rounded; they are at most largest_byte.
+constexpr float largest_byte = 127;
+__device__ inline char4 rounded(float4 x, float scale) {
+  const auto byte = [&](float each) {
+    return static_cast<signed char>(__float2int_rn(each * scale));
+  };
+  return make_char4(byte(x.x), byte(x.y), byte(x.z), byte(x.w));
+}
+
+// Products of a row's bytes times this, and times the scale of the keys, are scores to the base 2.
+__device__ inline float tile_factor(const DevicePrefill& r, uint32_t head, uint32_t row) {
+  return row < r.q_room
+             ? r.q_scale[std::size_t{head} * r.q_room + row] * (1.44269504f / largest_byte)
+             : 0.0f;
+}
+// The scales of the keys of a tile.
+__device__ inline float4 tile_scales(const DevicePrefill& r, uint32_t head, uint32_t tile) {
+  static_assert(prefill_keys / tile_scale_keys == 4);
+  return reinterpret_cast<const float4*>(r.tiles.key_scales +
+                                         std::size_t{head} * (r.room / tile_scale_keys))[tile];
+}
+
+// Of a number that is not subnormal.
+__device__ inline float log2_of(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+constexpr int unseen = INT_MIN;
+// Of a row of four threads that have four groups of eight keys each (tile_group_of()): log2 of the
+// sum of e^score, of the best key of each group. score(group, n): of the thread's own keys, a
+// product of bytes or, only where `masked`, unseen.
+template <bool masked, class Score>
+__device__ inline float tile_sum(float factor, const float4& key_scales, Score&& score) {
+  const float scales[4] = {key_scales.x, key_scales.y, key_scales.z, key_scales.w};
+  float best[4], largest = -INFINITY, sum = 0;
 #pragma unroll
-  for (uint32_t group = 0; group < groups; ++group) {
-    best[group] = score(group, 0);
+  for (uint32_t group = 0; group < 4; ++group) {
+    int most = score(group, 0);
 #pragma unroll
-    for (uint32_t n = 1; n < 8; ++n) best[group] = fmaxf(best[group], score(group, n));
+    for (uint32_t n = 1; n < 8; ++n) most = max(most, score(group, n));
+    best[group] = (__int_as_float(as_float + most) - as_float_value) * (factor * scales[group]);
+    if (masked && most == unseen) best[group] = -INFINITY;
     largest = fmaxf(largest, best[group]);
   }
-  largest = warp_max(largest, 4) * factor;
-  const float offset = largest == -INFINITY ? -1e30f : largest;
+  largest = warp_max(largest, 4);
+  if (masked && largest == -INFINITY) largest = -1e30f;
 #pragma unroll
-  for (const float x : best) sum += power_of_two(x * factor - offset);
-  return {offset, warp_sum(sum, 4)};
+  for (const float x : best) sum += power_of_two(x - largest);
+  return largest + log2_of(warp_sum(sum, 4));
 }
 
 }  // namespace

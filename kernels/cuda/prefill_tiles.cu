@@ -20,10 +20,11 @@ static_assert(choosing == prefill_threads / warp * rows_of_warp);
 // Block (block of rows; head, from first_head on; part of the tiles). A warp has 16 rows.
 template <int dim>
 __device__ void sum_tiles(const DevicePrefill& r, uint32_t first_head) {
-  constexpr uint32_t keys = prefill_choosing_keys(dim), halves_of_tile = prefill_keys / keys;
-  constexpr uint32_t tile_bytes = keys * dim * 2, pieces = dim / 8;
+  constexpr uint32_t keys = prefill_choosing_keys, parts_of_tile = prefill_keys / keys,
+                     row_bytes = tile_row_bytes(dim), row_halves = row_bytes / 2,
+                     part_bytes = keys * row_bytes, pieces = row_bytes / 16;
   extern __shared__ uint4 shared[];
-  const uint32_t queries = shared_address(shared), first_tile = queries + choosing * dim * 2;
+  const uint32_t queries = shared_address(shared), first_part = queries + choosing * row_bytes;
   const uint32_t lane = threadIdx.x % warp, g = lane / 4, t = lane % 4,
                  warp_row = threadIdx.x / warp * rows_of_warp;
   const uint32_t block = blockIdx.x, head = first_head + blockIdx.y;
@@ -34,68 +35,72 @@ __device__ void sum_tiles(const DevicePrefill& r, uint32_t first_head) {
                  each = (all + gridDim.z - 1) / gridDim.z, begin = blockIdx.z * each,
                  end = min(begin + each, all);
   if (begin >= end) return;
-  const uint16_t* text = r.keys + std::size_t{head} * r.room * dim;
-  const uint16_t* q = r.q + std::size_t{head} * r.q_room * dim;
+  const auto* text =
+      reinterpret_cast<const uint16_t*>(r.tiles.keys + std::size_t{head} * r.room * row_bytes);
+  const int8_t* q = r.tiles.q + std::size_t{head} * r.q_room * row_bytes;
   for (uint32_t i = threadIdx.x; i < choosing * pieces; i += prefill_threads) {
-    const uint32_t row = i / pieces, own = i % pieces;
-    copy_async(piece<dim>(queries, row, own),
-               q + prefill_place(r.q_room, choosing_row(block * choosing + row, r.group), own * 8));
+    const uint32_t row = i / pieces, own = i % pieces,
+                   from = choosing_row(block * choosing + row, r.group);
+    copy_async(piece<row_halves>(queries, row, own),
+               q + 2 * prefill_place(r.q_room, from, own * 8));
   }
   const auto copy_keys = [&](uint32_t number) {
-    copy_rows<dim, keys>(first_tile + number % 2 * tile_bytes, text, r.room, number * keys);
+    copy_rows<row_halves, keys>(first_part + number % 2 * part_bytes, text, r.room, number * keys);
     copies_given();
   };
-  copy_keys(begin * halves_of_tile);
+  copy_keys(begin * parts_of_tile);
 
-  uint32_t a[dim / 16][4], row[2];
+  uint32_t a[dim / 32][4], row[2];
   float factor[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     row[i] = choosing_row(block * choosing + warp_row + i * 8 + g, r.group);
-    factor[i] = score_factor(r, head, row[i]);
+    factor[i] = tile_factor(r, head, row[i]);
   }
   const std::size_t first =
       (blockIdx.y * blocks_of(r) + block) * choosing + warp_row + g;  // of rows of scores
   float* const out[2] = {r.tiles.scores + first * r.tiles.room,
                          r.tiles.scores + (first + 8) * r.tiles.room};
   for (uint32_t tile = begin; tile < end; ++tile) {
-    float s[halves_of_tile][keys / 8][4] = {};
+    const float4 scales = tile_scales(r, head, tile);
+    int s[prefill_keys / 8][4] = {};
 #pragma unroll
-    for (uint32_t half = 0; half < halves_of_tile; ++half) {
-      const uint32_t number = tile * halves_of_tile + half,
-                     tile_keys = first_tile + number % 2 * tile_bytes;
+    for (uint32_t part = 0; part < parts_of_tile; ++part) {
+      const uint32_t number = tile * parts_of_tile + part,
+                     part_keys = first_part + number % 2 * part_bytes;
       copies_done();
       __syncthreads();
-      if (number + 1 < end * halves_of_tile) copy_keys(number + 1);
-      if (number == begin * halves_of_tile) {
+      if (number + 1 < end * parts_of_tile) copy_keys(number + 1);
+      if (number == begin * parts_of_tile) {
 #pragma unroll
-        for (int d = 0; d < dim / 16; ++d)
-          load_matrices(a[d], piece<dim>(queries, warp_row + lane % 16, 2 * d + lane / 16));
+        for (int d = 0; d < dim / 32; ++d)
+          load_matrices(a[d], piece<row_halves>(queries, warp_row + lane % 16, 2 * d + lane / 16));
       }
 #pragma unroll
-      for (int d = 0; d < dim / 16; ++d)
+      for (int d = 0; d < dim / 32; ++d)
 #pragma unroll
         for (uint32_t k = 0; k < keys / 16; ++k) {
           uint32_t b[4];
-          load_matrices(
-              b, piece<dim>(tile_keys, k * 16 + lane / 16 * 8 + lane % 8, 2 * d + lane / 8 % 2));
-          multiply(s[half][2 * k], a[d], b[0], b[1]);
-          multiply(s[half][2 * k + 1], a[d], b[2], b[3]);
+          load_matrices(b, piece<row_halves>(part_keys, k * 16 + lane / 16 * 8 + lane % 8,
+                                             2 * d + lane / 8 % 2));
+          const uint32_t at = part * (keys / 8) + 2 * k;
+          multiply_32(s[at], a[d], {b[0], b[1]});
+          multiply_32(s[at + 1], a[d], {b[2], b[3]});
         }
     }
-    const bool masked = (tile + 1) * prefill_keys > before;
-    const SeenTiles seen{before};
+    const auto sum = [&]<bool masked>() {
+      const SeenTiles seen{before};
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const TileSum sum = tile_sum<prefill_keys / 32>(factor[i], [&](uint32_t group, uint32_t n) {
-        constexpr uint32_t of_half = keys / 32;
-        const uint32_t half = group / of_half, k = group % of_half * 4 + n / 2,
-                       key = tile * prefill_keys + half * keys + k * 8 + 2 * t + n % 2;
-        const float x = s[half][k][2 * i + n % 2];
-        return !masked || is_seen<false>(r, seen, row[i], key) ? x : -INFINITY;
-      });
-      if (t == 0) out[i][tile] = sum.log();
-    }
+      for (int i = 0; i < 2; ++i) {
+        const float x = tile_sum<masked>(factor[i], scales, [&](uint32_t group, uint32_t n) {
+          const uint32_t k = group * 4 + n / 2, key = tile * prefill_keys + k * 8 + 2 * t + n % 2;
+          return !masked || is_seen<false>(r, seen, row[i], key) ? s[k][2 * i + n % 2] : unseen;
+        });
+        if (t == 0) out[i][tile] = x;
+      }
+    };
+    if ((tile + 1) * prefill_keys > before) sum.template operator()<true>();
+    else sum.template operator()<false>();
   }
 }
 

@@ -229,172 +229,125 @@ __device__ inline void attend_text_wide(const DevicePrefill& r, float* out, floa
 
 // ---- the sums of tiles, as prefill_tiles.cu has them
 
-// A ring of tiles of keys behind the queries.
+// A ring of tiles of keys in shared memory.
 template <int dim>
 struct KeyRing {
-  static constexpr uint32_t stages = prefill_key_stages(dim);
-  uint32_t tiles, barriers;  // addresses in shared memory
+  static constexpr uint32_t stages = prefill_key_stages(dim),
+                            bytes = prefill_keys * tile_row_bytes(dim);  // of a tile
+  uint32_t tiles;                                                        // an address
   uint32_t stage = 0, parity = 0;
-  __device__ explicit KeyRing(uint32_t queries)
-      : tiles(queries + prefill_rows * dim * 2), barriers(tiles + stages * Places<dim>::matrix) {}
-  __device__ uint32_t tile() const { return tiles + stage * Places<dim>::matrix; }
-  __device__ uint32_t full() const { return barriers + stage * 16; }
+  __device__ uint32_t tile() const { return tiles + stage * bytes; }
+  __device__ uint32_t full() const { return tiles + stages * bytes + stage * 16; }
   __device__ uint32_t empty() const { return full() + 8; }
   __device__ void next() {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
 };
 
-// Every second query row of two blocks, as tiles.
+// Tiles [begin, end) of a warp group's 64 rows, the first a multiple of 4. While it sums one, other
+// groups multiply theirs.
 template <int dim>
-__device__ inline void copy_choosing_rows(const DevicePrefill& r, uint32_t queries, uint32_t head) {
-  constexpr uint32_t pieces = dim / 8;
-  const uint16_t* q = r.q + std::size_t{head} * r.q_room * dim;
-  for (uint32_t i = threadIdx.x; i < prefill_rows * pieces; i += prefill_wide_threads) {
-    const uint32_t row = i / pieces, own = i % pieces,
-                   from = choosing_row(blockIdx.x * prefill_rows + row, r.group);
-    copy_async(queries + own / 8 * prefill_rows * 128 + row * 128 + (own % 8 ^ row % 8) * 16,
-               q + prefill_place(r.q_room, from < r.q_room ? from : 0, own * 8));
-  }
-  copies_given();
-  copies_done();
-  asm volatile("fence.proxy.async;" ::: "memory");
-}
-
-// Where the sums of choosing row `number` of head first_head + head go; null: there is no such row.
-__device__ inline float* scores_of_row(const DevicePrefill& r, uint32_t head, uint32_t number) {
-  const std::size_t rows = blocks_of(r) * prefill_choosing_rows;
-  return number < rows ? r.tiles.scores + (head * rows + number) * r.tiles.room : nullptr;
-}
-
-// Of two rows of a thread.
-template <int dim>
-struct TileSums {
-  static constexpr uint32_t keys = Places<dim>::keys, parts = prefill_keys / keys;
-  uint32_t row[2];
+struct GroupSums {
+  const DevicePrefill& r;
+  uint32_t head, thread = threadIdx.x % 4, row[2];
   float factor[2];
-  TileSum sum[2];
-  float* out;  // of the row whose sums this lane writes, or null
+  float* out[2];            // null: there is no such row
+  uint32_t q[dim / 32][4];  // as the products read them
+  int s[prefill_keys / 2];
+  float sums[2] = {};  // of one of four tiles
 
-  template <bool masked>
-  __device__ void add(const DevicePrefill& r, const SeenTiles& seen, uint32_t tile,
-                      float (&s)[keys / 2]) {
-    // Without a branch between the rows the compiler computes both together.
+  __device__ GroupSums(const DevicePrefill& of, uint32_t its_head, uint32_t first_head)
+      : r(of), head(its_head) {
+    const uint32_t own = blockIdx.x * choosing_groups(dim) * prefill_choosing_rows +
+                         threadIdx.x / warp * 16 + threadIdx.x % warp / 4;
+    const std::size_t rows = blocks_of(r) * prefill_choosing_rows;
+    int8_t* const queries = r.tiles.q + std::size_t{head} * r.q_room * tile_row_bytes(dim);
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
-      TileSum of_tile = tile_sum<keys / 32>(factor[i], [&](uint32_t group, uint32_t n) {
-        const uint32_t k = group * 4 + n / 2;
-        const float x = s[4 * k + 2 * i + n % 2];
-        if constexpr (!masked) return x;
-        const uint32_t key = tile * keys + k * 8 + threadIdx.x % 4 * 2 + n % 2;
-        return is_seen<false>(r, seen, row[i], key) ? x : -INFINITY;
-      });
-      if (parts > 1 && tile % parts > 0) of_tile = sum_of(of_tile, sum[i]);
-      sum[i] = of_tile;
+      const uint32_t number = own + 8 * i;
+      const bool there = number < rows;
+      row[i] = choosing_row(there ? number : 0, r.group);
+      factor[i] = tile_factor(r, head, row[i]);
+      out[i] =
+          there ? r.tiles.scores + ((head - first_head) * rows + number) * r.tiles.room : nullptr;
+#pragma unroll
+      for (uint32_t k = 0; k < dim / 16; ++k)
+        q[k / 2][i + k % 2 * 2] = *reinterpret_cast<const uint32_t*>(
+            tile_bytes_at(queries, r.q_room, row[i], 16 * k + 4 * thread));
     }
-    const float first = sum[0].log(), second = sum[1].log();
-    if (tile % parts == parts - 1 && out) out[tile / parts] = threadIdx.x % 4 == 0 ? first : second;
+  }
+  __device__ void multiply(uint32_t tile) {
+    products_begin();
+#pragma unroll
+    for (uint32_t d = 0; d < dim / 32; ++d)
+      multiply_bytes(s, q[d], descriptor_of(tile + d / 4 * prefill_keys * 128) + 2 * (d % 4),
+                     d > 0);
+    products_given();
+    products_done<0>();
+  }
+  template <bool masked>
+  __device__ void sum(uint32_t tile, const float4& scales) {
+    const SeenTiles seen{r.pages * r.page_tokens + r.window};
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i) {
+      const float x = tile_sum<masked>(factor[i], scales, [&](uint32_t group, uint32_t n) {
+        const uint32_t k = group * 4 + n / 2,
+                       key = tile * prefill_keys + k * 8 + thread * 2 + n % 2;
+        return !masked || is_seen<false>(r, seen, row[i], key) ? s[4 * k + 2 * i + n % 2] : unseen;
+      });
+      if (tile % 4 == thread) sums[i] = x;
+    }
+  }
+  // Each of the four threads of a row, of its tile.
+  __device__ void write(uint32_t tile, uint32_t end) {
+    const uint32_t own = tile / 4 * 4 + thread;
+#pragma unroll
+    for (uint32_t i = 0; i < 2; ++i)
+      if (out[i] && own < end) out[i][own] = sums[i];
   }
 };
 
-template <int dim>
-__device__ inline void score_keys(float (&s)[Places<dim>::keys / 2], uint32_t queries,
-                                  uint32_t tile) {
-  products_begin();
-#pragma unroll
-  for (uint32_t d = 0; d < dim / 16; ++d) {
-    const uint32_t column = d / 4, within = 2 * (d % 4);
-    multiply_halves(s, descriptor_of(queries + column * prefill_rows * 128) + within,
-                    descriptor_of(tile + column * Places<dim>::keys * 128) + within, d > 0);
-  }
-  products_given();
-}
-
-// Tiles [begin, end) of a warp group's 64 rows. The products of the next tile are under way while
-// one is summed.
-template <int dim>
-__device__ inline void sum_rows(const DevicePrefill& r, uint32_t block_queries, KeyRing<dim> next,
-                                uint32_t head, uint32_t first_head, uint32_t begin, uint32_t end) {
-  constexpr uint32_t keys = Places<dim>::keys;
-  const uint32_t group = threadIdx.x / 128, own = blockIdx.x * prefill_rows + group * 64 +
-                                                  threadIdx.x / warp % 4 * 16 +
-                                                  threadIdx.x % warp / 4;
-  const uint32_t queries = block_queries + group * 64 * 128;
-  const bool speaks = threadIdx.x % 128 == 0;
-  const SeenTiles seen{r.pages * r.page_tokens + r.window};
-  TileSums<dim> sums;
-#pragma unroll
-  for (uint32_t i = 0; i < 2; ++i) {
-    sums.row[i] = choosing_row(own + 8 * i, r.group);
-    sums.factor[i] = sums.row[i] < r.q_room ? score_factor(r, head, sums.row[i]) : 1.0f;
-  }
-  const uint32_t writes = threadIdx.x % 4;
-  sums.out = writes < 2 ? scores_of_row(r, head - first_head, own + 8 * writes) : nullptr;
-  float s[2][keys / 2];
-  KeyRing<dim> read = next;
-  const auto score = [&](float(&to)[keys / 2]) {
-    wait_for(next.full(), next.parity);
-    score_keys<dim>(to, queries, next.tile());
-    next.next();
-  };
-  const auto add = [&](float(&from)[keys / 2], uint32_t tile) {
-    if (speaks) arrive(read.empty());
-    read.next();
-    if ((tile + 1) * keys > seen.before) sums.template add<true>(r, seen, tile, from);
-    else sums.template add<false>(r, seen, tile, from);
-  };
-  // No branch decides whether products are given: else the compiler waits for them before the sums.
-  uint32_t tile = begin;
-  score(s[0]);
-  for (; tile + 2 < end; tile += 2) {
-    score(s[1]), products_done<1>();
-    add(s[0], tile);
-    score(s[0]), products_done<1>();
-    add(s[1], tile + 1);
-  }
-  if (tile + 1 < end) {
-    score(s[1]), products_done<1>();
-    add(s[0], tile);
-    products_done<0>();
-    add(s[1], tile + 1);
-  } else {
-    products_done<0>();
-    add(s[0], tile);
-  }
-}
-
-// Block (two blocks of rows; head, from first_head on; part of the tiles).
+// Block (some blocks of rows; head, from first_head on; part of the tiles).
 template <int dim>
 __device__ inline void sum_tiles_wide(const DevicePrefill& r, uint32_t first_head) {
   extern __shared__ uint8_t wide_memory[];
-  constexpr uint32_t keys = Places<dim>::keys, parts = prefill_keys / keys;
-  const uint32_t queries = (shared_address(wide_memory) + 1023) / 1024 * 1024;
-  KeyRing<dim> ring(queries);
+  KeyRing<dim> ring{(shared_address(wide_memory) + 1023) / 1024 * 1024};
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < ring.stages; ++i, ring.next())
-      begin_barrier(ring.full(), 1), begin_barrier(ring.empty(), 2);
+      begin_barrier(ring.full(), 1), begin_barrier(ring.empty(), choosing_groups(dim));
     asm volatile("fence.proxy.async;" ::: "memory");
+    ring.parity = 0;
   }
-  ring = KeyRing<dim>(queries);
-  after_previous();
-  const uint32_t head = first_head + blockIdx.y;
-  copy_choosing_rows<dim>(r, queries, head);
   __syncthreads();
-  const uint32_t all = tiles_seen(r, (blockIdx.x + 1) * 2 * prefill_rows),
-                 each = (all + gridDim.z - 1) / gridDim.z, begin = min(blockIdx.z * each, all),
-                 end = min(begin + each, all);
-  if (begin >= end) return;
-  if (threadIdx.x < 256) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    sum_rows<dim>(r, queries, ring, head, first_head, begin * parts, end * parts);
-  } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x != 256) return;
-    const uint16_t* text = r.keys + std::size_t{head} * r.room * dim;
-    for (uint32_t tile = begin * parts; tile < end * parts; ++tile, ring.next()) {
+  after_previous();
+  const uint32_t head = first_head + blockIdx.y, before = r.pages * r.page_tokens + r.window,
+                 all = tiles_seen(r, (blockIdx.x + 1) * choosing_groups(dim) * prefill_rows),
+                 each = ((all + gridDim.z - 1) / gridDim.z + 3) / 4 * 4,
+                 begin = min(blockIdx.z * each, all), end = min(begin + each, all);
+  if (threadIdx.x >= choosing_groups(dim) * 128) {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
+    if (threadIdx.x % 128 != 0) return;
+    const auto* text = reinterpret_cast<const uint16_t*>(r.tiles.keys + std::size_t{head} * r.room *
+                                                                            tile_row_bytes(dim));
+    for (uint32_t tile = begin; tile < end; ++tile, ring.next()) {
       wait_for(ring.empty(), ring.parity ^ 1);
-      copy_matrix<dim>(ring.tile(), text, r.room, tile * keys, keys, ring.full());
+      copy_matrix<tile_row_bytes(dim) / 2>(ring.tile(), text, r.room, tile * prefill_keys,
+                                           prefill_keys, ring.full());
     }
+    return;
+  }
+  // All of a block's threads together never have more than they began with.
+  if constexpr (dim > 128) asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
+  else asm volatile("setmaxnreg.inc.sync.aligned.u32 112;");
+  GroupSums<dim> group(r, head, first_head);
+  for (uint32_t tile = begin; tile < end; ++tile, ring.next()) {
+    const float4 scales = tile_scales(r, head, tile);
+    wait_for(ring.full(), ring.parity);
+    group.multiply(ring.tile());
+    if (threadIdx.x % 128 == 0) arrive(ring.empty());
+    if ((tile + 1) * prefill_keys > before) group.template sum<true>(tile, scales);
+    else group.template sum<false>(tile, scales);
+    if (tile % 4 == 3 || tile + 1 == end) group.write(tile, end);
   }
 }
 
@@ -411,7 +364,7 @@ extern "C" {
       prefill_wide_window_##dim(DevicePrefill r, float* out, float* lse) { \
     attend_text_wide<dim, true>(r, out, lse);                              \
   }                                                                        \
-  __global__ void __launch_bounds__(prefill_wide_threads, 1)               \
+  __global__ void __launch_bounds__(wide_choosing_threads(dim), 1)         \
       prefill_wide_tiles_##dim(DevicePrefill r, uint32_t first_head) {     \
     sum_tiles_wide<dim>(r, first_head);                                    \
   }

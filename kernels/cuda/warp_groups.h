@@ -54,9 +54,10 @@ __device__ inline uint64_t descriptor_of_rows(uint32_t address, uint32_t tile) {
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
 
-#define KVASIR_FOUR(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
-#define KVASIR_SIXTEEN(d, i) \
-  KVASIR_FOUR(d, i), KVASIR_FOUR(d, (i) + 4), KVASIR_FOUR(d, (i) + 8), KVASIR_FOUR(d, (i) + 12)
+#define KVASIR_FOUR(kind, d, i) kind(d[i]), kind(d[(i) + 1]), kind(d[(i) + 2]), kind(d[(i) + 3])
+#define KVASIR_SIXTEEN(kind, d, i)                                                       \
+  KVASIR_FOUR(kind, d, i), KVASIR_FOUR(kind, d, (i) + 4), KVASIR_FOUR(kind, d, (i) + 8), \
+      KVASIR_FOUR(kind, d, (i) + 12)
 
 // d = a . b^T, or d += where `add`: 64 rows, 64 columns, over 16 numbers.
 __device__ inline void multiply_halves(float (&d)[32], uint64_t a, uint64_t b, bool add) {
@@ -66,7 +67,7 @@ __device__ inline void multiply_halves(float (&d)[32], uint64_t a, uint64_t b, b
       "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
       "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
       "}, %32, %33, p, 1, 1, 0, 0;\n}"
-      : KVASIR_SIXTEEN(d, 0), KVASIR_SIXTEEN(d, 16)
+      : KVASIR_SIXTEEN("+f", d, 0), KVASIR_SIXTEEN("+f", d, 16)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
 }
 
@@ -80,8 +81,24 @@ __device__ inline void multiply_halves(float (&d)[64], uint64_t a, uint64_t b, b
       "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
       "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
       "}, %64, %65, p, 1, 1, 0, 0;\n}"
-      : KVASIR_SIXTEEN(d, 0), KVASIR_SIXTEEN(d, 16), KVASIR_SIXTEEN(d, 32), KVASIR_SIXTEEN(d, 48)
+      : KVASIR_SIXTEEN("+f", d, 0), KVASIR_SIXTEEN("+f", d, 16), KVASIR_SIXTEEN("+f", d, 32),
+        KVASIR_SIXTEEN("+f", d, 48)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
+
+// The same of signed bytes, over 32 of them; a is in registers.
+__device__ inline void multiply_bytes(int (&d)[64], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 {"
+      "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+      "}, {%64,%65,%66,%67}, %68, p;\n}"
+      : KVASIR_SIXTEEN("+r", d, 0), KVASIR_SIXTEEN("+r", d, 16), KVASIR_SIXTEEN("+r", d, 32),
+        KVASIR_SIXTEEN("+r", d, 48)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
 }
 
 // d += a . b: 64 rows, 64 columns, over 16 rows of b; a is in registers.
@@ -91,7 +108,7 @@ __device__ inline void multiply_halves(float (&d)[32], const uint32_t (&a)[4], u
       "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
       "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
       "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 1;"
-      : KVASIR_SIXTEEN(d, 0), KVASIR_SIXTEEN(d, 16)
+      : KVASIR_SIXTEEN("+f", d, 0), KVASIR_SIXTEEN("+f", d, 16)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
@@ -104,7 +121,8 @@ __device__ inline void multiply_halves(float (&d)[64], const uint32_t (&a)[4], u
       "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
       "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
       "}, {%64,%65,%66,%67}, %68, 1, 1, 1, 1;"
-      : KVASIR_SIXTEEN(d, 0), KVASIR_SIXTEEN(d, 16), KVASIR_SIXTEEN(d, 32), KVASIR_SIXTEEN(d, 48)
+      : KVASIR_SIXTEEN("+f", d, 0), KVASIR_SIXTEEN("+f", d, 16), KVASIR_SIXTEEN("+f", d, 32),
+        KVASIR_SIXTEEN("+f", d, 48)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
@@ -121,8 +139,9 @@ __device__ inline void multiply_halves(float (&d)[128], const uint32_t (&a)[4], 
       "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
       "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
       "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;"
-      : KVASIR_SIXTEEN(d, 0), KVASIR_SIXTEEN(d, 16), KVASIR_SIXTEEN(d, 32), KVASIR_SIXTEEN(d, 48),
-        KVASIR_SIXTEEN(d, 64), KVASIR_SIXTEEN(d, 80), KVASIR_SIXTEEN(d, 96), KVASIR_SIXTEEN(d, 112)
+      : KVASIR_SIXTEEN("+f", d, 0), KVASIR_SIXTEEN("+f", d, 16), KVASIR_SIXTEEN("+f", d, 32),
+        KVASIR_SIXTEEN("+f", d, 48), KVASIR_SIXTEEN("+f", d, 64), KVASIR_SIXTEEN("+f", d, 80),
+        KVASIR_SIXTEEN("+f", d, 96), KVASIR_SIXTEEN("+f", d, 112)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 

@@ -98,6 +98,7 @@ void GpuPrefillAttention::make_part_room(uint32_t n) {
 
 void GpuPrefillAttention::release_tiles() {
   tile_heads_ = 0;
+  tile_keys_ = {}, tile_q_ = {}, tile_key_scales_ = {};
   tile_scores_ = {}, tile_biases_ = {}, tile_lists_ = {}, tile_counts_ = {};
 }
 
@@ -112,6 +113,11 @@ Status GpuPrefillAttention::make_tile_room(const Plan& plan) {
   release_tiles();
   const std::size_t tiles = room_ / prefill_keys, blocks = q_room_ / prefill_rows,
                     lists = shape_.kv_heads * blocks;
+  const std::size_t row = shape_.kv_heads * std::size_t{tile_row_bytes(shape_.page.dim)};
+  RETURN_IF_ERROR(tile_keys_.allocate(device_, row * room_, in_prefill));
+  RETURN_IF_ERROR(tile_q_.allocate(device_, row * q_room_, in_prefill));
+  RETURN_IF_ERROR(
+      tile_key_scales_.allocate(device_, shape_.kv_heads * (room_ / tile_scale_keys), in_prefill));
   RETURN_IF_ERROR(tile_lists_.allocate(device_, lists * tiles, in_prefill));
   RETURN_IF_ERROR(tile_biases_.allocate(device_, lists * tiles, in_prefill));
   RETURN_IF_ERROR(tile_counts_.allocate(device_, lists, in_prefill));
@@ -369,11 +375,19 @@ Status GpuPrefillAttention::prepare(const KvStore& store, const Plan& plan, uint
 
 DevicePrefillTiles GpuPrefillAttention::tiles_of(uint32_t layer) const {
   if (!sparse_) return {};
-  return {room_ / prefill_keys, chosen_tiles_,
-          near_tile_,           sample_seed(first_ + layer, 0, static_cast<uint32_t>(draw_)),
-          tile_heads_,          exact_blocks_,
-          tile_scores_.get(),   tile_lists_.get(),
-          tile_biases_.get(),   tile_counts_.get()};
+  return {room_ / prefill_keys,
+          chosen_tiles_,
+          near_tile_,
+          sample_seed(first_ + layer, 0, static_cast<uint32_t>(draw_)),
+          tile_heads_,
+          exact_blocks_,
+          tile_keys_.get(),
+          tile_q_.get(),
+          tile_key_scales_.get(),
+          tile_scores_.get(),
+          tile_lists_.get(),
+          tile_biases_.get(),
+          tile_counts_.get()};
 }
 
 int GpuPrefillAttention::enqueue(DeviceStream* stream, uint32_t layer, const float* q,

@@ -123,7 +123,8 @@ class GpuPrefillAttention {
   // Of a sparse step: DevicePrefillTiles, of room_ and q_room_ rows; tile_heads_ 0: no room yet.
   uint32_t tile_heads_ = 0, chosen_tiles_ = 0, near_tile_ = 0, exact_blocks_ = 0;
   uint64_t draw_ = 0;
-  DeviceBuffer<float> tile_scores_, tile_biases_;
+  DeviceBuffer<int8_t> tile_keys_, tile_q_;
+  DeviceBuffer<float> tile_key_scales_, tile_scores_, tile_biases_;
   DeviceBuffer<uint32_t> tile_lists_, tile_counts_;
   PinnedBuffer<std::byte> staging_;
   std::size_t staging_room_ = 0;  // bytes

@@ -1,6 +1,7 @@
 // The operations, with the CPU's kernels and plain loops. Arrays that one operation writes and only
 // one other reads have a layout of their own.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <numeric>
@@ -210,6 +211,30 @@ float largest_of(const float* x, std::size_t n) {
   return largest;
 }
 
+// As bytes times the returned scale, which is a 127th of `largest`.
+float to_bytes(const float* x, std::size_t n, float largest, int8_t* out) {
+  for (std::size_t i = 0; i < n; ++i)
+    out[i] = static_cast<int8_t>(largest > 0 ? std::nearbyint(x[i] * (127 / largest)) : 0);
+  return largest / 127;
+}
+
+// What the choice of tiles reads of a head's keys, and of a row of queries. largest: of each key.
+void put_tile_keys(const DevicePrefill& r, uint32_t head, const float* keys,
+                   const std::vector<float>& largest) {
+  const uint32_t row = tile_row_bytes(r.dim);
+  float* scales = r.tiles.key_scales + head * (r.room / tile_scale_keys);
+  for (std::size_t first = 0; first < largest.size(); first += tile_scale_keys) {
+    const std::size_t end = std::min(first + tile_scale_keys, largest.size());
+    const float most = largest_of(&largest[first], end - first);
+    for (std::size_t t = first; t < end; ++t)
+      scales[first / tile_scale_keys] =
+          to_bytes(keys + t * r.dim, r.dim, most, r.tiles.keys + (head * r.room + t) * row);
+  }
+}
+void put_tile_query(const DevicePrefill& r, std::size_t at, const float* q) {
+  to_bytes(q, r.dim, r.q_scale[at], r.tiles.q + at * tile_row_bytes(r.dim));
+}
+
 int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
                     const float* v) {
   if (const int error = check_prepare_reading(r)) return error;
@@ -218,6 +243,7 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
     const std::size_t dim = r.dim, page = std::size_t{r.page_tokens} * dim, sealed = r.pages * page,
                       all = sealed + (r.window + r.n) * dim;
     Aligned<float> keys(all), values(all), row(dim);
+    std::vector<float> key_largest(all / dim);
     for (uint32_t h = 0; h < r.kv_heads; ++h) {
       for (uint32_t p = 0; p < r.pages; ++p) {
         const float* sinks = r.sinks + h * 2 * page;
@@ -239,6 +265,9 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
         const auto* its_scales = reinterpret_cast<const uint16_t*>(scales);
         cpu().unseal_page(shape, its_data, its_scales, keys.get() + p * page,
                           values.get() + p * page);
+        for (uint32_t t = 0; t < r.page_tokens; ++t)
+          key_largest[p * r.page_tokens + t] =
+              127 * std::bit_cast<float>(uint32_t{its_scales[t]} << 16);
       }
       const std::size_t stride = r.seen ? r.head_dim : dim;  // of a ring, or of rows in order
       const float* window = r.window_rows + std::size_t{h} * 2 * r.window_room * stride;
@@ -256,6 +285,10 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
           values[to + d] = v[from + d];
         }
       }
+      for (std::size_t t = 0; t < key_largest.size(); ++t)
+        if (t < r.page_tokens || t >= r.pages * r.page_tokens)
+          key_largest[t] = largest_of(keys.get() + t * dim, dim);
+      if (r.tiles.keys) put_tile_keys(r, h, keys.get(), key_largest);
       float* largest = r.largest + 2 * h;
       largest[0] = largest_of(keys.get(), all), largest[1] = largest_of(values.get(), all);
       to_fixed(keys.get(), all, largest[0], r.keys + std::size_t{h} * r.room * dim);
@@ -275,6 +308,7 @@ int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, con
                               shift / std::sqrt(static_cast<float>(r.head_dim));
         }
         to_fixed(row.get(), dim, r.q_scale[at], r.q + at * dim);
+        if (r.tiles.q) put_tile_query(r, at, row.get());
       }
     }
     return 0;
@@ -296,13 +330,14 @@ uint32_t blocks_of(const DevicePrefill& r) {
 int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
   return enqueue(s, [=] {
     const DevicePrefillTiles& tiles = r.tiles;
-    const std::size_t dim = r.dim;
+    const std::size_t dim = r.dim, row_bytes = tile_row_bytes(r.dim);
     const uint32_t before = r.pages * r.page_tokens + r.window, all = before + r.n,
                    n = tiles.near > 1 ? tiles.near - 1 : 0;
-    Aligned<float> keys(all * dim), q(dim), scores(all), shares(std::max(n, 1u));
+    Aligned<float> scores(all), shares(std::max(n, 1u));
     std::vector<uint32_t> chosen(std::max(n, 1u));
     for (uint32_t h = 0; h < r.kv_heads; ++h) {
-      from_fixed(r.keys + std::size_t{h} * r.room * dim, all * dim, r.largest[2 * h], keys.get());
+      const int8_t* keys = r.tiles.keys + std::size_t{h} * r.room * row_bytes;
+      const float* scales = r.tiles.key_scales + h * (r.room / tile_scale_keys);
       for (uint32_t block = 0; block < blocks_of(r); ++block) {
         std::fill_n(shares.get(), n, 0.0f);
         for (uint32_t i = 0; i < prefill_choosing_rows; ++i) {
@@ -310,10 +345,12 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
                          seen = before + row / r.group + 1;
           if (row / r.group >= r.n) continue;
           const std::size_t at = std::size_t{h} * r.q_room + row;
-          from_fixed(r.q + at * dim, dim, r.q_scale[at] / std::sqrt(static_cast<float>(r.head_dim)),
-                     q.get());
+          const int8_t* q = r.tiles.q + at * row_bytes;
+          const float factor = r.q_scale[at] / 127 / std::sqrt(static_cast<float>(r.head_dim));
           for (uint32_t t = 0; t < seen; ++t)
-            scores[t] = std::inner_product(q.get(), q.get() + dim, keys.get() + t * dim, 0.0f);
+            scores[t] = static_cast<float>(
+                            std::inner_product(q, q + dim, keys + std::size_t{t} * row_bytes, 0)) *
+                        (factor * scales[t / tile_scale_keys]);
           const auto tile_count = static_cast<uint32_t>(ceil_div(seen, prefill_keys));
           std::vector<float> best(std::size_t{tile_count} * prefill_tile_groups, -INFINITY);
           for (uint32_t t = 0; t < seen; ++t) {

@@ -1,6 +1,7 @@
 // The tiles that a GPU chooses for sparse prefill, and their attention, against double precision.
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <cmath>
 #include <numeric>
 
@@ -25,6 +26,45 @@ std::vector<double> scores_of(const PrefillText& t, uint32_t head, uint32_t row)
                 std::sqrt(static_cast<double>(s.head_dim));
   }
   return scores;
+}
+
+// Numbers as the choice reads them: bytes times a 127th of `largest`.
+void round_to_bytes(float* x, std::size_t n, float largest) {
+  for (std::size_t i = 0; i < n; ++i)
+    x[i] = largest > 0 ? std::nearbyint(x[i] * (127 / largest)) * (largest / 127) : 0.0f;
+}
+float largest_of(const float* x, std::size_t n) {
+  float largest = 0;
+  for (std::size_t i = 0; i < n; ++i) largest = std::max(largest, std::fabs(x[i]));
+  return largest;
+}
+
+// The text with the queries and keys that the choice reads. Keys of a page are at most 127 times
+// their scale.
+PrefillText rounded(const PrefillText& t) {
+  PrefillText r = t;
+  const uint32_t dim = t.page.dim, page_tokens = t.page.page_tokens;
+  for (std::size_t at = 0; at < r.q.size(); at += t.s.head_dim)
+    round_to_bytes(r.q.data() + at, t.s.head_dim, largest_of(r.q.data() + at, t.s.head_dim));
+  for (uint32_t head = 0; head < t.s.kv_heads; ++head)
+    for (uint32_t first = 0; first < t.all; first += tile_scale_keys) {
+      float* keys = r.keys.data() + (std::size_t{head} * t.all + first) * dim;
+      const uint32_t count = std::min(tile_scale_keys, t.all - first);
+      float largest = 0;
+      for (uint32_t i = 0; i < count; ++i) {
+        const uint32_t token = first + i, page = token / page_tokens;
+        if (page == 0 || page >= t.s.pages) {
+          largest = std::max(largest, largest_of(keys + std::size_t{i} * dim, dim));
+          continue;
+        }
+        const std::size_t extent = std::size_t{page / extent_pages} * t.s.kv_heads + head,
+                          at = extent * extent_pages + page % extent_pages;
+        const uint32_t scale = t.scales[at * 2 * page_tokens + token % page_tokens];
+        largest = std::max(largest, 127 * std::bit_cast<float>(scale << 16));
+      }
+      round_to_bytes(keys, std::size_t{count} * dim, largest);
+    }
+  return r;
 }
 
 // What a block's choosing rows attend of the tiles before `near`, without the first one.
@@ -62,8 +102,7 @@ double threshold_of(const std::vector<double>& shares, uint32_t count) {
   return low;
 }
 
-// The list of a block: every tile as the sampling rule has it, unless it is within what halves
-// round off.
+// The list of a block: every tile as the sampling rule has it, unless the sums of floats decide.
 void check_list(const PrefillText& t, const Tiles& tiles, uint32_t head, uint32_t block) {
   const std::size_t at = std::size_t{head} * tiles.blocks + block;
   const uint32_t* list = tiles.lists.data() + at * tiles.room;
@@ -131,10 +170,10 @@ void check_row(const PrefillText& t, const Tiles& tiles, uint32_t head, uint32_t
 void check_tiles(const PrefillShape& shape, Tiles tiles, Random& random) {
   CAPTURE(shape.head_dim);
   CAPTURE(shape.group);
-  const PrefillText t(shape, random);
+  const PrefillText t(shape, random), read = rounded(t);
   const Attended attended = attend(t, &tiles);
   for (uint32_t head = 0; head < shape.kv_heads; ++head) {
-    for (uint32_t block = 0; block < tiles.blocks; ++block) check_list(t, tiles, head, block);
+    for (uint32_t block = 0; block < tiles.blocks; ++block) check_list(read, tiles, head, block);
     for (uint32_t row = 0; row < shape.n * shape.group; row += 1 + row % 7)
       check_row(t, tiles, head, row, attended);
   }

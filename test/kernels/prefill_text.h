@@ -131,6 +131,10 @@ inline Attended attend(const PrefillText& t, Tiles* tiles = nullptr) {
                     lists = tiles ? s.kv_heads * blocks * tile_room : 1;
   Memory<float> tile_scores(tiles ? tiles->heads * blocks * prefill_choosing_rows * tile_room : 1),
       tile_biases(lists);
+  const std::size_t row_bytes = tiles ? s.kv_heads * tile_row_bytes(t.page.dim) : 0;
+  Memory<int8_t> tile_keys(std::max(row_bytes * room, std::size_t{1})),
+      tile_q(std::max(row_bytes * q_room, std::size_t{1}));
+  Memory<float> tile_key_scales(std::size_t{s.kv_heads} * (room / tile_scale_keys));
   Memory<uint32_t> tile_lists(lists), tile_counts(s.kv_heads * blocks);
   DevicePrefill r{s.kv_heads,
                   s.group,
@@ -170,6 +174,9 @@ inline Attended attend(const PrefillText& t, Tiles* tiles = nullptr) {
                tiles->seed,
                tiles->heads,
                tiles->exact,
+               tile_keys.data(),
+               tile_q.data(),
+               tile_key_scales.data(),
                tile_scores.data(),
                tile_lists.data(),
                tile_biases.data(),
@@ -185,6 +192,7 @@ inline Attended attend(const PrefillText& t, Tiles* tiles = nullptr) {
     };
     copy(tile_lists, &tiles->lists), copy(tile_counts, &tiles->counts);
     copy(tile_biases, &tiles->biases), (void)tile_scores.get();
+    tile_keys.get(), tile_q.get(), tile_key_scales.get();
     tiles->room = r.tiles.room, tiles->blocks = static_cast<uint32_t>(blocks);
   }
   keys.get(), values.get(), half_q.get(), q_scale.get(), largest.get();  // guards
