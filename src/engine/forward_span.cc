@@ -196,8 +196,11 @@ Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
   span->store.begin_layer();
   if (span->windows) span->windows->begin_layer();
   const auto chunks = static_cast<uint32_t>(span->ends.size());
+  const bool gpus = !model_->device_weights().empty(), pinned = span_memory_floats_ > 0;
+  const bool is_last = layer + 1 == (gpus ? span_plan_ : plan_).runs[executor].end_layer;
   LayerExecutor* const e = span_executor(executor);
-  RETURN_IF_ERROR(e->begin_layer({layer, chunks, pool_, span->cancel}));
+  RETURN_IF_ERROR(e->begin_layer(
+      {layer, is_last, span->ends, pinned ? span->x : nullptr, pool_, span->cancel}));
   const uint32_t next = layer_to_read_ahead(span->step, layer);
   for (uint32_t i = 0; i < chunks; ++i) {
     if (next < model_->config().depth()) model_->read_ahead(next, i, chunks);

@@ -175,6 +175,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   replays_ = records_ = finds_best_ = logits_stay_ = false;
   logits_ = hidden_ = 0, undelivered_ = first_layer();
   RETURN_IF_ERROR(resize(n_));
+  resize_stream();
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
   *bad_layer_.get() = no_layer;
@@ -237,6 +238,7 @@ Status GpuExecutor::enqueue_inputs(float* pinned, bool has_more) {
   };
   if (c.step.inputs && weights_.inputs().w.data)
     RETURN_IF_ERROR(enqueue_joined(has_more ? pinned + x + 2 * angles : nullptr));
+  else if (c.is_pinned && span_x_) enqueue_stream();
   else upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
@@ -349,6 +351,7 @@ Status GpuExecutor::end() {
   }
   if (!s.ok() || step_->cancel.fired()) return s;
   if (has_end()) return step_->step.hidden ? write_hidden() : Status();
+  if (step_->is_pinned && span_x_) return end_chunk();
   enqueue(ops_.download(stream_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
   return wait("a step");
 }
@@ -373,6 +376,7 @@ void GpuExecutor::abandon() noexcept {
     graphs_.abandon(stream_);
   }
   wait_for_streams();
+  coming_ = nullptr;
   error_ = 0;
   experts_status_ = Status();
 }

@@ -154,6 +154,9 @@ class GpuExecutor final : public LayerExecutor {
   Status end_hybrid();
   Status end_prefill();
   Status advance_weights();
+  void resize_stream();
+  void enqueue_stream();
+  Status end_chunk();
 
   // ---- work of the stream ---------------------------------------------------------------------
   void enqueue(int error) { error_ = error_ ? error_ : error; }  // keeps the step's first error
@@ -307,7 +310,11 @@ class GpuExecutor final : public LayerExecutor {
   const int number_;
   const DeviceWeights& weights_;
   const std::unique_ptr<WeightStream> streamed_;
-  uint32_t span_chunks_ = 1;
+  // Of a span's layer: LayerExecutor::SpanLayer, and its chunk.
+  std::span<const uint32_t> chunks_;
+  std::size_t chunk_ = 0;
+  float* span_x_ = nullptr;
+  bool is_last_layer_ = false;
   KvLayers kv_, windows_kv_;  // without and with a window
   // [layers + 1] layers with attention before each: its place among what a step leaves
   std::vector<uint32_t> attention_number_;
@@ -349,6 +356,11 @@ class GpuExecutor final : public LayerExecutor {
   DeviceBuffer<std::byte> halves_;  // DeviceActivations::halves, for prefill
   uint32_t halves_room_ = 0;        // tokens
   Workspace work_{};
+  // The place of the next chunk's residual stream, which takes turns with work_.x; and where it
+  // comes from, or null.
+  float* next_x_ = nullptr;
+  const float* coming_ = nullptr;
+  DeviceBuffer<float> second_x_;
   PinnedBuffer<uint32_t> bad_layer_;  // the host's copy
   uint32_t host_capacity_ = 0;        // tokens that the next two have room for
   PinnedBuffer<float> host_qkv_, host_a_;

@@ -37,7 +37,8 @@ Status GpuExecutor::try_resize(uint32_t n) {
 void GpuExecutor::release_workspace() {
   capacity_ = 0, logits_stay_ = false;
   forget_graphs();
-  memory_ = {};
+  if (next_x_) wait_for_streams();
+  memory_ = {}, second_x_ = {}, next_x_ = nullptr, coming_ = nullptr;
 }
 
 void GpuExecutor::wait_for_streams() noexcept {

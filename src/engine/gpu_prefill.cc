@@ -70,7 +70,7 @@ void GpuExecutor::resize_halves(uint32_t n) {
       ops_.halves_bytes(device_->context(), n, static_cast<uint32_t>(size_.widest));
   if (bytes == 0 || n <= halves_room_) return;
   release_halves();
-  if (device_->left() < bytes + workspace_bytes(usual_step_of(*device_)))
+  if (!streamed_ && device_->left() < bytes + workspace_bytes(usual_step_of(*device_)))
     return;  // another session's, say
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }

@@ -1,6 +1,7 @@
 // Spans: the executor computes one layer at a time, and each chunk of it as a step. It holds the
 // keys and values of that layer alone; the stores have those of the others. Weights that have no
-// room on the GPU come to it while the layer before is computed.
+// room on the GPU come to it while the layer before is computed. The residual stream of the next
+// chunk comes, and that of the last one goes, while a chunk is computed.
 #include <utility>
 
 #include "engine/gpu_executor.h"
@@ -12,7 +13,7 @@ Status GpuExecutor::begin_layer(const SpanLayer& span) {
   const LayerConfig& c = config_.layer(layer);
   if (!streamed_) return {};
   move_to(layer, layer + 1);
-  span_chunks_ = span.chunks;
+  chunks_ = span.ends, chunk_ = 0, span_x_ = span.x, is_last_layer_ = span.is_last;
   const bool attends = c.has_attention();
   attention_number_ = {0, attends ? 1u : 0u};
   kv_ = {c.kv, attends && !c.is_windowed() ? 1u : 0u};
@@ -31,7 +32,38 @@ Status GpuExecutor::begin_layer(const SpanLayer& span) {
 // While the GPU computes a chunk, a part of the next layer comes.
 Status GpuExecutor::advance_weights() {
   if (!streamed_ || error_) return {};
-  return streamed_->advance(span_chunks_, step_->pool, step_->cancel);
+  return streamed_->advance(static_cast<uint32_t>(chunks_.size()), step_->pool, step_->cancel);
+}
+
+// Without room for a second chunk's residual stream it comes and goes between chunks.
+void GpuExecutor::resize_stream() {
+  if (next_x_ || !span_x_ || !second_x_.allocate(device_, capacity_ * size_.width, "a chunk").ok())
+    return;
+  next_x_ = second_x_.get();
+}
+
+// The chunk's residual stream, which may have come.
+void GpuExecutor::enqueue_stream() {
+  const float* const x = step_->x;
+  enqueue(ops_.after(stream_, copies_));
+  if (std::exchange(coming_, nullptr) == x) std::swap(work_.x, next_x_);
+  else enqueue(ops_.upload(stream_, work_.x, x, n_ * size_.width * sizeof(float)));
+  const bool ends = chunk_ + 1 == chunks_.size();
+  if (!next_x_ || (ends && (is_last_layer_ || chunk_ == 0))) return;
+  // The chunk before has left the place: its copy is enqueued.
+  const std::size_t next = ends ? 0 : chunk_ + 1;
+  const uint32_t first = next > 0 ? chunks_[next - 1] : 0, n = chunks_[next] - first;
+  if (n > capacity_) return;
+  coming_ = span_x_ + first * size_.width;
+  enqueue(ops_.upload(copies_, next_x_, coming_, n * size_.width * sizeof(float)));
+}
+
+// Other chunks do not wait for this one's residual stream.
+Status GpuExecutor::end_chunk() {
+  enqueue(ops_.after(copies_, stream_));
+  enqueue(ops_.download(copies_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
+  const bool is_last = ++chunk_ == chunks_.size() && is_last_layer_;
+  return wait("a step", is_last ? copies_ : stream_);
 }
 
 void GpuExecutor::rest() noexcept {

@@ -71,7 +71,12 @@ class LayerExecutor {
 
   // The following steps are of chunks of this layer alone. Code::device, Code::cancelled.
   struct SpanLayer {
-    uint32_t layer, chunks;
+    uint32_t layer;
+    bool is_last;                    // of the executor's layers
+    std::span<const uint32_t> ends;  // of its chunks: tokens of the span before each one's end
+    // [tokens][width] the residual stream in pinned memory; null: steps copy it. It is complete
+    // after the last layer.
+    float* x;
     ThreadPool* pool;
     const CancelLatch& cancel;
   };

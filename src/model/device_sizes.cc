@@ -78,11 +78,12 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
   stream_margin = stream_room();
 }
 
-// A step's queries, keys and values of a layer.
+// A step's queries, keys and values of a layer, and the residual stream of the next step.
 uint64_t DeviceSizes::stream_step(uint32_t tokens) const {
   const Widths w = widths_of(config_);
   return Device::allocated_size(uint64_t{tokens} *
-                                ((2 * w.q + 2 * w.kv + config_.heads) * 4 + w.q * 2));
+                                ((2 * w.q + 2 * w.kv + config_.heads) * 4 + w.q * 2)) +
+         Device::allocated_size(uint64_t{tokens} * w.width * 4);
 }
 
 // Two layers' weights and two pieces of them; the vectors of all layers, which stay; keys and
@@ -97,6 +98,11 @@ uint64_t DeviceSizes::stream_room() const {
                  keys = tokens * w.kv * (2 + 4) + tokens / 8 * w.kv * 4;
   return vectors_ + 2 * Device::allocated_size(weights) + 2 * Device::allocated_size(piece_room) +
          Device::allocated_size(keys) + stream_step(usual_step) + experts_margin;
+}
+
+void DeviceSizes::add_halves(Device& device) {
+  stream_margin += kernels_.halves_bytes(device.context(), usual_step_of(device),
+                                         static_cast<uint32_t>(widths_of(config_).widest));
 }
 
 DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {

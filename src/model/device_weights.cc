@@ -210,6 +210,7 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
     devices.push_back(std::move(device));
   }
   if (devices.empty()) return missing;
+  sizes.add_halves(*devices[0]);
   if (options.drafts) plan_drafts(model, devices, &sizes);
   // the one with the most room, where that is enough: attention of sessions needs memory too
   if (choose) {

@@ -169,6 +169,20 @@ TEST_CASE("spans of several GPUs leave the bits of one") {
   CHECK((kept_by(*spans) == kept_by(*chunks)));
 }
 
+TEST_CASE("spans of one chunk, of two and of three leave the bits of their chunks") {
+  const SmallGpu gpu;
+  const auto tokens = some_tokens(950);
+  auto chunks = open_session(gpu.whole, with_spans(0));
+  read(chunks.get(), tokens);
+  for (const uint64_t span : {chunk, 2 * chunk, 3 * chunk}) {
+    CAPTURE(span);
+    auto spans = open_session(gpu.model, with_spans(span));
+    read(spans.get(), tokens);
+    CHECK(spans->stats().spans >= 3);
+    CHECK((kept_by(*spans) == kept_by(*chunks)));
+  }
+}
+
 TEST_CASE("a GPU without room for all weights is given spans unless few tokens come") {
   const SmallGpu gpu;
   auto session = open_session(gpu.model, with_spans(0));
