@@ -242,6 +242,7 @@ Status GpuExecutor::enqueue_inputs(float* pinned, bool has_more) {
   else upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
+  if (c.is_pinned && span_x_) enqueue_next_stream();
   if (states_.layers() > 0) enqueue(states_.begin(stream_));
   if (mode_ == AttentionMode::gpu_selective) enqueue(selective_.enqueue_counts(stream_));
   // With addresses of the last step a kernel would write to the sequence's own state.

@@ -156,6 +156,7 @@ class GpuExecutor final : public LayerExecutor {
   Status advance_weights();
   void resize_stream();
   void enqueue_stream();
+  void enqueue_next_stream();
   Status end_chunk();
 
   // ---- work of the stream ---------------------------------------------------------------------

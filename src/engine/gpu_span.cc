@@ -42,12 +42,16 @@ void GpuExecutor::resize_stream() {
   next_x_ = second_x_.get();
 }
 
-// The chunk's residual stream, which may have come.
+// The chunk's residual stream: it has come, or comes now.
 void GpuExecutor::enqueue_stream() {
   const float* const x = step_->x;
-  enqueue(ops_.after(stream_, copies_));
-  if (std::exchange(coming_, nullptr) == x) std::swap(work_.x, next_x_);
-  else enqueue(ops_.upload(stream_, work_.x, x, n_ * size_.width * sizeof(float)));
+  if (std::exchange(coming_, nullptr) == x) return std::swap(work_.x, next_x_);
+  enqueue(ops_.after(stream_, copies_));  // what is there may be on its way to the host
+  enqueue(ops_.upload(stream_, work_.x, x, n_ * size_.width * sizeof(float)));
+}
+
+// After what the chunk itself needs: copies to the GPU come one after the other.
+void GpuExecutor::enqueue_next_stream() {
   const bool ends = chunk_ + 1 == chunks_.size();
   if (!next_x_ || (ends && (is_last_layer_ || chunk_ == 0))) return;
   // The chunk before has left the place: its copy is enqueued.
@@ -58,8 +62,9 @@ void GpuExecutor::enqueue_stream() {
   enqueue(ops_.upload(copies_, next_x_, coming_, n * size_.width * sizeof(float)));
 }
 
-// Other chunks do not wait for this one's residual stream.
+// The next chunk waits for its own residual stream, not until this one's is on the host.
 Status GpuExecutor::end_chunk() {
+  enqueue(ops_.after(stream_, copies_));
   enqueue(ops_.after(copies_, stream_));
   enqueue(ops_.download(copies_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
   const bool is_last = ++chunk_ == chunks_.size() && is_last_layer_;
