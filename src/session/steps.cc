@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "base/checked.h"
 #include "session/session.h"
 
 namespace kvasir {
@@ -193,7 +194,9 @@ void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep
   const uint64_t left = request.tokens.size() - done, chunk = options_.prefill_chunk,
                  most = forward_->span_tokens(*step, sequence_.stores(), options_.prefill_chunk);
   if (most == 0) return;
-  const uint64_t n = left < most + chunk ? left : most;
+  // Of several spans none is small: each one reads all weights.
+  const uint64_t each = ceil_div(left, ceil_div(left, most)),
+                 n = left < most + chunk ? left : std::min(most, round_up(each, chunk));
   const bool begins = sequence_.store.pages().pages() == 0;
   const uint64_t least = begins ? step->size() + RecentQueries::capacity : min_span_step;
   if (n < least) return;
