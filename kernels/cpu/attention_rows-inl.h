@@ -141,8 +141,10 @@ void attend_row_block(const float* q, const float* v, const uint32_t* seen, uint
   for (uint32_t r = 0; r < R; ++r) max_seen = larger(max_seen, seen[r]);
   if (max_seen == 0) return;
   const auto tokens = static_cast<uint32_t>(round_up(max_seen, Isa::lanes));
-  for (uint32_t t = 0; t < tokens; t += C * Isa::lanes)
-    score_columns<Isa, R, C>(q, dim, t / Isa::lanes, tile);
+  const uint32_t vectors = tokens / Isa::lanes;
+  uint32_t vector = 0;
+  for (; vector + C <= vectors; vector += C) score_columns<Isa, R, C>(q, dim, vector, tile);
+  for (; vector < vectors; ++vector) score_columns<Isa, R, 1>(q, dim, vector, tile);
   for (uint32_t r = 0; r < R; ++r) find_maximum<Isa>(r, seen[r], tokens, m[r], tile);
   exp_negative_all<Isa>(tile.keep, R);
   for (uint32_t r = 0; r < R; ++r) weigh_row<Isa>(r, tokens, tile, m + r, l + r);
