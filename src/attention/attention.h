@@ -307,8 +307,10 @@ class Attention {
                          Array<float>* sums, Worker* w) const;
   void choose_by_batch(const QueryBatch& batch, uint32_t head, const Array<float>& sums,
                        Selection* choice, Worker* w) const;
-  QueryRows attend_batch_near(const QueryBatch& batch, uint32_t task, const AttentionState& near,
-                              Worker* w) const;
+  void attend_batch_near(const QueryBatch& batch, const HeadTokens& tokens,
+                         const AttentionState& near, Worker* w) const;
+  QueryRows selecting_rows(const QueryBatch& batch, uint32_t task, const AttentionState& near,
+                           Worker* w) const;
   Status attend_for_batch(const QueryBatch& batch, float* out, float* lse);
   Status attend_batch_part(const QueryBatch& batch, const BatchPart& part, const Selection& choice,
                            const AttentionState& state, Worker* w) const;

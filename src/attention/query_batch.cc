@@ -62,15 +62,20 @@ Status Attention::attend_query_batch(const AttentionRequest& req, float* out, fl
   return {};
 }
 
-// Attends sinks and window with the tokens of a task; near: of all tokens of the group. Returns the
-// rows that select, with their sums by uncapped scores in read_m and read_l of the worker.
-QueryRows Attention::attend_batch_near(const QueryBatch& batch, uint32_t task,
-                                       const AttentionState& near, Worker* w) const {
-  const uint32_t heads = config_.kv_heads, group = config_.group(), dim = shape_.dim;
-  const HeadTokens tokens = batch.tokens(task % heads, task / heads),
-                   selecting = batch.selecting(tokens);
-  const AttentionState state = row_of(near, (tokens.first - batch.group.first) * group, dim);
+// Attends sinks and window with tokens of a group; near: of all tokens of the group.
+void Attention::attend_batch_near(const QueryBatch& batch, const HeadTokens& tokens,
+                                  const AttentionState& near, Worker* w) const {
+  const AttentionState state =
+      row_of(near, (tokens.first - batch.group.first) * config_.group(), shape_.dim);
   attend_sinks_and_window(gather(batch.req, tokens, false, w), tokens, state, w);
+}
+
+// The rows of a task that select, with their sums of sinks and window by uncapped scores in read_m
+// and read_l of the worker.
+QueryRows Attention::selecting_rows(const QueryBatch& batch, uint32_t task,
+                                    const AttentionState& near, Worker* w) const {
+  const uint32_t heads = config_.kv_heads, group = config_.group(), dim = shape_.dim;
+  const HeadTokens selecting = batch.selecting(batch.tokens(task % heads, task / heads));
   if (selecting.count == 0) return {};
   const HeadQueries queries = gather(batch.req, selecting, true, w).uncapped();
   const uint32_t rows = queries.rows.rows;
@@ -83,19 +88,19 @@ QueryRows Attention::attend_batch_near(const QueryBatch& batch, uint32_t task,
     return queries.rows;
   }
   for (uint32_t r = 0; r < rows; ++r) {
-    const uint32_t token = selecting.first + r / group * query_group_stride - tokens.first,
+    const uint32_t token = selecting.first + r / group * query_group_stride - batch.group.first,
                    from = token * group + r % group;
-    w->read_m[r] = state.m[from], w->read_l[r] = state.l[from];
+    w->read_m[r] = near.m[from], w->read_l[r] = near.l[from];
   }
   return queries.rows;
 }
 
-// The shares of a task, none where no token of it selects; attends sinks and window.
+// The shares of a task, none where no token of it selects. near: with the tokens of the task.
 Status Attention::sum_task_shares(const QueryBatch& batch, uint32_t task,
                                   const AttentionState& near, Array<float>* sums, Worker* w) const {
   const AttentionRequest& req = batch.req;
   const uint32_t heads = config_.kv_heads;
-  const QueryRows rows = attend_batch_near(batch, task, near, w);
+  const QueryRows rows = selecting_rows(batch, task, near, w);
   sums->clear();
   if (rows.rows == 0) return {};
   SelectorQuery query = query_of({req, task % heads, rows, 0}, req.plan.budget(req.layer));
@@ -118,9 +123,9 @@ Status Attention::sum_batch_shares(const QueryBatch& batch) {
   FirstFailure failure;
   pool_->run(tasks, [&](uint32_t task, uint32_t worker) {
     if (req.cancel.fired()) return;
-    Status s =
-        sum_task_shares(batch, task, partial(task % heads, batch.group.count * config_.group()),
-                        &batch_sums_[task], &workers_[worker]);
+    const AttentionState near = partial(task % heads, batch.group.count * config_.group());
+    attend_batch_near(batch, batch.tokens(task % heads, task / heads), near, &workers_[worker]);
+    Status s = sum_task_shares(batch, task, near, &batch_sums_[task], &workers_[worker]);
     if (!s.ok()) failure.note(std::move(s));
   });
   return std::move(failure).take();
@@ -238,6 +243,7 @@ Status Attention::run_batch_head(const QueryBatch& batch, uint32_t head,
                                  const AttentionState (&states)[2], Worker* w) const {
   const uint32_t heads = config_.kv_heads, rows = batch.group.count * config_.group();
   w->sums.clear();
+  attend_batch_near(batch, {head, batch.group.first, batch.group.count}, states[0], w);
   for (uint32_t task = 0; task < batch.tasks(); ++task) {
     if (batch.req.cancel.fired()) return {};
     RETURN_IF_ERROR(sum_task_shares(batch, task * heads + head, states[0], &w->task_sums, w));
