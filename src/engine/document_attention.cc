@@ -84,15 +84,17 @@ std::vector<AttentionRequest> HostAttention::document_requests(const StepContext
   return out;
 }
 
-// What a layer of each document has besides pages is verified at its first use.
+// What a layer of each document has besides pages is verified at its first use, together with that
+// of the layers behind it up to `end`: few tasks of one layer would leave threads idle.
 Status HostAttention::check_documents(std::span<const AttentionRequest> documents, uint32_t layer,
-                                      const CancelLatch& cancel) const {
+                                      uint32_t end, const CancelLatch& cancel) const {
   const auto checked = [&](const AttentionRequest& d) { return d.store.has_checked_rows(layer); };
   if (std::all_of(documents.begin(), documents.end(), checked)) return {};
   FirstFailure failure;
-  pool_->run(static_cast<uint32_t>(documents.size()), [&](uint32_t d, uint32_t) {
+  const uint32_t layers = end - layer, tasks = static_cast<uint32_t>(documents.size()) * layers;
+  pool_->run(tasks, [&](uint32_t task, uint32_t) {
     if (cancel.fired()) return;
-    Status s = documents[d].store.check_rows(layer, cancel);
+    Status s = documents[task / layers].store.check_rows(layer + task % layers, cancel);
     if (!s.ok()) failure.note(std::move(s));
   });
   return std::move(failure).take();
@@ -104,7 +106,7 @@ Status HostAttention::attend_documents(const StepContext& c, const LayerConfig& 
   const uint32_t n = c.tokens(), heads = layer.heads;
   const std::size_t width = n * layer.q_width(), lses = std::size_t{n} * heads;
   const std::vector<AttentionRequest> requests = document_requests(c, layer, own);
-  RETURN_IF_ERROR(check_documents(requests, own.layer, own.cancel));
+  RETURN_IF_ERROR(check_documents(requests, own.layer, own.store.shape().layers, own.cancel));
   if (own.cancel.fired()) return {};
   attention_.add_centre_scores(own, 1, lse_.get());
   // A single document too, if its tasks are enough for all threads.
@@ -220,7 +222,7 @@ Status HostAttention::score_documents(const StepContext& c, const LayerConfig& l
                         .cancel = own.cancel});
     blocks += Attention::score_block_count(*document.store);
   }
-  RETURN_IF_ERROR(check_documents(requests, own.layer, own.cancel));
+  RETURN_IF_ERROR(check_documents(requests, own.layer, own.layer + 1, own.cancel));
   const auto most = static_cast<uint32_t>(std::clamp<std::size_t>(
       scores.max_floats / (blocks * config_.group()), 1, c.tokens()));  // tokens
   for (uint32_t first = scores.first; first < c.tokens(); first += most) {

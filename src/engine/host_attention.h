@@ -63,7 +63,7 @@ class HostAttention {
  private:
   Status probe(const StepContext& step, uint32_t layer, const float* q,
                const Attention::ProbedOutputs& exact);
-  Status check_documents(std::span<const AttentionRequest> documents, uint32_t layer,
+  Status check_documents(std::span<const AttentionRequest> documents, uint32_t layer, uint32_t end,
                          const CancelLatch& cancel) const;
   Status attend_documents(const StepContext& step, const LayerConfig& layer,
                           const AttentionRequest& own, float* out);
