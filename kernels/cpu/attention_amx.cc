@@ -8,7 +8,10 @@ namespace kvasir {
 namespace {
 
 constexpr uint32_t tile_rows = 16, tile_columns = tile_blocks;
-decltype(Kernels::raise_by_pages) pages_without_tiles = nullptr;  // of AVX-512
+constexpr uint32_t fewest_rows = 9;  // of score_sketch(): fewer are no slower without tiles
+// Those of AVX-512.
+decltype(Kernels::raise_by_pages) pages_without_tiles = nullptr;
+decltype(Kernels::score_sketch) sketch_without_tiles = nullptr;
 
 // The tile registers, whose names the compiler wants as numbers: 0 to 3 have sums, of the four
 // tokens of 16 quads or of four times 16 tokens, 4 has their sketches or keys, 5 has queries.
@@ -104,23 +107,30 @@ __m512 largest_lanes(__m512* x) {
   return x[0];
 }
 
+// The scales of a tile's quads.
+__m512 steps_of(const int8_t* scales) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+
+// The largest product of each quad with row r.
+__m512 best_of_tokens(const int32_t* products, uint32_t r) {
+  const auto at = [&](uint32_t token) {
+    return _mm512_load_si512(products + (token * tile_rows + r) * tile_columns);
+  };
+  return _mm512_cvtepi32_ps(
+      _mm512_max_epi32(_mm512_max_epi32(at(0), at(1)), _mm512_max_epi32(at(2), at(3))));
+}
+
 // Lane r: the largest score of row r in a tile, of the quads in `mask`.
 __m512 best_of_tile(const int32_t* products, const int8_t* scales, __mmask16 mask,
                     const float* unit) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(scales));
-  const __m512 step = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)),
-               none = _mm512_set1_ps(minus_infinity);
+  const __m512 step = steps_of(scales), none = _mm512_set1_ps(minus_infinity);
   __m512 x[tile_rows];
 #pragma GCC unroll 16
-  for (uint32_t r = 0; r < tile_rows; ++r) {
-    const auto at = [&](uint32_t token) {
-      return _mm512_load_si512(products + (token * tile_rows + r) * tile_columns);
-    };
-    const __m512i best =
-        _mm512_max_epi32(_mm512_max_epi32(at(0), at(1)), _mm512_max_epi32(at(2), at(3)));
-    x[r] = _mm512_mask_mul_ps(none, mask, _mm512_cvtepi32_ps(best),
+  for (uint32_t r = 0; r < tile_rows; ++r)
+    x[r] = _mm512_mask_mul_ps(none, mask, best_of_tokens(products, r),
                               _mm512_mul_ps(step, _mm512_set1_ps(unit[r])));
-  }
   return largest_lanes(x);
 }
 
@@ -193,6 +203,61 @@ void raise_by_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, con
     raise_by_sketch_of<groups.value>(shape, rows, q, q_scale, sketch, next, first, end, scores,
                                      stride);
   };
+  switch (shape.sketch_dim() / 8) {  // one case per padded dim
+    case 2:
+      return call(Count<2>());
+    case 3:
+      return call(Count<3>());
+    case 6:
+      return call(Count<6>());
+    case 12:
+      return call(Count<12>());
+    case 24:
+      return call(Count<24>());
+  }
+}
+
+template <uint32_t Groups>
+void score_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale,
+                     const int8_t* sketch, const int8_t* next, float* scores, std::size_t stride) {
+  constexpr std::size_t tile_bytes = std::size_t{quad_tokens} * Groups * 64, row = Groups * 8;
+  const uint32_t tiles = shape.quad_tiles(), whole = rows / tile_rows * tile_rows;
+  const int8_t* const scales = sketch + tiles * tile_bytes;
+  alignas(64) int8_t unpacked[2 * tile_bytes];
+  alignas(64) int32_t products[2][quad_tokens * tile_rows * tile_columns];
+  alignas(64) int8_t last[tile_rows * row] = {};
+  std::memcpy(last, q + whole * row, (rows - whole) * row);
+  configure<Groups>();
+  for (uint32_t tile = 0; tile < tiles; ++tile) {
+    unpack<Groups>(sketch + tile * tile_bytes, (next ? next : sketch) + tile * tile_bytes,
+                   unpacked);
+    const __m512 step = steps_of(scales + tile * tile_columns * sizeof(uint16_t));
+    const auto multiply = [&](uint32_t first) {
+      multiply_tile<Groups>(first < whole ? q + first * row : last, unpacked,
+                            products[first / tile_rows % 2]);
+    };
+    multiply(0);
+    for (uint32_t first = 0; first < rows; first += tile_rows) {
+      // The next rows' products are under way while these are compared.
+      if (first + tile_rows < rows) multiply(first + tile_rows);
+      const uint32_t end = smaller(first + tile_rows, rows);
+      float* to = scores + first * stride + tile * tile_columns;
+      for (uint32_t r = first; r < end; ++r, to += stride)
+        _mm512_storeu_ps(to, _mm512_mul_ps(best_of_tokens(products[first / tile_rows % 2],
+                                                          r % tile_rows),
+                                           _mm512_mul_ps(step, _mm512_set1_ps(q_scale[r]))));
+    }
+  }
+  _tile_release();
+}
+
+void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const float* q_scale,
+                  const int8_t* sketch, const int8_t* next, float* scores, std::size_t stride) {
+  const auto call = [&](auto groups) {
+    score_sketch_of<groups.value>(shape, rows, q, q_scale, sketch, next, scores, stride);
+  };
+  if (rows < fewest_rows)
+    return sketch_without_tiles(shape, rows, q, q_scale, sketch, next, scores, stride);
   switch (shape.sketch_dim() / 8) {  // one case per padded dim
     case 2:
       return call(Count<2>());
@@ -326,6 +391,8 @@ void raise_by_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
 
 void fill_attention_amx(Kernels& k) {
   fill_attention_avx512(k);
+  sketch_without_tiles = k.score_sketch;
+  k.score_sketch = score_sketch;
   k.raise_by_sketch = raise_by_sketch;
   pages_without_tiles = k.raise_by_pages;
   k.raise_by_pages = raise_by_pages;

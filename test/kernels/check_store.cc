@@ -149,7 +149,7 @@ struct SealSketch {
 struct ScoreSketch {
   ScoreSketch(Random& random, bool random_shape, uint32_t size)
       : shape(PageShape::of(random_head_dim(random, random_shape, size))),
-        rows(random_shape ? 1 + random.below(9) : 8), quads(shape.extent_quads()),
+        rows(random_shape ? 1 + random.below(40) : 24), quads(shape.extent_quads()),
         stride(quads + random.below(9)), sketch(shape.sketch_bytes()),
         q(std::size_t{rows} * shape.sketch_dim()), q_scale(rows),
         scores((rows - 1) * stride + quads) {
