@@ -349,10 +349,7 @@ void Attention::add_centre_scores(const AttentionRequest& req, uint32_t token, f
       kernels_.rope(turned + turn.first, 1, 0, turn.dim, turn.cos, turn.sin, turn.neox);
       q = turned;
     }
-    double sum = 0;
-    for (uint32_t d = 0; d < config_.head_dim; ++d)
-      sum += static_cast<double>(q[d]) * static_cast<double>(centre[d]);
-    lse[at] += static_cast<float>(sum) * scale;
+    lse[at] += dot(q, centre, config_.head_dim) * scale;
   }
 }
 

@@ -54,9 +54,18 @@ float centre_score(const AttentionRequest& req, uint32_t head, const QueryRows& 
   if (store.centre().empty()) return 0;
   const float* centre =
       store.centre().data() + (std::size_t{req.layer} * store.shape().kv_heads + head) * row.dim;
-  double sum = 0;
-  for (uint32_t d = 0; d < row.dim; ++d)
-    sum += static_cast<double>(row.f32[d]) * static_cast<double>(centre[d]);
+  return dot(row.f32, centre, row.dim);
+}
+
+float dot(const float* a, const float* b, uint32_t n) {
+  constexpr uint32_t lanes = 8;
+  double sums[lanes] = {}, sum = 0;
+  uint32_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    for (uint32_t j = 0; j < lanes; ++j)
+      sums[j] += static_cast<double>(a[i + j]) * static_cast<double>(b[i + j]);
+  for (; i < n; ++i) sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  for (double part : sums) sum += part;
   return static_cast<float>(sum);
 }
 

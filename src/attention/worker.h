@@ -68,6 +68,8 @@ inline AttentionState empty_state(float* at, uint32_t rows, uint32_t dim) {
 
 // The score of a query with its head's centre, which centring subtracted from all of its scores.
 float centre_score(const AttentionRequest& req, uint32_t head, const QueryRows& row);
+// a . b in double precision, in several sums, which do not wait for each other.
+float dot(const float* a, const float* b, uint32_t n);
 
 // The centre of a head where values are centred keys (PageShape::latent); null otherwise, or where
 // keys have none.
