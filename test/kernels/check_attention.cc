@@ -46,7 +46,7 @@ struct QuantizeQueries {
 // Queries over random pages; of the random shapes, two of three attend parts of pages with biases.
 struct OverPages {
   OverPages(Random& random, bool random_shape, uint32_t size)
-      : dim(random_dim(random, random_shape, size)), rows(random_shape ? 1 + random.below(12) : 8),
+      : dim(random_dim(random, random_shape, size)), rows(random_shape ? 1 + random.below(40) : 32),
         pages(dim, random_shape ? 1 + random.below(40) : 64, random),
         q(scalar(), rows, dim, random, query_size(random.uniform(0.01f, 1.5f), dim)) {
     if (!random_shape || random.below(3) == 0) return;
