@@ -486,18 +486,19 @@ TEST_CASE("instruction sets agree on attention over pages far closer than the we
   }
 }
 
-TEST_CASE("AVX-VNNI attends pages with the bits of AVX2") {
-  const Kernels* avx2 = cpu_kernels_by_name("avx2");
+TEST_CASE("AVX-VNNI attends pages with the bits of AVX2, AMX with those of AVX-512") {
   for (const Kernels* k : test::all_kernels()) {
-    if (std::string(k->name).rfind("avxvnni", 0) != 0) continue;
+    const bool tiles = std::string(k->name) == "avx512amx";
+    if (!tiles && std::string(k->name).rfind("avxvnni", 0) != 0) continue;
+    const Kernels* other = cpu_kernels_by_name(tiles ? "avx512vnni" : "avx2");
     for (uint32_t dim : test::padded_dims) {
       Random random(dim);
-      const uint32_t rows = 7, n = 21;
+      const uint32_t rows = 7 + random.below(40), n = 21;
       Pages pages(dim, n, random);
       Queries q(*k, rows, dim, random, 0.05f);
       State state(rows, dim), want(rows, dim);
       attend(*k, q.view, pages.refs.data(), n, state);
-      attend(*avx2, q.view, pages.refs.data(), n, want);
+      attend(*other, q.view, pages.refs.data(), n, want);
       CAPTURE(dim);
       CHECK(std::memcmp(state.view().o, want.view().o, rows * dim * sizeof(float)) == 0);
       CHECK(std::memcmp(state.view().m, want.view().m, rows * sizeof(float)) == 0);
