@@ -24,6 +24,8 @@ namespace {
 // How long a thread spins before it sleeps: longer than the serial code between two loops of a
 // decode step, too short to matter to a battery.
 constexpr std::chrono::microseconds spin_time{50};
+// Longer than a GPU takes for its part of a layer: ThreadPool::Awake.
+constexpr std::chrono::microseconds long_spin_time{400};
 
 void pause() {
 #if defined(__x86_64__)
@@ -78,7 +80,12 @@ struct ThreadPool::State {
   std::mutex mutex;
   std::condition_variable wake_workers;
 
-  std::chrono::microseconds spin{0};
+  bool spins = false;
+  std::atomic<uint32_t> awake{0};  // ThreadPool::Awake
+  std::chrono::microseconds spin() const {
+    if (!spins) return std::chrono::microseconds{0};
+    return awake.load(std::memory_order_relaxed) > 0 ? long_spin_time : spin_time;
+  }
   struct Worker {
     State* state;
     uint32_t number;
@@ -131,7 +138,7 @@ void ThreadPool::State::worker_main(uint32_t worker) {
     const uint32_t seen = begun.load(std::memory_order_acquire);
     if (stop.load(std::memory_order_acquire)) return;
     for (std::size_t at = 0; at < max_loops; ++at) work(at, worker);
-    if (!spin_until(spin, [&] { return begun.load(std::memory_order_acquire) != seen; }))
+    if (!spin_until(spin(), [&] { return begun.load(std::memory_order_acquire) != seen; }))
       sleep_after(seen);
   }
 }
@@ -153,7 +160,7 @@ Status ThreadPool::create(uint32_t threads, std::unique_ptr<ThreadPool>* out) {
   auto pool = std::unique_ptr<ThreadPool>(new ThreadPool(std::make_unique<State>()));
   State& state = *pool->state_;
   // With more threads than CPUs, spinning only takes time from the working threads.
-  if (threads <= os::cpu_count()) state.spin = spin_time;
+  state.spins = threads <= os::cpu_count();
   state.workers.reserve(threads - 1);  // so that they do not move
   const os::SignalsHeld held;
   for (uint32_t number = 1; number < threads; ++number) {
@@ -177,6 +184,11 @@ ThreadPool::~ThreadPool() {
   s.announce();
   s.workers.clear();  // joins them
 }
+
+ThreadPool::Awake::Awake(ThreadPool* pool) : pool_(pool) {
+  pool->state_->awake.fetch_add(1, std::memory_order_relaxed);
+}
+ThreadPool::Awake::~Awake() { pool_->state_->awake.fetch_sub(1, std::memory_order_relaxed); }
 
 uint32_t ThreadPool::threads() const { return static_cast<uint32_t>(state_->workers.size()) + 1; }
 
@@ -204,7 +216,7 @@ void ThreadPool::run_erased(uint32_t n_tasks, Task task, void* context) {
   s.announce();
   s.work(at, 0);
   const auto is_done = [&] { return slot.done.load(std::memory_order_seq_cst) == n_tasks; };
-  if (!spin_until(s.spin, is_done)) {
+  if (!spin_until(s.spin(), is_done)) {
     std::unique_lock lock(s.mutex);
     slot.caller_sleeps.store(true, std::memory_order_seq_cst);
     slot.wake_caller.wait(lock, is_done);

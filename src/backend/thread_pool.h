@@ -47,6 +47,19 @@ class ThreadPool {
     if (call.out_of_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
+  // While one exists, threads spin longer: for a step whose loops wait for a GPU in each layer.
+  // Several may exist at once, in any thread.
+  class Awake {
+   public:
+    explicit Awake(ThreadPool* pool);
+    ~Awake();
+    Awake(const Awake&) = delete;
+    Awake& operator=(const Awake&) = delete;
+
+   private:
+    ThreadPool* const pool_;
+  };
+
  private:
   using Task = void (*)(void* context, uint32_t task, uint32_t worker);
   void run_erased(uint32_t n_tasks, Task task, void* context);

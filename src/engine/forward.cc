@@ -63,6 +63,8 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
                 x_.get(), cos_.get(), sin_.get(),   gpus,           layer_inputs_.get()};
   make_turns(c);
   c.turns = turns_.data();
+  std::optional<ThreadPool::Awake> awake;
+  if (gpus > 0 && (!step.documents.empty() || step.scores)) awake.emplace(pool_);
   if (c.states) c.states->prepare(step.open ? step.size() : 0, has_host_states_);
   RETURN_IF_ERROR(make_plan(c));
 

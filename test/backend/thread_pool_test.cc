@@ -26,6 +26,26 @@ std::unique_ptr<ThreadPool> make(uint32_t threads) {
 
 }  // namespace
 
+TEST_CASE("threads that are kept awake run loops of several callers, and sleep again") {
+  constexpr uint32_t loops = 200, tasks = 9;
+  const auto pool = make(2);
+  std::atomic<uint32_t> done{0};
+  const auto call = [&] {
+    for (uint32_t i = 0; i < loops; ++i) {
+      const ThreadPool::Awake awake(pool.get());
+      pool->run(tasks, [&](uint32_t, uint32_t) { ++done; });
+      if (i % 10 == 0) std::this_thread::sleep_for(std::chrono::microseconds(i * 3));
+    }
+  };
+  std::thread other(call);
+  call();
+  other.join();
+  CHECK(done == 2 * loops * tasks);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  pool->run(tasks, [&](uint32_t, uint32_t) { ++done; });
+  CHECK(done == (2 * loops + 1) * tasks);
+}
+
 TEST_CASE("every task runs exactly once and is seen by the caller") {
   for (uint32_t threads : {1u, 2u, 3u, 8u}) {
     const auto pool = make(threads);
