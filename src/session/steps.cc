@@ -194,9 +194,10 @@ void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep
   const uint64_t left = request.tokens.size() - done, chunk = options_.prefill_chunk,
                  most = forward_->span_tokens(*step, sequence_.stores(), options_.prefill_chunk);
   if (most == 0) return;
-  // Of several spans none is small: each one reads all weights.
+  // Each span reads all weights, so none is small: the last one has up to a quarter more, and
+  // others are about equal.
   const uint64_t each = ceil_div(left, ceil_div(left, most)),
-                 n = left < most + chunk ? left : std::min(most, round_up(each, chunk));
+                 n = 4 * left <= 5 * most ? left : std::min(most, round_up(each, chunk));
   const bool begins = sequence_.store.pages().pages() == 0;
   const uint64_t least = begins ? step->size() + RecentQueries::capacity : min_span_step;
   if (n < least) return;
