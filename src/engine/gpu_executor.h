@@ -155,6 +155,7 @@ class GpuExecutor final : public LayerExecutor {
   Status end_prefill();
   Status advance_weights();
   void resize_stream();
+  void release_stream();
   void enqueue_stream();
   void enqueue_next_stream();
   Status end_chunk();

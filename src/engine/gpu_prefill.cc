@@ -23,6 +23,7 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   };
   Status s = prepare();
   if (s.code() == Code::no_memory && halves_.get()) release_halves(), s = prepare();
+  if (s.code() == Code::no_memory && next_x_) release_stream(), s = prepare();
   if (s.code() == Code::no_memory && slots() > 2) slots_ = 2, s = prepare();
   if (s.code() == Code::no_memory && selective_.drop_hot_quads()) s = prepare();
   if (s.code() == Code::no_memory && selective_.holds_memory()) release_selective(), s = prepare();

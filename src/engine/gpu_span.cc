@@ -42,6 +42,13 @@ void GpuExecutor::resize_stream() {
   next_x_ = second_x_.get();
 }
 
+// What has come comes again.
+void GpuExecutor::release_stream() {
+  wait_for_streams();
+  second_x_ = {}, next_x_ = nullptr, coming_ = nullptr;
+  work_.place(size_, capacity_, memory_.get());
+}
+
 // The chunk's residual stream: it has come, or comes now.
 void GpuExecutor::enqueue_stream() {
   const float* const x = step_->x;
