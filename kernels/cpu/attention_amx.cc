@@ -1,5 +1,5 @@
-// Scores by AMX: products of 16 query rows and 16 quads of a sketch, or tokens of pages, in one
-// instruction. Integer sums are exact, so scores have the bits of AVX-512.
+// Scores of sketches by AMX: products of 16 query rows and 16 quads in one instruction. Integer
+// sums are exact, so scores have the bits of AVX-512.
 #include "attention_amx-inl.h"
 
 namespace kvasir {

@@ -8,7 +8,8 @@
 // multiplied by these again. Then blocks of query rows (tokens times heads of the group) go once
 // over the keys that they see, a tile at a time, after Dao, "FlashAttention-2" (2023). Where there
 // are too few blocks for the device, several blocks divide the keys of the same rows.
-// prefill_merge() merges what they leave.
+// prefill_merge() merges what they leave. For a sparse step, queries and keys are laid out as bytes
+// too: prefill_tiles.cu.
 // Compute capability 9.0 has kernels of its own for the blocks: prefill_wide.cu.
 #include "prefill_matrices.h"
 #include "prefill_rows.h"

@@ -1,5 +1,6 @@
 // Rows of prefill attention (prefill_attention.cu, prefill_wide.cu, prefill_tiles.cu): where those
-// of keys and values come from, what a row of queries sees, and what it leaves.
+// of keys and values come from, what a row of queries sees, and what it leaves; and the sums by
+// which it chooses tiles.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -204,9 +205,7 @@ __device__ inline float score_factor(const DevicePrefill& r, uint32_t head, uint
 
 // ---- the choice of tiles
 
-// Keys and queries that the choice reads, as rows of halves, which have two bytes each.
-__device__ constexpr uint32_t tile_row_halves(uint32_t dim) { return tile_row_bytes(dim) / 2; }
-// Where the bytes [d, d + 4) of a row are; d: a multiple of 4.
+// Of the rows that the choice reads, with two bytes in the place of a half: where the bytes [d, d + 4) of a row are; d: a multiple of 4.
 __device__ inline char4* tile_bytes_at(int8_t* rows, uint32_t room, uint32_t row, uint32_t d) {
   return reinterpret_cast<char4*>(rows + 2 * prefill_place(room, row, d / 2));
 }

@@ -1,5 +1,5 @@
 // Warp groups of compute capability 9.0: barriers in shared memory, bulk copies that they count,
-// and products of halves by the four warps of a group.
+// and products of halves or bytes by the four warps of a group.
 //
 // Matrices lie in shared memory as tiles of 64 columns, whose rows of 128 bytes are swizzled: the
 // 16 bytes p of row r are at p ^ (r & 7), so that eight rows occupy all banks.

@@ -182,7 +182,8 @@ struct DevicePrefillTiles {
   uint32_t heads = 0;   // KV heads whose scores are in memory at once
   uint32_t exact = 0;   // blocks of rows before this one attend every tile
   // What the choice reads: rows of tile_row_bytes() signed bytes, [kv_heads][room] of keys, each
-  // group of tile_scale_keys divided by its scale, and [kv_heads][q_room] of queries.
+  // group of tile_scale_keys divided by its scale, and [kv_heads][q_room] of queries. Bytes behind
+  // `dim` have no meaning.
   int8_t *keys = nullptr, *q = nullptr;
   float* key_scales = nullptr;  // [kv_heads][room / tile_scale_keys]
   // [heads][blocks][prefill_choosing_rows][room] log2 of the sum of e^score over a tile, in which
@@ -234,6 +235,7 @@ constexpr uint32_t prefill_rows = 128, prefill_keys = 128;
 // One of two neighbouring query rows chooses for a block: every second token of each head.
 constexpr uint32_t prefill_choosing_rows = prefill_rows / 2;
 constexpr uint32_t prefill_tile_groups = prefill_keys / 8, tile_scale_keys = 32;
+// Tensor cores read tiles whose rows have 128 bytes.
 constexpr uint32_t tile_row_bytes(uint32_t dim) { return dim > 128 ? dim : 128; }
 constexpr uint32_t tile_group_of(uint32_t key) {  // of a tile
   return key / 32 * 4 + key % 8 / 2;
