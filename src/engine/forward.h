@@ -86,6 +86,9 @@ class Forward {
   Status begin_span(Span* span);
   void make_span_memory(Span* span);
   void release_spans();
+  Status run_layers(Span* span);
+  void abandon_span() noexcept;
+  ExecutionPlan& plan_of_spans();
   Status run_layer(Span* span, std::size_t executor, uint32_t layer);
   uint32_t layer_to_read_ahead(const ForwardStep& step, uint32_t layer) const;
   Status run_chunk(Span* span, std::size_t executor, uint32_t layer, std::size_t chunk);

@@ -108,14 +108,29 @@ Status Forward::run_span(const ForwardStep& step, const StepStores& stores) try 
   Span span(step, stores);
   RETURN_IF_ERROR(begin_span(&span));
   last_is_span_ = !model_->device_weights().empty();
-  const auto& runs = model_->device_weights().empty() ? plan_.runs : span_plan_.runs;
-  for (std::size_t i = 0; i < runs.size(); ++i)
-    for (uint32_t l = runs[i].first_layer; l < runs[i].end_layer; ++l)
-      RETURN_IF_ERROR(run_layer(&span, i, l));
+  if (Status s = run_layers(&span); !s.ok()) return abandon_span(), std::move(s);
   if (step.take_hidden) RETURN_IF_ERROR(pass_hidden(span));
   return commit_span(&span, stores);
 } catch (const std::bad_alloc&) {
+  abandon_span();
   return Status::error(Code::no_memory, "no memory for a span");
+}
+
+Status Forward::run_layers(Span* span) {
+  const std::vector<LayerRun>& runs = plan_of_spans().runs;
+  for (std::size_t i = 0; i < runs.size(); ++i)
+    for (uint32_t l = runs[i].first_layer; l < runs[i].end_layer; ++l)
+      RETURN_IF_ERROR(run_layer(span, i, l));
+  return {};
+}
+
+// The residual stream may be on its way between two chunks.
+void Forward::abandon_span() noexcept {
+  for (const auto& executor : span_executors_) executor->abandon();
+}
+
+ExecutionPlan& Forward::plan_of_spans() {
+  return model_->device_weights().empty() ? plan_ : span_plan_;
 }
 
 // The GPUs' executors of spans, which take the memory of the others.
@@ -196,8 +211,8 @@ Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
   span->store.begin_layer();
   if (span->windows) span->windows->begin_layer();
   const auto chunks = static_cast<uint32_t>(span->ends.size());
-  const bool gpus = !model_->device_weights().empty(), pinned = span_memory_floats_ > 0;
-  const bool is_last = layer + 1 == (gpus ? span_plan_ : plan_).runs[executor].end_layer;
+  const bool pinned = span_memory_floats_ > 0,
+             is_last = layer + 1 == plan_of_spans().runs[executor].end_layer;
   LayerExecutor* const e = span_executor(executor);
   RETURN_IF_ERROR(e->begin_layer(
       {layer, is_last, span->ends, pinned ? span->x : nullptr, pool_, span->cancel}));
@@ -298,7 +313,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   RETURN_IF_ERROR(host_.begin_chunk(c, layer));
   LayerRun run;
   RETURN_IF_ERROR(executor->plan(c, span_request(c), &run));
-  merge(std::move(run), &(gpus == 0 ? plan_ : span_plan_).runs[number]);
+  merge(std::move(run), &plan_of_spans().runs[number]);
   StepPart step_part(executor);
   RETURN_IF_ERROR(executor->begin(c));
   RETURN_IF_ERROR(executor->mixer(layer));

@@ -238,11 +238,11 @@ Status GpuExecutor::enqueue_inputs(float* pinned, bool has_more) {
   };
   if (c.step.inputs && weights_.inputs().w.data)
     RETURN_IF_ERROR(enqueue_joined(has_more ? pinned + x + 2 * angles : nullptr));
-  else if (c.is_pinned && span_x_) enqueue_stream();
+  else if (moves_stream()) enqueue_stream();
   else upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
-  if (c.is_pinned && span_x_) enqueue_next_stream();
+  if (moves_stream()) enqueue_next_stream();
   if (states_.layers() > 0) enqueue(states_.begin(stream_));
   if (mode_ == AttentionMode::gpu_selective) enqueue(selective_.enqueue_counts(stream_));
   // With addresses of the last step a kernel would write to the sequence's own state.
@@ -352,7 +352,7 @@ Status GpuExecutor::end() {
   }
   if (!s.ok() || step_->cancel.fired()) return s;
   if (has_end()) return step_->step.hidden ? write_hidden() : Status();
-  if (step_->is_pinned && span_x_) return end_chunk();
+  if (moves_stream()) return end_chunk();
   enqueue(ops_.download(stream_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
   return wait("a step");
 }

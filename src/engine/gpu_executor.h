@@ -154,6 +154,7 @@ class GpuExecutor final : public LayerExecutor {
   Status end_hybrid();
   Status end_prefill();
   Status advance_weights();
+  bool moves_stream() const { return step_->is_pinned && span_x_; }
   void resize_stream();
   void release_stream();
   void enqueue_stream();
@@ -312,7 +313,7 @@ class GpuExecutor final : public LayerExecutor {
   const int number_;
   const DeviceWeights& weights_;
   const std::unique_ptr<WeightStream> streamed_;
-  // Of a span's layer: LayerExecutor::SpanLayer, and its chunk.
+  // Of a span's layer, while it is computed: LayerExecutor::SpanLayer, and its chunk.
   std::span<const uint32_t> chunks_;
   std::size_t chunk_ = 0;
   float* span_x_ = nullptr;
@@ -361,6 +362,7 @@ class GpuExecutor final : public LayerExecutor {
   // The place of the next chunk's residual stream, which takes turns with work_.x; and where it
   // comes from, or null.
   float* next_x_ = nullptr;
+  bool lacks_second_x_ = false;
   const float* coming_ = nullptr;
   DeviceBuffer<float> second_x_;
   PinnedBuffer<uint32_t> bad_layer_;  // the host's copy

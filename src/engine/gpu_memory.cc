@@ -15,6 +15,7 @@ Status GpuExecutor::resize(uint32_t n) {
 
 // Releases what can be made again, one part at a time. Returns false where there is none.
 bool GpuExecutor::release_one() {
+  if (next_x_) return release_stream(), true;
   if (selective_.drop_hot_quads()) return true;
   if (prefill_attention_.holds_memory()) return release_prefill(), true;
   if (hybrid_.holds_memory()) return release_hybrid(), true;
@@ -37,7 +38,7 @@ Status GpuExecutor::try_resize(uint32_t n) {
 void GpuExecutor::release_workspace() {
   capacity_ = 0, logits_stay_ = false;
   forget_graphs();
-  if (next_x_) wait_for_streams();
+  wait_for_streams();  // a span's residual stream may be on its way
   memory_ = {}, second_x_ = {}, next_x_ = nullptr, coming_ = nullptr;
 }
 

@@ -13,6 +13,7 @@ Status GpuExecutor::begin_layer(const SpanLayer& span) {
   const LayerConfig& c = config_.layer(layer);
   if (!streamed_) return {};
   move_to(layer, layer + 1);
+  if (layer == weights_.first_layer()) lacks_second_x_ = false;
   chunks_ = span.ends, chunk_ = 0, span_x_ = span.x, is_last_layer_ = span.is_last;
   const bool attends = c.has_attention();
   attention_number_ = {0, attends ? 1u : 0u};
@@ -35,17 +36,17 @@ Status GpuExecutor::advance_weights() {
   return streamed_->advance(static_cast<uint32_t>(chunks_.size()), step_->pool, step_->cancel);
 }
 
-// Without room for a second chunk's residual stream it comes and goes between chunks.
+// Without room for a second chunk's residual stream it comes between chunks.
 void GpuExecutor::resize_stream() {
-  if (next_x_ || !span_x_ || !second_x_.allocate(device_, capacity_ * size_.width, "a chunk").ok())
-    return;
-  next_x_ = second_x_.get();
+  if (next_x_ || !span_x_ || lacks_second_x_) return;
+  lacks_second_x_ = !second_x_.allocate(device_, capacity_ * size_.width, "a chunk").ok();
+  if (!lacks_second_x_) next_x_ = second_x_.get();
 }
 
-// What has come comes again.
+// Until the next span. A chunk's stream that has come is uploaded again.
 void GpuExecutor::release_stream() {
   wait_for_streams();
-  second_x_ = {}, next_x_ = nullptr, coming_ = nullptr;
+  second_x_ = {}, next_x_ = nullptr, coming_ = nullptr, lacks_second_x_ = true;
   work_.place(size_, capacity_, memory_.get());
 }
 
@@ -61,7 +62,7 @@ void GpuExecutor::enqueue_stream() {
 void GpuExecutor::enqueue_next_stream() {
   const bool ends = chunk_ + 1 == chunks_.size();
   if (!next_x_ || (ends && (is_last_layer_ || chunk_ == 0))) return;
-  // The chunk before has left the place: its copy is enqueued.
+  // On copies_, after the download of what is there.
   const std::size_t next = ends ? 0 : chunk_ + 1;
   const uint32_t first = next > 0 ? chunks_[next - 1] : 0, n = chunks_[next] - first;
   if (n > capacity_) return;
@@ -69,13 +70,15 @@ void GpuExecutor::enqueue_next_stream() {
   enqueue(ops_.upload(copies_, next_x_, coming_, n * size_.width * sizeof(float)));
 }
 
-// The next chunk waits for its own residual stream, not until this one's is on the host.
+// The next chunk waits for its own residual stream, not until this one's is on the host. After the
+// last layer the CPU may read it there.
 Status GpuExecutor::end_chunk() {
   enqueue(ops_.after(stream_, copies_));
   enqueue(ops_.after(copies_, stream_));
   enqueue(ops_.download(copies_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
-  const bool is_last = ++chunk_ == chunks_.size() && is_last_layer_;
-  return wait("a step", is_last ? copies_ : stream_);
+  const bool is_end = ++chunk_ == chunks_.size(),
+             is_read = is_last_layer_ && (is_end || step_->step.logits_wanted() > 0);
+  return wait("a step", is_read ? copies_ : stream_);
 }
 
 void GpuExecutor::rest() noexcept {

@@ -75,7 +75,7 @@ class LayerExecutor {
     bool is_last;                    // of the executor's layers
     std::span<const uint32_t> ends;  // of its chunks: tokens of the span before each one's end
     // [tokens][width] the residual stream in pinned memory; null: steps copy it. It is complete
-    // after the last layer.
+    // after the last layer, and what logits need of it after their chunk.
     float* x;
     ThreadPool* pool;
     const CancelLatch& cancel;

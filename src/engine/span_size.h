@@ -20,7 +20,7 @@ struct SpanSize {
   // Whether the CPU would read weights from the file again with each chunk. What a text takes would
   // evict them too.
   bool weights_exceed() const { return weights > available || text > available - weights; }
-  // A multiple of chunk.
+  // A multiple of chunk. A text's last span may have a quarter more.
   uint64_t tokens(uint32_t chunk) const {
     const uint64_t room = std::min(max_stream / stream, available / 8 / (stream + windows));
     return std::clamp(room, min_tokens, max_tokens) / chunk * chunk;

@@ -78,7 +78,7 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
   stream_margin = stream_room();
 }
 
-// A step's queries, keys and values of a layer, and the residual stream of the next step.
+// A step's queries, keys and values of a layer, and a residual stream.
 uint64_t DeviceSizes::stream_step(uint32_t tokens) const {
   const Widths w = widths_of(config_);
   return Device::allocated_size(uint64_t{tokens} *
@@ -88,7 +88,7 @@ uint64_t DeviceSizes::stream_step(uint32_t tokens) const {
 
 // Two layers' weights and two pieces of them; the vectors of all layers, which stay; keys and
 // values of a layer, as they are in pages and as attention reads them, with an eighth more of
-// these; and a step's queries, keys and values.
+// these; a step's queries, keys and values; and the residual stream of the next step.
 uint64_t DeviceSizes::stream_room() const {
   uint64_t weights = 0;
   for (const LayerSizes& layer : layers) weights = std::max(weights, layer.base + layer.experts);
@@ -100,9 +100,13 @@ uint64_t DeviceSizes::stream_room() const {
          Device::allocated_size(keys) + stream_step(usual_step) + experts_margin;
 }
 
-void DeviceSizes::add_halves(Device& device) {
-  stream_margin += kernels_.halves_bytes(device.context(), usual_step_of(device),
-                                         static_cast<uint32_t>(widths_of(config_).widest));
+void DeviceSizes::add_halves(std::span<const std::shared_ptr<Device>> devices) {
+  uint64_t most = 0;
+  for (const auto& device : devices)
+    most = std::max<uint64_t>(
+        most, kernels_.halves_bytes(device->context(), usual_step_of(*device),
+                                    static_cast<uint32_t>(widths_of(config_).widest)));
+  stream_margin += Device::allocated_size(most);
 }
 
 DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {

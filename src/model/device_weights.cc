@@ -106,8 +106,9 @@ Status DeviceWeights::upload_part(const Model& whole, const Model& model, const 
   const DeviceWeights& last = devices.back();
   const DeviceKernels& kernels = last.device_->kernels();
   const bool shares = weights.output.w.data == whole.weights().output.w.data;
-  const DeviceSizes sizes(weights, config, kernels),
-      whole_sizes(whole.weights(), whole.config(), kernels);
+  const DeviceSizes sizes(weights, config, kernels);
+  DeviceSizes whole_sizes(whole.weights(), whole.config(), kernels);
+  whole_sizes.add_halves({&last.device_, 1});
   uint64_t needed = part_bytes(sizes, inputs, shares, *last.device_) +
                     whole_sizes.margin_on(*last.device_) + whole_sizes.experts_margin;
   bool streams = last.end_layer() < whole.config().depth();
@@ -210,7 +211,7 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
     devices.push_back(std::move(device));
   }
   if (devices.empty()) return missing;
-  sizes.add_halves(*devices[0]);
+  sizes.add_halves(devices);
   if (options.drafts) plan_drafts(model, devices, &sizes);
   // the one with the most room, where that is enough: attention of sessions needs memory too
   if (choose) {

@@ -170,17 +170,98 @@ TEST_CASE("spans of several GPUs leave the bits of one") {
 }
 
 TEST_CASE("spans of one chunk, of two and of three leave the bits of their chunks") {
-  const SmallGpu gpu;
+  const SmallGpu one, two("cuda:0,cuda:1");
   const auto tokens = some_tokens(950);
+  auto chunks = open_session(one.whole, with_spans(0));
+  read(chunks.get(), tokens);
+  for (const SmallGpu* gpus : {&one, &two})
+    for (const uint64_t span : {chunk, 2 * chunk, 3 * chunk}) {
+      CAPTURE(span);
+      auto spans = open_session(gpus->model, with_spans(span));
+      read(spans.get(), tokens);
+      CHECK(spans->stats().spans >= 3);
+      CHECK((kept_by(*spans) == kept_by(*chunks)));
+    }
+}
+
+TEST_CASE("the spans of a text are about equal, and the last one is not small") {
+  const SmallGpu gpu;
+  const auto spans_of = [&](uint32_t tokens) {
+    auto session = open_session(gpu.model, with_spans(span_tokens));
+    read(session.get(), some_tokens(tokens));
+    return session->stats().spans;
+  };
+  CHECK(spans_of(span_tokens) == 1);
+  CHECK(spans_of(span_tokens + span_tokens / 4) == 1);
+  CHECK(spans_of(span_tokens + span_tokens / 4 + 1) == 2);
+  CHECK(spans_of(2 * span_tokens + 50) == 3);
+}
+
+TEST_CASE("all logits of a span are those of chunks, where the CPU has the output") {
+  const SmallGpu gpu;
+  const auto tokens = some_tokens(450);
+  const std::size_t vocabulary = gpu.whole->config().vocabulary;
+  CHECK(!gpu.model->device_weights().back().has_output());
+  std::vector<float> logits[2];
+  for (const bool spans : {false, true}) {
+    std::vector<float>& out = logits[spans];
+    out.resize(tokens.size() * vocabulary);
+    auto session = open_session(spans ? gpu.model : gpu.whole, with_spans(spans ? span_tokens : 0));
+    uint64_t done = 0;
+    REQUIRE(session->prefill_tokens(tokens, out.data(), nullptr, {}, &done).ok());
+    CHECK(session->stats().spans == (spans ? 1u : 0u));
+  }
+  CHECK(difference(logits[0], logits[1]) < rounding);
+}
+
+TEST_CASE("a span that its progress stops leaves nothing that a later one meets") {
+  const SmallGpu gpu;
+  const auto tokens = some_tokens(700), others = some_tokens(1100);
+  auto expected = open_session(gpu.model, with_spans(span_tokens));
+  read(expected.get(), tokens);
+  uint32_t stopped = 0;
+  for (uint32_t report = 1; report < 100; report += 1 + report / 6) {
+    CAPTURE(report);
+    auto session = open_session(gpu.model, with_spans(span_tokens));
+    uint32_t reports = 0;
+    uint64_t done = 0;
+    const auto stop = [&](uint64_t, uint64_t) { return ++reports < report ? 0 : 1; };
+    const Status s =
+        session->prefill_tokens(std::span(others).subspan(350), nullptr, nullptr, stop, &done);
+    if (s.ok()) break;
+    ++stopped;
+    CHECK(s.code() == Code::cancelled);
+    REQUIRE(session->rewind(0).ok());
+    read(session.get(), tokens);
+    CHECK((kept_by(*session) == kept_by(*expected)));
+  }
+  CHECK(stopped > 0);  // reports are some time apart
+}
+
+TEST_CASE("spans on a GPU that is nearly full leave the bits of their chunks") {
+  const SmallGpu gpu;
+  const auto tokens = some_tokens(700);
   auto chunks = open_session(gpu.whole, with_spans(0));
   read(chunks.get(), tokens);
-  for (const uint64_t span : {chunk, 2 * chunk, 3 * chunk}) {
-    CAPTURE(span);
-    auto spans = open_session(gpu.model, with_spans(span));
-    read(spans.get(), tokens);
-    CHECK(spans->stats().spans >= 3);
-    CHECK((kept_by(*spans) == kept_by(*chunks)));
+  uint32_t refused = 0, read_by_spans = 0;
+  for (uint64_t room = 0; room < uint64_t{16} << 20; room += uint64_t{64} << 10) {
+    CAPTURE(room);
+    auto session = open_session(gpu.model, with_spans(span_tokens));
+    const Changed full(machine().max_bytes[0], machine().bytes[0] + room);
+    uint64_t done = 0;
+    const Status s = prefill(session.get(), tokens, nullptr, &done);
+    if (!s.ok()) {
+      CHECK(s.code() == Code::no_memory);
+      ++refused;
+      continue;
+    }
+    if (session->stats().spans == 0) continue;
+    ++read_by_spans;
+    CHECK((kept_by(*session) == kept_by(*chunks)));
+    if (read_by_spans > 40) break;
   }
+  MESSAGE("refused ", refused, ", by spans ", read_by_spans);
+  CHECK(read_by_spans > 0);
 }
 
 TEST_CASE("a GPU without room for all weights is given spans unless few tokens come") {
