@@ -205,7 +205,8 @@ __device__ inline float score_factor(const DevicePrefill& r, uint32_t head, uint
 
 // ---- the choice of tiles
 
-// Of the rows that the choice reads, with two bytes in the place of a half: where the bytes [d, d + 4) of a row are; d: a multiple of 4.
+// Of the rows that the choice reads, with two bytes in the place of a half: where the bytes
+// [d, d + 4) of a row are; d: a multiple of 4.
 __device__ inline char4* tile_bytes_at(int8_t* rows, uint32_t room, uint32_t row, uint32_t d) {
   return reinterpret_cast<char4*>(rows + 2 * prefill_place(room, row, d / 2));
 }

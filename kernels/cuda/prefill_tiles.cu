@@ -4,9 +4,9 @@
 //
 // Every second token of each query head chooses for its block of rows. prefill_sum_tiles_*() find
 // the sum of e^score of each of these rows in each tile, where the best of eight keys stands for
-// them. Scores are products of bytes: each query has a scale, and 32 keys have one. The share of a tile is the sum of these parts of the rows' attention.
-// prefill_choose_tiles() reads tiles with large shares always, and a sample of the others for all
-// of them.
+// them. Scores are products of bytes: each query has a scale, and 32 keys have one. The share of a
+// tile is the sum of these parts of the rows' attention. prefill_choose_tiles() reads tiles with
+// large shares always, and a sample of the others for all of them.
 #include "prefill_matrices.h"
 #include "prefill_rows.h"
 #include "threshold.h"

@@ -102,7 +102,8 @@ double threshold_of(const std::vector<double>& shares, uint32_t count) {
   return low;
 }
 
-// The list of a block: every tile as the sampling rule has it, unless it is within the error of float sums.
+// The list of a block: every tile as the sampling rule has it, unless it is within the error of
+// float sums.
 void check_list(const PrefillText& t, const Tiles& tiles, uint32_t head, uint32_t block) {
   const std::size_t at = std::size_t{head} * tiles.blocks + block;
   const uint32_t* list = tiles.lists.data() + at * tiles.room;
