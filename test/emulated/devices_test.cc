@@ -288,3 +288,23 @@ TEST_CASE("a device of much memory has larger steps, for which it keeps room") {
   CHECK(sizes.large_margin > 0);
   CHECK(sizes.room(larger) + sizes.margin + sizes.large_margin == larger.left());
 }
+
+TEST_CASE("devices that multiply in half precision keep room for it besides streamed weights") {
+  std::shared_ptr<const Model> model;
+  REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
+  std::vector<std::shared_ptr<Device>> devices;
+  for (const DeviceWeights& d : model->device_weights()) devices.push_back(d.device());
+  REQUIRE(devices.size() == 2);
+  DeviceKernels kernels = devices[0]->kernels();
+  static const DeviceContext* wide;  // of the device that has such products
+  wide = devices[1]->context();
+  kernels.halves_bytes = [](DeviceContext* c, uint32_t n, uint32_t cols) {
+    return c == wide ? std::size_t{n} * cols : 0;
+  };
+  DeviceSizes sizes(model->weights(), model->config(), kernels);
+  const uint64_t before = sizes.stream_margin;
+  sizes.add_halves({devices.data(), 1});
+  CHECK(sizes.stream_margin == before);
+  sizes.add_halves(devices);
+  CHECK(sizes.stream_margin >= before + uint64_t{1024} * model->config().width);
+}
