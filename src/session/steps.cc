@@ -196,8 +196,8 @@ void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep
   if (most == 0) return;
   // Each span reads all weights, so none is small: the last one has up to a quarter more, and
   // others are about equal.
-  const uint64_t each = ceil_div(left, ceil_div(left, most)),
-                 n = 4 * left <= 5 * most ? left : std::min(most, round_up(each, chunk));
+  const uint64_t count = ceil_div(4 * left, 5 * most), each = round_up(left / count, chunk),
+                 n = count == 1 ? left : std::min(most, each);
   const bool begins = sequence_.store.pages().pages() == 0;
   const uint64_t least = begins ? step->size() + RecentQueries::capacity : min_span_step;
   if (n < least) return;
