@@ -165,11 +165,6 @@ Fallback GpuExecutor::staging() const {
   return cannot != Fallback::none ? cannot : Fallback::pinning;
 }
 
-void GpuExecutor::trim() {
-  release_prefill();
-  selective_.trim(), hybrid_.trim();
-}
-
 Status GpuExecutor::begin(const StepContext& c) {
   step_ = &c, n_ = c.tokens(), open_ = c.step.open, rows_ = rows_of(c), error_ = 0;
   replays_ = records_ = finds_best_ = logits_stay_ = false;

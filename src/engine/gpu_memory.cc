@@ -23,6 +23,11 @@ bool GpuExecutor::release_one() {
   return false;
 }
 
+void GpuExecutor::trim() {
+  release_prefill();
+  selective_.trim(), hybrid_.trim();
+}
+
 Status GpuExecutor::try_resize(uint32_t n) {
   if (n <= capacity_) return {};
   release_workspace();  // never old and new together
