@@ -190,7 +190,9 @@ TEST_CASE(
     CHECK(std::equal(tokens.begin(), tokens.end(), after.begin()));
     if (o.flags) {
       kv_cancel_reset(cancel.get());
-      CHECK(ask(own.get(), "and then?", 4).status == KV_OK);
+      // A fast CPU fills the context before the cancel.
+      const bool full = s == KV_OK && answer.stop_reason == KV_STOP_CONTEXT_FULL;
+      CHECK(ask(own.get(), "and then?", 4).status == (full ? KV_CONTEXT_FULL : KV_OK));
     } else {
       CHECK(after == tokens);
       CHECK(peek(own.get(), 10) == next);
