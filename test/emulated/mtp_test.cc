@@ -21,13 +21,15 @@ constexpr const char* made_names[] = {"qwen35", "qwen35moe", "glm4moe"};
 
 // A small model of an architecture with heads of 64, and an MTP layer like its last layer with
 // attention.
-std::string make_mtp_model(const char* name, const TempFolder& folder) {
+std::string make_mtp_model(const char* name, const TempFolder& folder, uint32_t layers = 0,
+                           uint32_t expert_width = 0) {
   const auto recipes = recipes_of_all_architectures();
   const auto found = std::find_if(recipes.begin(), recipes.end(),
                                   [&](const auto& r) { return r.architecture == name; });
   REQUIRE(found != recipes.end());
   ModelRecipe recipe = *found;
   recipe.head_dim = 64, recipe.width = 128, recipe.context = 4096;
+  if (layers > 0) recipe.layers = layers, recipe.expert_width = expert_width;
   const uint32_t layer = recipe.layers++;
   recipe.more_keys = [keys = recipe.more_keys](GgufBuilder* b, const std::string& prefix) {
     if (keys) keys(b, prefix);
@@ -213,4 +215,33 @@ TEST_CASE("the upload of an MTP layer is cancelled, and the next one is complete
   cancel.reset();
   REQUIRE(Drafter::create(model, 1024, true, pool.get(), &drafter, &cancel).ok());
   CHECK(drafter->device_names() == "cuda:0");
+}
+
+// KV_PLAN_DRAFTS. Without it experts take the room.
+TEST_CASE("a model that is opened for drafts leaves room for its MTP layer next to the output") {
+  const TempFolder folder;
+  std::unique_ptr<ThreadPool> pool;
+  REQUIRE(ThreadPool::create(2, &pool).ok());
+  const std::string path = make_mtp_model("qwen35moe", folder, 16, 1024);
+  const auto is_there = [&](uint64_t budget, bool drafts, bool* has_output) {
+    std::shared_ptr<const Model> model;
+    const Status s = Model::open(path, "", &model, {"cuda", budget, drafts});
+    CHECK((s.ok() || s.code() == Code::no_memory));
+    if (!s.ok()) return false;
+    *has_output = model->device_weights().back().has_output();
+    std::unique_ptr<Drafter> drafter;
+    REQUIRE(Drafter::create(model, 1024, true, pool.get(), &drafter).ok());
+    return drafter->device_names() == model->device_names();
+  };
+  uint32_t gained = 0, outputs = 0, planned_outputs = 0;
+  for (uint64_t budget = uint64_t{200} << 20; budget < uint64_t{320} << 20;
+       budget += uint64_t{8} << 20) {
+    CAPTURE(budget);
+    bool whole = false, part = false;
+    const bool anyway = is_there(budget, false, &whole), planned = is_there(budget, true, &part);
+    CHECK((planned || !anyway));
+    gained += planned && !anyway, outputs += whole, planned_outputs += part;
+  }
+  CHECK(gained > 0);
+  CHECK(planned_outputs == outputs);
 }
