@@ -30,6 +30,12 @@ struct Parts {
   static_assert(groups * count == Groups);
 };
 
+// f(Count<G>()) of the G of these with 8 G == numbers; whether there is one.
+template <uint32_t... G, class F>
+bool for_groups(uint32_t numbers, F&& f) {
+  return ((numbers == 8 * G && (f(Count<G>()), true)) || ...);
+}
+
 template <uint32_t Groups>
 void configure() {
   TileConfig c;

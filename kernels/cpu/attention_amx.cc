@@ -116,18 +116,7 @@ void raise_by_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, con
     raise_by_sketch_of<groups.value>(shape, rows, q, q_scale, sketch, next, first, end, scores,
                                      stride);
   };
-  switch (shape.sketch_dim() / 8) {  // one case per padded dim
-    case 2:
-      return call(Count<2>());
-    case 3:
-      return call(Count<3>());
-    case 6:
-      return call(Count<6>());
-    case 12:
-      return call(Count<12>());
-    case 24:
-      return call(Count<24>());
-  }
+  for_groups<2, 3, 6, 12, 24>(shape.sketch_dim(), call);  // of all padded dims
 }
 
 template <uint32_t Groups>
@@ -169,20 +158,8 @@ void score_sketch(const PageShape& shape, uint32_t rows, const int8_t* q, const 
   const auto call = [&](auto groups) {
     score_sketch_of<groups.value>(shape, rows, q, q_scale, sketch, next, scores, stride);
   };
-  if (rows < fewest_rows)
-    return sketch_without_tiles(shape, rows, q, q_scale, sketch, next, scores, stride);
-  switch (shape.sketch_dim() / 8) {  // one case per padded dim
-    case 2:
-      return call(Count<2>());
-    case 3:
-      return call(Count<3>());
-    case 6:
-      return call(Count<6>());
-    case 12:
-      return call(Count<12>());
-    case 24:
-      return call(Count<24>());
-  }
+  if (rows < fewest_rows || !for_groups<2, 3, 6, 12, 24>(shape.sketch_dim(), call))
+    sketch_without_tiles(shape, rows, q, q_scale, sketch, next, scores, stride);
 }
 
 }  // namespace

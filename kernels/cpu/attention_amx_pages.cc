@@ -112,16 +112,8 @@ void raise_by_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
   const auto call = [&](auto groups) {
     raise_by_pages_of<groups.value>(q, pages, n_pages, block_pages, scores, stride);
   };
-  switch (q.latent ? 0 : q.dim) {
-    case 64:
-      return call(Count<8>());
-    case 128:
-      return call(Count<16>());
-    case 256:
-      return call(Count<32>());
-    default:  // of few models
-      return raise_without_tiles(q, pages, n_pages, block_pages, scores, stride, scratch);
-  }
+  if (q.latent || !for_groups<8, 16, 32>(q.dim, call))  // others are of few models
+    raise_without_tiles(q, pages, n_pages, block_pages, scores, stride, scratch);
 }
 
 // ---- attention over pages
@@ -254,16 +246,8 @@ void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, At
   const auto call = [&](auto groups) {
     attend_pages_of<groups.value>(q, pages, n_pages, state, *reinterpret_cast<PageTile*>(scratch));
   };
-  switch (q.latent || q.rows < fewest_rows ? 0 : q.dim) {
-    case 64:
-      return call(Count<8>());
-    case 128:
-      return call(Count<16>());
-    case 256:
-      return call(Count<32>());
-    default:
-      return attend_without_tiles(q, pages, n_pages, state, scratch);
-  }
+  if (q.latent || q.rows < fewest_rows || !for_groups<8, 16, 32>(q.dim, call))
+    attend_without_tiles(q, pages, n_pages, state, scratch);
 }
 
 }  // namespace
