@@ -184,16 +184,15 @@ int map_host(DeviceContext* c, const void* memory, uint64_t* out) {
 
 // Read-only memory, such as a file mapping, is registered as read-only where the device supports
 // it.
-int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
+int register_host(DeviceContext* c, const void* memory, std::size_t size, bool written,
+                  uint64_t* out) {
   const Current current(c);
   if (current.error()) return current.error();
   void* const at = const_cast<void*>(memory);
-  int error = driver().cuMemHostRegister(
-      at, size,
-      CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_READ_ONLY);
-  if (error)
-    error = driver().cuMemHostRegister(at, size,
-                                       CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
+  constexpr unsigned flags = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP;
+  int error = written ? CUDA_ERROR_NOT_SUPPORTED
+                      : driver().cuMemHostRegister(at, size, flags | CU_MEMHOSTREGISTER_READ_ONLY);
+  if (error) error = driver().cuMemHostRegister(at, size, flags);
   if (error) return error;
   if ((error = map_host(c, memory, out))) (void)driver().cuMemHostUnregister(at);
   return error;

@@ -88,7 +88,7 @@ int multiply(DeviceStream* s, std::span<const DeviceProduct> given, const Device
   unsigned blocks = 0;
   for (Product& p : products.list) p.begin = UINT32_MAX;
   for (std::size_t i = 0; i < given.size(); ++i) {
-    const auto& [w, bias, y] = given[i];
+    const auto& [w, bias, y, halves] = given[i];
     const Planes floats{reinterpret_cast<uint8_t*>(const_cast<std::byte*>(w.data)), nullptr,
                         nullptr, nullptr};
     products.list[i] = {quantised ? planes_of(w) : floats, w.rows, blocks, bias, y, w.scale};

@@ -45,6 +45,22 @@ std::size_t halves_bytes(DeviceContext* c, uint32_t n, uint32_t cols) {
   return weights_bytes(cols) + slice_bytes / 8 + inputs_bytes(n, cols) + n * sizeof(float);
 }
 
+std::size_t kept_bytes(DeviceContext* c, const DeviceMatrix& w) {
+  if (!has_wide(*c) || !is_quantised(w.type)) return 0;
+  return blocks_for(w.rows, wide_rows) * steps_of(w.cols) * tile_bytes(wide_rows);
+}
+
+// Of all products, or null where some are not kept.
+static std::byte* kept_of(std::span<const DeviceProduct> products) {
+  std::byte* const first = products[0].halves ? products[0].halves->memory : nullptr;
+  std::byte* at = first;
+  for (const DeviceProduct& p : products) {
+    if (!p.halves || p.halves->memory != at) return nullptr;
+    at += p.halves->bytes;
+  }
+  return first;
+}
+
 bool is_wide(const DeviceContext& c, std::span<const DeviceProduct> products,
              const DeviceActivations& x) {
   return x.halves && x.n >= least_inputs &&
@@ -60,20 +76,26 @@ int multiply_wide(DeviceStream* s, std::span<const DeviceProduct> given, const D
   for (Product& p : products.list) p.begin = UINT32_MAX;
   uint32_t tiles = 0;
   for (std::size_t i = 0; i < given.size(); ++i) {
-    const auto& [w, bias, y] = given[i];
+    const auto& [w, bias, y, halves] = given[i];
     products.list[i] = {planes_of(w), w.rows, tiles, bias, y, w.scale};
     tiles += blocks_for(w.rows, wide_rows);
   }
-  auto* const weights = reinterpret_cast<uint8_t*>(x.halves);
-  uint8_t* const inputs = weights + weights_bytes(x.cols);
+  auto* const kept = reinterpret_cast<uint8_t*>(kept_of(given));
+  const auto is_made = [](const DeviceProduct& p) { return p.halves->is_made; };
+  const bool makes = !kept || !std::all_of(given.begin(), given.end(), is_made);
+  const uint32_t most = kept ? all : slice_tiles(x.cols);
+  auto* const weights = kept ? kept : reinterpret_cast<uint8_t*>(x.halves);
+  uint8_t* const inputs = reinterpret_cast<uint8_t*>(x.halves) + weights_bytes(x.cols);
   auto* const scales = reinterpret_cast<float*>(inputs + inputs_bytes(x.n, x.cols));
   int error = launch(s, "halves_of_inputs", Grid{x.n}, wide_halves_threads, units, x.q, x.scale,
                      inputs, scales, weight_factor(type));
-  for (uint32_t first = 0; first < all && !error; first += slice_tiles(x.cols)) {
-    const uint32_t count = std::min(slice_tiles(x.cols), all - first);
-    error = launch(s, Name("halves_", type).text,
-                   Grid{count, blocks_for(std::size_t{wide_rows} * 2 * steps, wide_halves_threads)},
-                   wide_halves_threads, products, units, first, weights);
+  for (uint32_t first = 0; first < all && !error; first += most) {
+    const uint32_t count = std::min(most, all - first);
+    if (makes)
+      error =
+          launch(s, Name("halves_", type).text,
+                 Grid{count, blocks_for(std::size_t{wide_rows} * 2 * steps, wide_halves_threads)},
+                 wide_halves_threads, products, units, first, weights);
     if (error) break;
     const WideSlice slice{first, count, steps, x.n, weights, inputs, scales};
     const uint32_t blocks =
@@ -81,6 +103,8 @@ int multiply_wide(DeviceStream* s, std::span<const DeviceProduct> given, const D
     error = launch(s, "multiply_wide", Grid{blocks, 1, 1, wide_shared_bytes}, wide_threads,
                    products, slice);
   }
+  if (kept && !error)
+    for (const DeviceProduct& p : given) p.halves->is_made = true;
   return error;
 }
 

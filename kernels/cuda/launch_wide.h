@@ -9,6 +9,8 @@ namespace kvasir::cuda {
 
 // DeviceKernels::halves_bytes
 std::size_t halves_bytes(DeviceContext* context, uint32_t n, uint32_t cols);
+// DeviceKernels::kept_bytes
+std::size_t kept_bytes(DeviceContext* context, const DeviceMatrix& w);
 // Whether these products, of one quantised type, run so: x.halves is there, and the tiles occupy
 // the device.
 bool is_wide(const DeviceContext& context, std::span<const DeviceProduct> products,

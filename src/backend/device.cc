@@ -8,12 +8,16 @@
 #include <string_view>
 #include <utility>
 
+#include "backend/parallel_chunks.h"
 #include "base/checked.h"
+#include "base/memory.h"
 #include "base/quoted.h"
+#include "os/os.h"
 
 namespace kvasir {
 
 constexpr int oldest_capability = 8;
+constexpr uint64_t system_page = 4096;
 constexpr uint64_t max_reserve = uint64_t{512} << 20;  // for streams, graphs and the screen
 constexpr std::string_view family = "cuda", all = "all";
 
@@ -161,16 +165,46 @@ void Device::reserve_host(std::size_t staging_bytes, std::size_t bytes) {
   host_free_ = FreeSpace(host_bytes_);
 }
 
-Status Device::allocate_host(std::size_t size, void** out) {
+Status Device::allocate_host(std::size_t size, ThreadPool* pool, void** out) {
+  constexpr std::size_t large = std::size_t{4} << 20;
   const std::size_t taken = round_up(std::max<std::size_t>(size, 1), FreeSpace::alignment);
   {
     const std::lock_guard lock(host_mutex_);
     if (std::size_t at = 0; host_free_.take(taken, &at)) return *out = host_ + at, Status();
   }
+  if (size >= large && (*out = allocate_huge(round_up(size, system_page), pool))) return {};
   return status(kernels_.allocate_host(context_, size, out), "pinned host memory");
 }
 
+// Null: the system has none, or the device sees it elsewhere than the CPU.
+void* Device::allocate_huge(std::size_t size, ThreadPool* pool) {
+  void* const memory = allocate_pages(size);
+  if (!memory) return nullptr;
+  os::prefer_huge_pages(memory, size);
+  parallel_chunks(size, pool, [&](std::size_t at, std::size_t n) {
+    std::memset(static_cast<std::byte*>(memory) + at, 0, n);
+  });
+  uint64_t seen = 0;
+  const bool pinned = kernels_.register_host(context_, memory, size, true, &seen) == 0;
+  if (pinned && seen == reinterpret_cast<uintptr_t>(memory)) {
+    const std::lock_guard lock(host_mutex_);
+    return huge_.push_back(memory), memory;
+  }
+  if (pinned) (void)kernels_.unregister_host(context_, memory);
+  return deallocate_pages(memory), nullptr;
+}
+
+bool Device::release_huge(void* memory) {
+  {
+    const std::lock_guard lock(host_mutex_);
+    if (std::erase(huge_, memory) == 0) return false;
+  }
+  (void)kernels_.unregister_host(context_, memory);
+  return deallocate_pages(memory), true;
+}
+
 void Device::release_host(void* memory, std::size_t size) {
+  if (release_huge(memory)) return;
   const auto at = static_cast<std::size_t>(static_cast<std::byte*>(memory) - host_);
   if (!host_ || at >= host_bytes_) return (void)kernels_.release_host(context_, memory);
   const std::lock_guard lock(host_mutex_);
@@ -210,7 +244,6 @@ void Device::set_page_rates(uint32_t threads, const PageRates& rates) {
 
 Status Device::register_host(uint64_t* begin, uint64_t* end, uint64_t* allowance,
                              uint64_t* mapped) {
-  constexpr uint64_t system_page = 4096;
   const uint64_t first = *begin / system_page * system_page,
                  last = (*end + system_page - 1) / system_page * system_page;
   const auto failed = [&](int error) {
@@ -228,7 +261,7 @@ Status Device::register_host(uint64_t* begin, uint64_t* end, uint64_t* allowance
     regions.reserve(regions.size() + 1);
     Region fresh{first, last, 0, 0, shared_from_this()};
     if (const int error = kernels_.register_host(context_, reinterpret_cast<const void*>(first),
-                                                 last - first, &fresh.mapped))
+                                                 last - first, false, &fresh.mapped))
       return failed(error);
     at = regions.insert(regions.end(), std::move(fresh));
     *allowance -= std::min(*allowance, last - first);

@@ -33,6 +33,8 @@
 
 namespace kvasir {
 
+class ThreadPool;
+
 struct DeviceContext;  // of the backend
 struct DeviceStream;
 struct DeviceGraph;
@@ -54,11 +56,21 @@ struct DeviceMatrix {
   float scale = 1;
 };
 
+// A matrix in half precision, as products with many inputs read it.
+struct DeviceHalves {
+  std::byte* memory;  // device; DeviceKernels::kept_bytes()
+  std::size_t bytes;
+  bool is_made;  // what is enqueued writes it
+};
+
 // y[i * w.rows + r] = w.scale * sum_c w[r][c] * x[i][c] + bias[r]; bias null: none.
 struct DeviceProduct {
   DeviceMatrix w;
   const float* bias;  // device
   float* y;           // device
+  // Halves that stay, one behind the other for products of one type, which the first product that
+  // reads them makes; null: DeviceActivations::halves has them in each product.
+  DeviceHalves* halves = nullptr;
 };
 
 // The same of row i of expert e, whose matrix is rows [e * rows, (e + 1) * rows) of w:
@@ -88,8 +100,9 @@ struct DeviceKernels {
   int (*allocate_host)(DeviceContext* device, std::size_t size, void** out);
   int (*release_host)(DeviceContext* device, void* memory);
   // Pins host memory, whole system pages, so that the device reads it at *out. The memory must stay
-  // until unregister_host().
-  int (*register_host)(DeviceContext* device, const void* memory, std::size_t size, uint64_t* out);
+  // until unregister_host(). written: the device writes it too.
+  int (*register_host)(DeviceContext* device, const void* memory, std::size_t size, bool written,
+                       uint64_t* out);
   int (*unregister_host)(DeviceContext* device, const void* memory);
   // The address at which this device reads memory that another one registered.
   int (*map_host)(DeviceContext* device, const void* memory, uint64_t* out);
@@ -126,6 +139,8 @@ struct DeviceKernels {
   // Bytes of DeviceActivations::halves for n inputs of at most `cols` columns; 0: the device's
   // products have no use for it.
   std::size_t (*halves_bytes)(DeviceContext* context, uint32_t n, uint32_t cols);
+  // Bytes of DeviceHalves of a matrix; 0: products do not read them.
+  std::size_t (*kept_bytes)(DeviceContext* context, const DeviceMatrix& w);
   // From f32, which it checks; without q it only checks.
   int (*quantize)(DeviceStream* stream, const DeviceActivations& x, const DeviceCheck& check);
   // Checks x; out.f32 may be x.
@@ -271,12 +286,13 @@ class Device : public std::enable_shared_from_this<Device> {
   Status allocate(std::size_t size, const char* subject, void** out);
   void release(void* memory, std::size_t size);
 
-  // Pinned host memory. The system pins a MiB in a third of a millisecond, so reserve_host() pins
-  // some in advance: `staging_bytes` for uploads of one session at a time, and `bytes` for longer
-  // uses. Without the reserve, and beyond it, allocate_host() asks the system. release_host() takes
-  // memory and size of an allocate_host().
+  // Pinned host memory. The driver pins a MiB in half a millisecond, so reserve_host() pins some in
+  // advance: `staging_bytes` for uploads of one session at a time, and `bytes` for longer uses.
+  // Beyond it allocate_host() takes much memory in huge pages, which the pool's threads clear
+  // before they are pinned (H200, 554 MB: 31 ms in place of 310); null: the caller clears them.
+  // release_host() takes memory and size of an allocate_host() that no work uses any more.
   void reserve_host(std::size_t staging_bytes, std::size_t bytes);
-  Status allocate_host(std::size_t size, void** out);
+  Status allocate_host(std::size_t size, ThreadPool* pool, void** out);
   void release_host(void* memory, std::size_t size);
   // Exclusive to the caller while the lock is held.
   struct Staging {
@@ -308,6 +324,8 @@ class Device : public std::enable_shared_from_this<Device> {
 
  private:
   Device(const DeviceKernels& kernels, uint64_t budget) : kernels_(kernels), budget_(budget) {}
+  void* allocate_huge(std::size_t size, ThreadPool* pool);
+  bool release_huge(void* memory);
   const DeviceKernels& kernels_;
   DeviceContext* context_ = nullptr;
   DeviceInfo info_{};
@@ -315,12 +333,13 @@ class Device : public std::enable_shared_from_this<Device> {
   uint64_t budget_;
   std::atomic<uint64_t> used_{0};
   std::timed_mutex staging_mutex_;  // guards staging_ and staging_bytes_
-  std::mutex host_mutex_;           // guards host_, host_bytes_ and host_free_
+  std::mutex host_mutex_;           // guards host_, host_bytes_, host_free_ and huge_
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
   std::byte* host_ = nullptr;
   std::size_t host_bytes_ = 0;
   FreeSpace host_free_;
+  std::vector<void*> huge_;  // of allocate_host(), in huge pages
   mutable std::mutex rates_mutex_;
   std::vector<std::pair<uint32_t, PageRates>> rates_;  // by threads
 };
@@ -364,11 +383,12 @@ class DeviceBuffer {
 template <class T>
 class PinnedBuffer {
  public:
-  // Code::no_memory, Code::device; then the buffer is empty.
-  Status allocate(const std::shared_ptr<Device>& device, std::size_t n) {
+  // Code::no_memory, Code::device; then the buffer is empty. pool: as in Device::allocate_host().
+  Status allocate(const std::shared_ptr<Device>& device, std::size_t n,
+                  ThreadPool* pool = nullptr) {
     data_.reset();
     void* memory = nullptr;
-    RETURN_IF_ERROR(device->allocate_host(n * sizeof(T), &memory));
+    RETURN_IF_ERROR(device->allocate_host(n * sizeof(T), pool, &memory));
     data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory), Release{device, n * sizeof(T)});
     return {};
   }

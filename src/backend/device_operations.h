@@ -16,9 +16,10 @@ namespace kvasir {
   F(begin_graph) F(end_graph) F(run_graph) F(release_graph)
 
 #define KVASIR_DEVICE_PRODUCTS(F) \
-  F(matrix_bytes) F(lay_out) F(matmul) F(halves_bytes) F(quantize) F(rms_norm) F(add_rms_norm) \
-  F(layer_norm) F(activate) F(scale) F(find_largest) F(rotate) F(prepare_prefill) \
-  F(choose_prefill) F(attend_prefill) F(attend_window) F(keep_window) F(find_nearest)
+  F(matrix_bytes) F(lay_out) F(matmul) F(halves_bytes) F(kept_bytes) F(quantize) F(rms_norm) \
+  F(add_rms_norm) F(layer_norm) F(activate) F(scale) F(find_largest) F(rotate) \
+  F(prepare_prefill) F(choose_prefill) F(attend_prefill) F(attend_window) F(keep_window) \
+  F(find_nearest)
 
 #define KVASIR_DEVICE_RECURRENT(F) \
   F(sigmoid_gate) F(convolve) F(prepare_heads) F(advance_heads) F(gate_heads)

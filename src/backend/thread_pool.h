@@ -47,7 +47,7 @@ class ThreadPool {
     if (call.out_of_memory.load(std::memory_order_relaxed)) throw std::bad_alloc();
   }
 
-  // While one exists, threads spin longer: for a step whose loops wait for a GPU in each layer.
+  // While one exists, threads spin longer: for a step whose loops follow a GPU layer by layer.
   // Several may exist at once, in any thread.
   class Awake {
    public:

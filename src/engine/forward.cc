@@ -65,23 +65,19 @@ Status Forward::run(const ForwardStep& step, const StepStores& stores) {
   make_turns(c);
   c.turns = turns_.data();
   std::optional<ThreadPool::Awake> awake;
-  if (gpus > 0 && (!step.documents.empty() || step.scores)) awake.emplace(pool_);
+  if (gpus > 0 && (step.size() > max_alone || !step.documents.empty() || step.scores))
+    awake.emplace(pool_);
   if (c.states) c.states->prepare(step.open ? step.size() : 0, has_host_states_);
   RETURN_IF_ERROR(make_plan(c));
 
-  float *cos = cos_.get(), *sin = sin_.get();
-  if (float* const pinned = executors_.front()->pinned_inputs(c)) {
-    const std::size_t n = c.tokens(), angles = n * model_->config().angles();
-    c.x = pinned, c.cos = cos = pinned + n * model_->config().width, c.sin = sin = cos + angles;
-    c.is_pinned = true;
-  }
-  embed(c, c.store.tokens(), cos, sin);
+  take_inputs(&c);
   layer_inputs_.make(c);
   for (const auto& executor : executors_) {
     StepPart part(executor.get());
     RETURN_IF_ERROR(executor->begin(c));
     for (uint32_t l = executor->first_layer(); l < executor->end_layer(); ++l) {
       RETURN_IF_ERROR(executor->mixer(l));  // x += mixer(norm(x))
+      if (c.is_pinned && l == executor->end_layer() / 2) embed_ahead(c, executor.get());
       if (host_.ends_after(step, l)) return cancel.fired() ? step_cancelled() : Status();
       RETURN_IF_ERROR(executor->feed_forward(l));  // x += ffn(norm(x))
       if (cancel.fired()) return step_cancelled();
@@ -116,6 +112,51 @@ void Forward::make_turns(const StepContext& c) {
                        to + angles + config.angles_before(i));
       to += 2 * angles;
     }
+}
+
+// Where a GPU begins, in pinned memory: they may be there.
+void Forward::take_inputs(StepContext* c) {
+  const std::size_t n = c->tokens(), width = model_->config().width,
+                    angles = model_->config().angles();
+  float *cos = cos_.get(), *sin = sin_.get();
+  float* const pinned = executors_.front()->pinned_inputs(*c);
+  Ahead& ahead = ahead_[ahead_turn_];
+  const Array<Token> tokens = std::exchange(ahead.tokens, {});
+  const std::span<const Token> wanted = c->step.tokens;
+  const bool is_there = pinned && ahead.position == c->store.tokens() &&
+                        std::equal(tokens.begin(), tokens.end(), wanted.begin(), wanted.end());
+  if (pinned) {
+    c->x = is_there ? ahead.memory.get() : pinned;
+    c->cos = cos = c->x + n * width, c->sin = sin = cos + n * angles;
+    c->is_pinned = true;
+  }
+  if (!is_there) embed(*c, c->store.tokens(), cos, sin);
+}
+
+// The inputs of the next step, while the GPU computes this one. Without memory the next step makes
+// them.
+void Forward::embed_ahead(const StepContext& c, LayerExecutor* executor) try {
+  const std::span<const Token> tokens = c.step.next;
+  const std::size_t n = tokens.size(), width = model_->config().width,
+                    angles = model_->config().angles(), floats = n * (width + 2 * angles);
+  if (n <= max_alone) return;
+  Ahead& ahead = ahead_[ahead_turn_ ^= 1];
+  if (floats > ahead.floats) {
+    ahead.floats = 0;
+    if (!ahead.memory.allocate(model_->device_weights()[0].device(), floats, pool_).ok()) return;
+    ahead.floats = floats;
+  }
+  ForwardStep next;
+  next.tokens = tokens;
+  float* const x = ahead.memory.get();
+  float* const cos = x + n * width;
+  const StepContext context{next, c.cancel, c.store, nullptr, nullptr, pool_, x};
+  ahead.position = c.store.tokens() + c.tokens();
+  embed(context, ahead.position, cos, cos + n * angles);
+  ahead.tokens.assign(tokens.begin(), tokens.end());
+  executor->bring_ahead(x, static_cast<uint32_t>(n));
+} catch (const std::bad_alloc&) {
+  ahead_[ahead_turn_].tokens.clear();
 }
 
 // x = E[tokens], or the step's inputs, and the angles of their positions, `position` the first.
@@ -214,6 +255,11 @@ void Forward::commit(const StepContext& c, uint32_t kept) {
   for (const auto& executor : executors_) executor->committed(c, kept);
   if (step.queries && !was_centred && !store.centre().empty())
     step.queries->centre(store.centre(), model_->config().kv_heads, store.shape().page.dim, pool_);
+}
+
+void Forward::end_text() {
+  end_spans();
+  ahead_[0] = {}, ahead_[1] = {};
 }
 
 void Forward::resize(uint32_t n) {

@@ -40,8 +40,8 @@ class Forward {
   uint64_t span_tokens(const ForwardStep& step, const StepStores& stores, uint32_t chunk) const;
   // Tokens of a span, in place of a choice; 0: chosen. Only tests and measurements have a use.
   void force_spans(uint64_t tokens) { forced_span_ = tokens; }
-  // Releases what spans have taken. The next span takes it again.
-  void end_spans();
+  // Releases what spans and long texts have taken. The next one takes it again.
+  void end_text();
   // Why the last span_tokens() was 0, where spans would serve.
   Fallback span_fallback() const { return span_fallback_; }
   // After run() has returned Code::no_memory for a span: whether steps can do without.
@@ -75,21 +75,27 @@ class Forward {
     return !gpus.empty() && gpus[0].inputs().w.data;
   }
   void embed(const StepContext& c, uint64_t position, float* cos, float* sin);
+  void take_inputs(StepContext* c);
+  void embed_ahead(const StepContext& c, LayerExecutor* executor);
   Status write_logits(const StepContext& c, LayerExecutor* executor);
   bool finish_logits(const float* from, std::span<float> row) const;
   void commit(const StepContext& c, uint32_t kept);
 
+  void end_spans();
   Status run_span(const ForwardStep& step, const StepStores& stores);
+  Status try_span(const ForwardStep& step, const StepStores& stores);
   Status open_spans();
   LayerExecutor* span_executor(std::size_t i) const;
   LayerExecutor::Request span_request(const StepContext& c) const;
   Status begin_span(Span* span);
   void make_span_memory(Span* span);
+  void embed_chunk(Span* span, std::size_t i);
   void release_spans();
   Status run_layers(Span* span);
   void abandon_span() noexcept;
   ExecutionPlan& plan_of_spans();
   Status run_layer(Span* span, std::size_t executor, uint32_t layer);
+  void add_to_sketch(Span* span, uint32_t layer, uint32_t chunk);
   uint32_t layer_to_read_ahead(const ForwardStep& step, uint32_t layer) const;
   Status run_chunk(Span* span, std::size_t executor, uint32_t layer, std::size_t chunk);
   Status write_span_logits(const StepContext& c, LayerExecutor* executor);
@@ -113,6 +119,15 @@ class Forward {
   Buffer<float> cos_, sin_;  // [RoPE sets][n][rope dim / 2]
   Array<float> turns_;       // StepContext::turns
   LayerInputs layer_inputs_;
+  // What a step begins with, made while a GPU computes the one before, which may still read its
+  // own: [n][width], then the angles.
+  struct Ahead {
+    PinnedBuffer<float> memory;
+    std::size_t floats = 0;  // of memory
+    uint64_t position = 0;
+    Array<Token> tokens;  // none: nothing is made
+  } ahead_[2];
+  uint32_t ahead_turn_ = 0;  // the last one that was made
   uint64_t forced_span_ = 0;
   bool refuses_spans_ = false;
   mutable Fallback span_fallback_ = Fallback::none;  // of the last span_tokens()

@@ -20,6 +20,8 @@ Status step_cancelled() {
   return Status::error(Code::cancelled, "cancelled; the sequence is as it was before the chunk");
 }
 
+constexpr std::size_t chunks_ahead = 2;  // that are embedded before a chunk is computed
+
 struct Forward::Span {
   Span(const ForwardStep& s, const StepStores& stores)
       : step(s), cancel(s.cancel), store(stores.store), begin(stores.store.tokens()) {
@@ -102,13 +104,23 @@ uint64_t Forward::span_tokens(const ForwardStep& step, const StepStores& stores,
   return forced_span_ > 0 ? forced_span_ : size.tokens(chunk);
 }
 
+// A sketch of a span that failed has keys that the store has not.
+Status Forward::run_span(const ForwardStep& step, const StepStores& stores) {
+  Status s = try_span(step, stores);
+  if (!s.ok() && step.sketch) step.sketch->abandon();
+  return s;
+}
+
 // Code::no_memory too where an allocation fails: chunks need less.
-Status Forward::run_span(const ForwardStep& step, const StepStores& stores) try {
+Status Forward::try_span(const ForwardStep& step, const StepStores& stores) try {
   RETURN_IF_ERROR(open_spans());
+  std::optional<ThreadPool::Awake> awake;
+  if (!model_->device_weights().empty()) awake.emplace(pool_);
   Span span(step, stores);
   RETURN_IF_ERROR(begin_span(&span));
   last_is_span_ = !model_->device_weights().empty();
   if (Status s = run_layers(&span); !s.ok()) return abandon_span(), std::move(s);
+  add_to_sketch(&span, model_->config().depth(), 0);
   if (step.take_hidden) RETURN_IF_ERROR(pass_hidden(span));
   return commit_span(&span, stores);
 } catch (const std::bad_alloc&) {
@@ -178,18 +190,21 @@ Status Forward::begin_span(Span* span) {
   if (span->windows) RETURN_IF_ERROR(span->windows->begin_span(n, chunk, pool_, cancel));
   if (span->states) RETURN_IF_ERROR(span->states->begin_span());
   if (step.queries) step.queries->prepare(n);
-  const std::size_t width = model_->config().width, angles = model_->config().angles();
   make_span_memory(span);
-  for (std::size_t i = 0; i < span->ends.size(); ++i) {
-    if (span->cancel.fired()) return step_cancelled();
-    const uint32_t first = span->first(i);
-    ForwardStep part;
-    part.tokens = step.tokens.subspan(first, span->ends[i] - first);
-    const StepContext c{part,  span->cancel,           span->store, nullptr, nullptr,
-                        pool_, span->x + first * width};
-    embed(c, span->begin + first, span->cos + first * angles, span->sin + first * angles);
-  }
+  for (std::size_t i = 0; i < chunks_ahead; ++i) embed_chunk(span, i);
   return {};
+}
+
+// A chunk's stream goes to a GPU while the chunk before it is computed.
+void Forward::embed_chunk(Span* span, std::size_t i) {
+  if (i >= span->ends.size()) return;
+  const std::size_t width = model_->config().width, angles = model_->config().angles(),
+                    first = span->first(i);
+  ForwardStep part;
+  part.tokens = span->step.tokens.subspan(first, span->ends[i] - first);
+  const StepContext c{part,  span->cancel,           span->store, nullptr, nullptr,
+                      pool_, span->x + first * width};
+  embed(c, span->begin + first, span->cos + first * angles, span->sin + first * angles);
 }
 
 // GPUs copy the stream of each chunk to and fro: pinned, where the system has so much.
@@ -199,7 +214,7 @@ void Forward::make_span_memory(Span* span) {
   const std::vector<DeviceWeights>& gpus = model_->device_weights();
   if (floats > span_memory_floats_) span_memory_ = {}, span_memory_floats_ = 0;
   if (!gpus.empty() && floats > span_memory_floats_ &&
-      span_memory_.allocate(gpus[0].device(), floats).ok())
+      span_memory_.allocate(gpus[0].device(), floats, pool_).ok())
     span_memory_floats_ = floats;
   if (span_memory_floats_ == 0) span->memory = make_buffer<float>(floats);
   span->x = span_memory_floats_ > 0 ? span_memory_.get() : span->memory.get();
@@ -220,8 +235,20 @@ Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
   for (uint32_t i = 0; i < chunks; ++i) {
     if (next < model_->config().depth()) model_->read_ahead(next, i, chunks);
     RETURN_IF_ERROR(run_chunk(span, executor, layer, i));
+    add_to_sketch(span, layer, i);
   }
   return {};
+}
+
+// While GPUs compute the first chunks of a layer, the one before it is added, and then covered.
+void Forward::add_to_sketch(Span* span, uint32_t layer, uint32_t chunk) {
+  const ForwardStep& step = span->step;
+  if (!step.sketch || layer == 0) return;
+  const LayerConfig& before = model_->config().layer(layer - 1);
+  const bool adds = chunk == 0 && before.has_attention() && !before.is_windowed();
+  span->store.add_span_to_sketch(adds ? before.kv : KvStore::no_layer, step.size(),
+                                 host_.next_moments(step), cpu_kernels(), pool_, step.cancel,
+                                 step.sketch);
 }
 
 // While a layer is computed, a part of the next one is read with each chunk. depth: none, where
@@ -289,7 +316,8 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   const bool last_layer = layer + 1 == config.depth(), last = i + 1 == span->ends.size();
   ForwardStep part = span->step;
   part.tokens = span->step.tokens.subspan(first, n);
-  part.chunk = 0, part.progress = nullptr;
+  part.follows = span->ends.back() - span->ends[i];
+  part.chunk = 0, part.progress = nullptr, part.sketch = nullptr;
   if (i > 0) part.probe = nullptr;
   if (part.want == ForwardStep::Logits::last && !last) part.want = ForwardStep::Logits::none;
   if (part.want == ForwardStep::Logits::all) part.logits += std::size_t{first} * config.vocabulary;
@@ -319,6 +347,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   RETURN_IF_ERROR(executor->mixer(layer));
   RETURN_IF_ERROR(executor->feed_forward(layer));
   RETURN_IF_ERROR(executor->end());
+  if (layer == 0) embed_chunk(span, i + chunks_ahead);  // the file has been checked
   if (last_layer) RETURN_IF_ERROR(write_span_logits(c, executor));
   if (span->cancel.fired()) return step_cancelled();
   step_part.complete();

@@ -43,7 +43,8 @@ GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attentio
       weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       streamed_(std::move(streamed)), kv_(kv_layers(config_, weights_, false)),
       windows_kv_(kv_layers(config_, weights_, true)), device_(weights_.device()),
-      ops_(device_->kernels()), host_(attention), graphs_(ops_, max_alone * graph_parts()),
+      ops_(device_->kernels()), host_(attention), kept_halves_(device_),
+      graphs_(ops_, max_alone * graph_parts()),
       has_experts_(expert_widths_of(config_, model.weights(), false).has_experts),
       waits_for_experts_(!streamed_ && count_experts(config_, weights_) > weights_.expert_layers()),
       experts_size_(
@@ -95,8 +96,9 @@ Status GpuExecutor::open() {
 }
 
 Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun* run) {
-  mode_ = AttentionMode::cpu;
+  mode_ = AttentionMode::cpu, keeps_halves_ = false;
   pool_threads_ = c.pool->threads();
+  if (c.tokens() > capacity_) RETURN_IF_ERROR(catch_up());
   Fallback why = request.why;
   // What a step cannot do without comes first.
   RETURN_IF_ERROR(resize(std::max(c.tokens(), KvMirror::max_tokens)));
@@ -120,6 +122,7 @@ Status GpuExecutor::plan(const StepContext& c, const Request& request, LayerRun*
       RETURN_IF_ERROR(plan_decode(c, &why));
       break;
   }
+  if (mode_ != AttentionMode::gpu_prefill) RETURN_IF_ERROR(catch_up());
   const bool hybrid = mode_ == AttentionMode::co_execution;
   run->attention = mode_;
   run->fallback = why;
@@ -173,7 +176,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   resize_stream();
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
-  *bad_layer_.get() = no_layer;
+  if (!is_behind_) *bad_layer_.get() = no_layer;
   // large; the buffer is unused so far
   float* const small = c.is_pinned ? nullptr : small_inputs();
   const bool by_host =
@@ -227,14 +230,15 @@ void GpuExecutor::keep_inputs(float* pinned) {
 Status GpuExecutor::enqueue_inputs(float* pinned, bool has_more) {
   const StepContext& c = *step_;
   const std::size_t x = n_ * size_.width, angles = n_ * size_.angles;
-  enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
+  if (!is_behind_)
+    enqueue(ops_.upload(stream_, work_.first_bad, bad_layer_.get(), sizeof(uint32_t)));
   const auto upload = [&](float* to, const float* from, std::size_t n, std::size_t at) {
     enqueue(ops_.upload(stream_, to, pinned ? pinned + at : from, n * sizeof(float)));
   };
   if (c.step.inputs && weights_.inputs().w.data)
     RETURN_IF_ERROR(enqueue_joined(has_more ? pinned + x + 2 * angles : nullptr));
   else if (moves_stream()) enqueue_stream();
-  else upload(work_.x, c.x, x, 0);
+  else if (!takes_stream()) upload(work_.x, c.x, x, 0);
   upload(work_.cos, c.cos, angles, x);
   upload(work_.sin, c.sin, angles, x + angles);
   if (moves_stream()) enqueue_next_stream();
@@ -363,18 +367,6 @@ Status GpuExecutor::write_hidden() {
   enqueue_norm(x, weights_.output_norm(), check(end_layer() - 1), normed);
   enqueue(ops_.download(stream_, out, work_.h, wanted * size_.width * sizeof(float)));
   return wait("the output");
-}
-
-// What is under way goes to memory that others may get.
-void GpuExecutor::abandon() noexcept {
-  if (records_) {
-    records_ = false;
-    graphs_.abandon(stream_);
-  }
-  wait_for_streams();
-  coming_ = nullptr;
-  error_ = 0;
-  experts_status_ = Status();
 }
 
 void GpuExecutor::committed(const StepContext& c, uint32_t kept) {

@@ -25,6 +25,7 @@
 
 #include "engine/cpu_experts.h"
 #include "engine/gpu_graphs.h"
+#include "engine/kept_halves.h"
 #include "engine/layer_executor.h"
 #include "model/gpu_expert_workspace.h"
 #include "model/weight_stream.h"
@@ -46,6 +47,7 @@ class GpuExecutor final : public LayerExecutor {
 
   Status plan(const StepContext& step, const Request& request, LayerRun* run) override;
   float* pinned_inputs(const StepContext& step) override;
+  void bring_ahead(const float* x, uint32_t n) override;
   Status begin(const StepContext& step) override;
   Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t) override { return {}; }
@@ -155,6 +157,9 @@ class GpuExecutor final : public LayerExecutor {
   Status end_prefill();
   Status advance_weights();
   bool moves_stream() const { return step_->is_pinned && span_x_; }
+  bool takes_stream();
+  bool runs_on() const;
+  Status catch_up();
   void resize_stream();
   void release_stream();
   void enqueue_stream();
@@ -264,9 +269,10 @@ class GpuExecutor final : public LayerExecutor {
   Status resize_host(uint32_t n);
   Status resize_experts(uint32_t n);
   Status resize_attended(uint32_t n);
-  Status resize_prefill(uint32_t n);
+  Status resize_prefill(uint32_t n, ThreadPool* pool);
   void resize_halves(uint32_t n);
-  void release_halves() { halves_ = {}, halves_room_ = 0; }
+  bool keeps_halves(const StepContext& step) const;
+  void release_halves() { halves_ = {}, halves_room_ = 0, kept_halves_.release(); }
   Status prepare_output();
   float* small_inputs();
   Status write_hidden();
@@ -318,6 +324,7 @@ class GpuExecutor final : public LayerExecutor {
   std::size_t chunk_ = 0;
   float* span_x_ = nullptr;
   bool is_last_layer_ = false;
+  bool is_behind_ = false;    // the GPU may still compute the chunk before
   KvLayers kv_, windows_kv_;  // without and with a window
   // [layers + 1] layers with attention before each: its place among what a step leaves
   std::vector<uint32_t> attention_number_;
@@ -358,6 +365,8 @@ class GpuExecutor final : public LayerExecutor {
   DeviceBuffer<std::byte> memory_;
   DeviceBuffer<std::byte> halves_;  // DeviceActivations::halves, for prefill
   uint32_t halves_room_ = 0;        // tokens
+  KeptHalves kept_halves_;
+  bool keeps_halves_ = false;  // in this step
   Workspace work_{};
   // The place of the next chunk's residual stream, which takes turns with work_.x; and where it
   // comes from, or null.

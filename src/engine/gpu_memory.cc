@@ -15,6 +15,7 @@ Status GpuExecutor::resize(uint32_t n) {
 
 // Releases what can be made again, one part at a time. Returns false where there is none.
 bool GpuExecutor::release_one() {
+  if (!kept_halves_.empty()) return wait_for_streams(), kept_halves_.give_up(), true;
   if (next_x_) return release_stream(), true;
   if (selective_.drop_hot_quads()) return true;
   if (prefill_attention_.holds_memory()) return release_prefill(), true;
@@ -45,6 +46,18 @@ void GpuExecutor::release_workspace() {
   forget_graphs();
   wait_for_streams();  // a span's residual stream may be on its way
   memory_ = {}, second_x_ = {}, next_x_ = nullptr, coming_ = nullptr;
+}
+
+// What is under way goes to memory that others may get.
+void GpuExecutor::abandon() noexcept {
+  if (records_) {
+    records_ = false;
+    graphs_.abandon(stream_);
+  }
+  wait_for_streams();
+  coming_ = nullptr, is_behind_ = false;
+  error_ = 0;
+  experts_status_ = Status();
 }
 
 void GpuExecutor::wait_for_streams() noexcept {
@@ -106,8 +119,9 @@ Status GpuExecutor::resize_host(uint32_t n) {
   const uint32_t room = std::max(n, std::exchange(host_capacity_, 0));
   forget_graphs();
   host_qkv_ = {}, host_a_ = {};
-  if (down) RETURN_IF_ERROR(host_qkv_.allocate(device_, room * (size_.q + 2 * size_.kv)));
-  if (up) RETURN_IF_ERROR(host_a_.allocate(device_, room * size_.q));
+  ThreadPool* const pool = step_->pool;
+  if (down) RETURN_IF_ERROR(host_qkv_.allocate(device_, room * (size_.q + 2 * size_.kv), pool));
+  if (up) RETURN_IF_ERROR(host_a_.allocate(device_, room * size_.q, pool));
   host_capacity_ = room;
   return {};
 }

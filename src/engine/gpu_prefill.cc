@@ -11,17 +11,20 @@ namespace kvasir {
 
 Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   const uint32_t n = c.tokens(), size = c.store.pages().extents() + 1;
+  if (!is_behind_) RETURN_IF_ERROR(device_->status(ops_.wait(stream_), "a step"));
   selective_.trim(), hybrid_.trim();
   *why = prefill_attention_.refuses(c.store, n);
   if (*why != Fallback::none) return release_prefill(), Status();
   if (refused_prefill_.is(size, n)) return *why = Fallback::no_room, Status();
   const auto prepare = [&] {
     RETURN_IF_ERROR(resize(n));
-    RETURN_IF_ERROR(resize_prefill(n));
+    RETURN_IF_ERROR(resize_prefill(n, c.pool));
     return prefill_attention_.prepare(c.store, c.step.plan, HostAttention::probed_rows(c.step), n,
-                                      c.pool, stream_);
+                                      c.step.follows, c.pool, stream_);
   };
   Status s = prepare();
+  if (s.code() == Code::no_memory && !kept_halves_.empty())
+    wait_for_streams(), kept_halves_.give_up(), s = prepare();
   if (s.code() == Code::no_memory && halves_.get()) release_halves(), s = prepare();
   if (s.code() == Code::no_memory && next_x_) release_stream(), s = prepare();
   if (s.code() == Code::no_memory && slots() > 2) slots_ = 2, s = prepare();
@@ -31,6 +34,7 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   if (s.ok()) {
     refused_prefill_ = {};
     resize_halves(n);
+    keeps_halves_ = keeps_halves(c);
     mode_ = AttentionMode::gpu_prefill;
     return {};
   }
@@ -54,13 +58,13 @@ float* GpuExecutor::prefill_output(uint32_t layer) const {
   return prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
 }
 
-Status GpuExecutor::resize_prefill(uint32_t n) {
+Status GpuExecutor::resize_prefill(uint32_t n, ThreadPool* pool) {
   if (slots() * prefill_floats(n) * sizeof(float) <= prefill_.bytes()) return {};
   prefill_ = {}, prefill_host_ = {}, prefill_host_room_ = 0;
   const std::size_t room = slots() * (prefill_floats(n) - n * size_.q);
   Status s =
       prefill_.allocate(device_, slots() * prefill_floats(n), "layers' queries, keys and values");
-  if (s.ok()) s = prefill_host_.allocate(device_, room);
+  if (s.ok()) s = prefill_host_.allocate(device_, room, pool);
   s.ok() ? void(prefill_host_room_ = room) : void(prefill_ = {});
   return s;
 }
@@ -76,11 +80,40 @@ void GpuExecutor::resize_halves(uint32_t n) {
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
 
+// Whether some steps of a text read the same halves. Those of a span's layer are another's soon.
+bool GpuExecutor::keeps_halves(const StepContext& c) const {
+  constexpr uint32_t least = 3;  // steps
+  const uint64_t left = c.tokens() + c.step.follows;
+  return !streamed_ && c.tokens() <= halves_room_ &&
+         (!kept_halves_.empty() || left >= least * c.tokens());
+}
+
 // The copy of the first layers, which comes after them, overwrites them.
 float* GpuExecutor::pinned_inputs(const StepContext& c) {
   const bool fits = c.tokens() * (size_.width + 2 * size_.angles) <= prefill_host_room_;
   const bool alone = first_layer() == 0 && has_end() && !c.step.inputs;
   return mode_ == AttentionMode::gpu_prefill && alone && fits ? prefill_host_.get() : nullptr;
+}
+
+// Where there is much room.
+void GpuExecutor::bring_ahead(const float* x, uint32_t n) {
+  const std::size_t bytes = capacity_ * size_.width * sizeof(float);
+  if (!next_x_ && !lacks_second_x_) {
+    lacks_second_x_ = device_->left() < bytes + workspace_bytes(usual_step_of(*device_)) ||
+                      !second_x_.allocate(device_, capacity_ * size_.width, "the next chunk").ok();
+    if (!lacks_second_x_) next_x_ = second_x_.get();
+  }
+  if (!next_x_ || n > capacity_) return;
+  coming_ = x;
+  enqueue(ops_.upload(copies_, next_x_, x, n * size_.width * sizeof(float)));
+}
+
+// Whether the residual stream has come ahead; then it changes places with the last one.
+bool GpuExecutor::takes_stream() {
+  if (!step_->is_pinned || std::exchange(coming_, nullptr) != step_->x) return false;
+  forget_graphs();  // they have the address
+  enqueue(ops_.after(stream_, copies_));
+  return std::swap(work_.x, next_x_), true;
 }
 
 Status GpuExecutor::attend_prefill(uint32_t layer) {
@@ -182,11 +215,15 @@ Status GpuExecutor::end_prefill() {
   const uint32_t last = end_layer() - 1;
   enqueue_last_feed_forward(last, prefill_output(last));
   RETURN_IF_ERROR(advance_weights());
+  if (streamed_) host_->touch_ahead(*step_, last);
   RETURN_IF_ERROR(deliver_all_but(0, end_layer()));
-  enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
   for (DeviceStream* copies : deliveries_)
     if (copies) enqueue(ops_.wait(copies));
-  RETURN_IF_ERROR(wait("a step"));
+  if (!runs_on()) {
+    enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+    RETURN_IF_ERROR(wait("a step"));
+  }
+  if (step_->step.follows == 0) kept_halves_.release();
   if (!step_->cancel.fired()) host_->count_prefill(*step_, kv_.count);
   return {};
 }

@@ -46,6 +46,7 @@ void GpuExecutor::resize_stream() {
 // Until the next span. A chunk's stream that has come is uploaded again.
 void GpuExecutor::release_stream() {
   wait_for_streams();
+  forget_graphs();
   second_x_ = {}, next_x_ = nullptr, coming_ = nullptr, lacks_second_x_ = true;
   work_.place(size_, capacity_, memory_.get());
 }
@@ -70,15 +71,31 @@ void GpuExecutor::enqueue_next_stream() {
   enqueue(ops_.upload(copies_, next_x_, coming_, n * size_.width * sizeof(float)));
 }
 
+// Whether the next chunk may begin while the GPU computes this one: what its attention needs is in
+// the store by then, and the CPU reads nothing else of this one.
+bool GpuExecutor::runs_on() const {
+  return mode_ == AttentionMode::gpu_prefill && moves_stream() && chunk_ + 1 < chunks_.size() &&
+         kv_.count > 0 && !(is_last_layer_ && step_->step.logits_wanted() > 0);
+}
+
+// Waits for the chunk before.
+Status GpuExecutor::catch_up() {
+  if (!std::exchange(is_behind_, false)) return {};
+  enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+  return wait("a step");
+}
+
 // The next chunk waits for its own residual stream, not until this one's is on the host. After the
 // last layer the CPU may read it there.
 Status GpuExecutor::end_chunk() {
   enqueue(ops_.after(stream_, copies_));
   enqueue(ops_.after(copies_, stream_));
   enqueue(ops_.download(copies_, step_->x, work_.x, n_ * size_.width * sizeof(float)));
+  is_behind_ = runs_on();
   const bool is_end = ++chunk_ == chunks_.size(),
              is_read = is_last_layer_ && (is_end || step_->step.logits_wanted() > 0);
-  return wait("a step", is_read ? copies_ : stream_);
+  return is_behind_ ? device_->status(error_, "a step")
+                    : wait("a step", is_read ? copies_ : stream_);
 }
 
 void GpuExecutor::rest() noexcept {

@@ -236,14 +236,21 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
   }
   if (step.queries) step.queries->write(kv, n, rows.q, rows.lse, pool_);
   if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, rows.q);
-  if (step.sketch && step.queries) {
-    const auto add_moment = [&](uint32_t layer_of_head, uint32_t head, double* moment) {
-      step.queries->add_next_moment(cpu_kernels(), layer_of_head, head, config_.kv_heads,
-                                    c.store.shape().page.dim, moment);
-    };
-    c.store.add_to_sketch(kv, n, add_moment, cpu_kernels(), pool_, step.cancel, step.sketch);
-  }
+  if (step.sketch && step.queries)
+    c.store.add_to_sketch(kv, n, next_moments(step), cpu_kernels(), pool_, step.cancel,
+                          step.sketch);
   return step.probe ? probe(c, layer, rows.q, {rows.attended, true}) : Status();
+}
+
+void HostAttention::touch_ahead(const StepContext& c, uint32_t layer) {
+  c.store.touch_next_layer(config_.layer(layer).kv, c.tokens(), pool_);
+}
+
+KeySketch::QueryMoment HostAttention::next_moments(const ForwardStep& step) const {
+  const uint32_t dim = model_.store_shape().page.dim;
+  return [&step, dim, heads = config_.kv_heads](uint32_t layer, uint32_t head, double* moment) {
+    step.queries->add_next_moment(cpu_kernels(), layer, head, heads, dim, moment);
+  };
 }
 
 uint32_t HostAttention::queries_wanted(const StepContext& c) {

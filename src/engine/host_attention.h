@@ -25,6 +25,8 @@ class HostAttention {
   Status reserve_pages(const StepContext& step);
   // Makes a part of the room for the next step's pages, while a GPU computes this one.
   void reserve_ahead(const StepContext& step);
+  // The same of the next layer's pages of a span.
+  void touch_ahead(const StepContext& step, uint32_t layer);
   // In place of begin() and reserve_pages(), of a layer's chunk in a span.
   Status begin_chunk(const StepContext& step, uint32_t layer);
 
@@ -49,6 +51,8 @@ class HostAttention {
   // of the first probed_rows() and the last queries_wanted() tokens.
   void keep(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status take(const StepContext& step, uint32_t layer, const LayerRows& rows);
+  // Of the queries that a step has written and not committed.
+  KeySketch::QueryMoment next_moments(const ForwardStep& step) const;
   static uint32_t queries_wanted(const StepContext& step);
   static uint32_t probed_rows(const ForwardStep& step);
   // Tokens of a step whose outputs are in rows.attended: every `stride`th one, from the first on.

@@ -49,6 +49,9 @@ class LayerExecutor {
   // sines, one after another. After begin() only the executor's own work reads them. null: there is
   // none.
   virtual float* pinned_inputs(const StepContext&) { return nullptr; }
+  // Within a step that had pinned_inputs(): the next one begins with this residual stream of n
+  // tokens, which stays in pinned memory until then.
+  virtual void bring_ahead(const float*, uint32_t) {}
   virtual Status begin(const StepContext& step) = 0;
   virtual Status mixer(uint32_t layer) = 0;         // x += mixer(norm(x))
   virtual Status feed_forward(uint32_t layer) = 0;  // x += ffn(norm(x))

@@ -44,6 +44,8 @@ struct ForwardStep {
   // Of a model of one layer: only keys and values are wanted, so that nothing is attended.
   bool keys_only = false;
   const float* inputs = nullptr;  // where set, [tokens][width] in place of the embeddings
+  // Tokens of the next step, where they are known: a GPU may get their embeddings ahead.
+  std::span<const Token> next;
   // Where set, is called before the commit and says how many tokens stay, 1 to all: the first ones.
   // An error ends the step as any other. A step of which not all may stay names it and has at most
   // max_open_tokens.
@@ -52,7 +54,8 @@ struct ForwardStep {
   const Cancel* cancel = nullptr;
 
   // Where set, layers of a prefill on a GPU are added to it while later ones are computed.
-  // It may have pages of earlier steps. The step has at least RecentQueries::capacity tokens.
+  // It may have pages of earlier steps. The step has at least RecentQueries::capacity tokens. Of a
+  // span: its layers are added after their last chunk.
   KeySketch::Build* sketch = nullptr;
 
   // A span: its tokens go through a layer in chunks of so many, all of them before they go through

@@ -47,27 +47,28 @@ void GpuPrefillAttention::release() {
 }
 
 // Arrays that every layer fills anew are never there old and new together.
-Status GpuPrefillAttention::make_room(const KvStore& store, uint32_t n) {
-  RETURN_IF_ERROR(make_step_room(store, n));
+Status GpuPrefillAttention::make_room(const KvStore& store, uint64_t follows, ThreadPool* pool) {
+  RETURN_IF_ERROR(make_step_room(store, follows));
   RETURN_IF_ERROR(make_window_room(store));
-  RETURN_IF_ERROR(make_extent_room(store, n));
-  RETURN_IF_ERROR(make_staging_room());
+  RETURN_IF_ERROR(make_extent_room(store, follows));
+  RETURN_IF_ERROR(make_staging_room(pool));
   return misses_pages(store.pages()) ? make_bringing_room() : Status();
 }
 
 // For the keys and values of a layer in full precision, and the queries of a step.
-Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
+Status GpuPrefillAttention::make_step_room(const KvStore& store, uint64_t follows) {
   const std::size_t kv_heads = shape_.kv_heads, dim = shape_.page.dim;
-  const auto rows = static_cast<uint32_t>(round_up(store.tokens() + n, prefill_keys));
-  const auto q_rows =
-      static_cast<uint32_t>(round_up(std::size_t{n} * heads_.group(), prefill_rows));
+  const auto rounded = [](uint64_t rows) {
+    return static_cast<uint32_t>(round_up(rows, prefill_keys));
+  };
+  const uint32_t rows = rounded(store.tokens() + n_),
+                 q_rows = static_cast<uint32_t>(
+                     round_up(std::size_t{n_} * heads_.group(), prefill_rows));
   if (rows > room_) {
-    release_tiles();
-    room_ = 0, keys_ = {}, values_ = {};
-    const auto more = static_cast<uint32_t>(round_up(rows + rows / 8 + 4 * n, prefill_keys));
-    RETURN_IF_ERROR(keys_.allocate(device_, kv_heads * more * dim, in_prefill));
-    RETURN_IF_ERROR(values_.allocate(device_, kv_heads * more * dim, in_prefill));
-    room_ = more;
+    Status s = make_key_room(follows > 0 ? rounded(store.tokens() + n_ + follows)
+                                         : rounded(rows + rows / 8 + 4 * n_));
+    if (s.code() == Code::no_memory) s = make_key_room(rows);
+    RETURN_IF_ERROR(std::move(s));
   }
   if (q_rows > q_room_) {
     release_tiles();
@@ -78,8 +79,17 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint32_t n) {
       RETURN_IF_ERROR(sink_scores_.allocate(device_, kv_heads * q_rows, in_prefill));
     q_room_ = q_rows;
   }
-  make_part_room(n);
+  make_part_room(n_);
   return largest_.get() ? Status() : largest_.allocate(device_, kv_heads * 2, in_prefill);
+}
+
+Status GpuPrefillAttention::make_key_room(uint32_t rows) {
+  const std::size_t numbers = std::size_t{shape_.kv_heads} * rows * shape_.page.dim;
+  release_tiles();
+  room_ = 0, keys_ = {}, values_ = {};
+  RETURN_IF_ERROR(keys_.allocate(device_, numbers, in_prefill));
+  RETURN_IF_ERROR(values_.allocate(device_, numbers, in_prefill));
+  return room_ = rows, Status();
 }
 
 // For parts of a small step's keys. Without room for them it takes longer.
@@ -146,21 +156,25 @@ Status GpuPrefillAttention::make_window_room(const KvStore& store) {
 }
 
 // For the extents of pages, also those that the step will seal, so that these can be put ahead.
-// Makes room for a quarter more at a time, within the budget; where that is too much, for as many
-// as are needed.
-Status GpuPrefillAttention::make_extent_room(const KvStore& store, uint32_t n) {
-  const uint32_t extents = store.pages().extents();
-  const auto after = static_cast<uint32_t>(
-      ceil_div(store.pages().pages() + store.pages_after(store.window_count() + n), extent_pages));
+// Makes room for all that follows, or a quarter more, within the budget; where that is too much,
+// for as many as are needed.
+Status GpuPrefillAttention::make_extent_room(const KvStore& store, uint64_t follows) {
+  const auto extents_after = [&](uint64_t more) {
+    return static_cast<uint32_t>(ceil_div(
+        store.pages().pages() + store.pages_after(store.window_count() + more), extent_pages));
+  };
+  const uint32_t extents = store.pages().extents(), after = extents_after(n_);
   const std::size_t size = layers_ * (pages_size() + scales_size());
   while (after > extents_room()) {
     const uint32_t has = extents_room(), needed = extents - std::min(has, extents);
-    uint32_t more = std::max(after - has, has / 4);
+    uint32_t more =
+        follows > 0 ? extents_after(n_ + follows) - has : std::max(after - has, has / 4);
     stamps_.resize((std::size_t{has} + more) * layers_, 0);
     blocks_.emplace_back();
     Status s = blocks_.back().memory.allocate(device_, more * size, in_prefill);
-    if (s.code() == Code::no_memory && needed > 0 && more > needed)
-      s = blocks_.back().memory.allocate(device_, (more = needed) * size, in_prefill);
+    for (const uint32_t fewer : {after - has, needed})
+      if (s.code() == Code::no_memory && fewer > 0 && more > fewer)
+        s = blocks_.back().memory.allocate(device_, (more = fewer) * size, in_prefill);
     if (!s.ok()) {
       blocks_.pop_back();
       if (needed == 0 && s.code() == Code::no_memory) break;
@@ -182,7 +196,7 @@ Status GpuPrefillAttention::make_address_room(uint32_t extents) {
 }
 
 // For what a step copies from full precision, for addresses, and for the pages that it seals.
-Status GpuPrefillAttention::make_staging_room() {
+Status GpuPrefillAttention::make_staging_room(ThreadPool* pool) {
   const std::size_t floats = heads_total() * 2 * shape_.page.dim * sizeof(float),
                     extents = ceil_div(n_ + shape_.page.page_tokens, shape_.page.extent_tokens()),
                     room = std::max({floats * window_room_, floats * (shape_.page.page_tokens + 1),
@@ -190,7 +204,7 @@ Status GpuPrefillAttention::make_staging_room() {
                                      turns * (extents + 1) * (pages_size() + scales_size())});
   if (room <= staging_room_) return {};
   staging_room_ = 0, staging_ = {};
-  RETURN_IF_ERROR(staging_.allocate(device_, room));
+  RETURN_IF_ERROR(staging_.allocate(device_, room, pool));
   staging_room_ = room;
   return {};
 }
@@ -358,15 +372,15 @@ Status GpuPrefillAttention::put_rows(const KvStore& store, ThreadPool* pool, Dev
 }
 
 Status GpuPrefillAttention::prepare(const KvStore& store, const Plan& plan, uint32_t exact,
-                                    uint32_t n, ThreadPool* pool, DeviceStream* stream) {
+                                    uint32_t n, uint64_t follows, ThreadPool* pool,
+                                    DeviceStream* stream) {
   n_ = n, pages_ = store.pages().pages(), window_count_ = store.window_count(), ahead_ = 0;
   sparse_ = plan.by_blocks, draw_ = store.tokens();
   exact_blocks_ = static_cast<uint32_t>(ceil_div(uint64_t{exact} * heads_.group(), prefill_rows));
-  RETURN_IF_ERROR(device_->status(ops_.wait(stream), in_prefill));
   if (!sparse_) release_tiles();
-  Status room = make_room(store, n);
+  Status room = make_room(store, follows, pool);
   if (room.code() == Code::no_memory && tile_heads_ > 0)
-    release_tiles(), room = make_room(store, n);
+    release_tiles(), room = make_room(store, follows, pool);
   RETURN_IF_ERROR(std::move(room));
   if (sparse_) RETURN_IF_ERROR(make_tile_room(plan));
   RETURN_IF_ERROR(place(stream));

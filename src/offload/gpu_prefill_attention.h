@@ -38,11 +38,13 @@ class GpuPrefillAttention {
   }
   // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
-  // Makes room, copies what is in full precision, and waits for the stream. plan: of the step.
+  // Makes room and copies what is in full precision. What was enqueued before is done, but for work
+  // that is none of this object's. plan: of the step.
   // Where it is sparse, the blocks of rows with the first `exact` tokens attend every token.
+  // follows: tokens that are known to follow, which get their room now where there is so much.
   // Code::no_memory: the text exceeds GPU memory, and the caller must release(). Code::device.
   Status prepare(const KvStore& store, const Plan& plan, uint32_t exact, uint32_t n,
-                 ThreadPool* pool, DeviceStream* stream);
+                 uint64_t follows, ThreadPool* pool, DeviceStream* stream);
   // Copies the pages of a layer that are missing, on a stream of its own, and waits for them.
   // Code::corrupt (a damaged page of a mapped file). Code::device. Code::cancelled: pages copied so
   // far stay.
@@ -64,16 +66,17 @@ class GpuPrefillAttention {
   bool holds_memory() const { return !blocks_.empty() || window_.get(); }
 
  private:
-  Status make_room(const KvStore& store, uint32_t n);
-  Status make_step_room(const KvStore& store, uint32_t n);
+  Status make_room(const KvStore& store, uint64_t follows, ThreadPool* pool);
+  Status make_step_room(const KvStore& store, uint64_t follows);
+  Status make_key_room(uint32_t rows);
   void make_part_room(uint32_t n);
   Status make_tile_room(const Plan& plan);
   void release_tiles();
   DevicePrefillTiles tiles_of(uint32_t layer) const;
   Status make_window_room(const KvStore& store);
-  Status make_extent_room(const KvStore& store, uint32_t n);
+  Status make_extent_room(const KvStore& store, uint64_t follows);
   Status make_address_room(uint32_t extents);
-  Status make_staging_room();
+  Status make_staging_room(ThreadPool* pool);
   bool misses_pages(const PageStore& pages) const;
   Status make_bringing_room();
   Status place(DeviceStream* stream);

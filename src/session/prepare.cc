@@ -53,14 +53,19 @@ bool Session::sketch_is_due(uint64_t more) const {
 }
 
 // Lets the last steps of a prefill find the sketch, while a GPU computes. Of a long text that is
-// only slightly less of it than all; in a short one it is at least three quarters.
+// only slightly less of it than all; in a short one it is at least three quarters. In spans the
+// last one finds it, of all keys.
 void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
   // With half of them the GPU waited for 16 cores: 8B shape, H200, steps of 4,096.
   constexpr uint64_t tokens = 24576;
   const uint64_t chunk = options_.prefill_chunk, left = step->size() + step->follows;
-  if (model_->device_weights().empty() || step->chunk > 0 || !step->queries ||
+  if (model_->device_weights().empty() || !step->queries ||
       step->size() < RecentQueries::capacity || !sketch_is_due(left))
     return;
+  if (step->chunk > 0) {  // each layer has all keys when the next one is computed
+    if (step->follows > 0) return;
+    return sketch->begin_step(1), void(step->sketch = sketch);
+  }
   const uint64_t now = sequence_.store.tokens();
   const bool begins = left <= tokens && 4 * (now + step->size()) >= 3 * (now + left);
   if (!sketch->begun() && !begins) return;

@@ -47,7 +47,7 @@ Status Session::append_chunks(const AppendRequest& request, uint64_t* done) {
   const struct Ended {  // however it ends
     Forward& forward;
     KvStore& store;
-    ~Ended() { forward.end_spans(), store.end_ahead(); }
+    ~Ended() { forward.end_text(), store.end_ahead(); }
   } ended{*forward_, sequence_.store};
   make_room_for(&sequence_.tokens, all);
   next_logits_.resize(vocabulary);
@@ -164,6 +164,7 @@ Status Session::plan_chunk(const AppendRequest& request, uint64_t done, ForwardS
   step->tokens = request.tokens.subspan(done, n);
   step->cancel = request.cancel;
   step->follows = all - done - n;
+  step->next = request.tokens.subspan(done + n, std::min<std::size_t>(max_chunk, step->follows));
   step->queries = recorded_queries();
   if (tracing_ && last) step->trace = trace_.get();
   if (by_plan) {
@@ -203,6 +204,7 @@ void Session::plan_span(const AppendRequest& request, uint64_t done, ForwardStep
   if (n < least) return;
   step->chunk = static_cast<uint32_t>(chunk);
   step->tokens = request.tokens.subspan(done, n);
+  step->follows = left - n, step->next = {};
   if (!request.progress) return;
   step->progress = [&request, done, n](uint64_t part, uint64_t all) {
     const uint64_t tokens = n * part / all;  // the end of the span reports its last ones

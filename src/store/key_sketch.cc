@@ -224,27 +224,33 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   return {};
 }
 
+void KeySketch::cover_layer(const PageStore& pages, uint32_t count, uint32_t layer,
+                            const Kernels& kernels, ThreadPool* pool, const CancelLatch& latch,
+                            Build* build) const {
+  make_room(count, build);
+  const bool covers = cover(pages, count, {layer, layer + 1}, kernels, pool, latch, build);
+  if (covers && !latch.fired()) build->covered_[layer] = count;
+}
+
+void KeySketch::cover_next(const PageStore& pages, uint32_t count, const Kernels& kernels,
+                           ThreadPool* pool, const Cancel* cancel, Build* build) const {
+  if (build->behind_.empty()) return;
+  const uint32_t next = build->behind_.back();
+  build->behind_.pop_back();
+  cover_layer(pages, count, next, kernels, pool, CancelLatch(cancel), build);
+}
+
 void KeySketch::add_layer(const PageStore& pages, uint32_t count, uint32_t layer,
                           const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
                           const Cancel* cancel, Build* build) const {
   const CancelLatch latch(cancel);
-  const auto cover_layer = [&](uint32_t l) {
-    make_room(count, build);
-    const bool covers = cover(pages, count, {l, l + 1}, kernels, pool, latch, build);
-    if (covers && !latch.fired()) build->covered_[l] = count;
-  };
-  if (build->found_[layer]) cover_layer(layer);
+  if (build->found_[layer]) cover_layer(pages, count, layer, kernels, pool, latch, build);
   const Layers group{group_begin(layer), layer + 1};
   const bool finds = !build->found_[layer] &&
                      group.end == std::min(group.first + group_layers(), shape_.layers) &&
                      ++build->groups_ % build->steps_left_ == 0;
+  if (!finds) return cover_next(pages, count, kernels, pool, cancel, build);
   std::vector<uint32_t>& behind = build->behind_;
-  if (!finds) {
-    if (behind.empty()) return;
-    const uint32_t next = behind.back();
-    behind.pop_back();
-    return cover_layer(next);
-  }
   behind.reserve(shape_.layers);
   if (!find_bases(pages, count, group, queries, kernels, pool, latch, build) || latch.fired())
     return;

@@ -86,6 +86,9 @@ class KeySketch {
   void add_layer(const PageStore& pages, uint32_t count, uint32_t layer, const QueryMoment& queries,
                  const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                  Build* build) const;
+  // Covers one of the layers that wait for the next calls, if there is any.
+  void cover_next(const PageStore& pages, uint32_t count, const Kernels& kernels, ThreadPool* pool,
+                  const Cancel* cancel, Build* build) const;
   // Replaces the sketch by a build, to which it adds the sealed pages that are missing. false: the
   // sketch is as before, because a layer has no bases, the build covers a page that is not sealed,
   // a page is damaged, or it was cancelled. Throws std::bad_alloc.
@@ -179,6 +182,8 @@ class KeySketch {
                   Build* build) const;
   bool cover(const PageStore& pages, uint32_t count, Layers layers, const Kernels& kernels,
              ThreadPool* pool, const CancelLatch& latch, Build* build) const;
+  void cover_layer(const PageStore& pages, uint32_t count, uint32_t layer, const Kernels& kernels,
+                   ThreadPool* pool, const CancelLatch& latch, Build* build) const;
 
   StoreShape shape_;
   uint32_t pages_ = 0, built_pages_ = 0;

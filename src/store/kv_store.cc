@@ -235,11 +235,12 @@ Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, cons
 }
 
 Status KvStore::prepare_pages(uint32_t n, ThreadPool* pool, const Cancel* cancel) {
-  return reserve_sealed(pages_after(window_count_ + n), pool, cancel);
+  return reserve_sealed(pages_after(window_count_ + n), false, pool, cancel);
 }
 
-// Makes room for so many more pages.
-Status KvStore::reserve_sealed(uint32_t sealed, ThreadPool* pool, const Cancel* cancel) {
+// Makes room for so many more pages. filled: see PageStore::reserve_filled().
+Status KvStore::reserve_sealed(uint32_t sealed, bool filled, ThreadPool* pool,
+                               const Cancel* cancel) {
   if (sealed == 0) return {};
   const std::size_t dim = shape().page.dim;
   if (shape().window == 0 && (!sinks_ || (pages_.pages() == 0 && !is_sole(sinks_)))) {
@@ -250,7 +251,9 @@ Status KvStore::reserve_sealed(uint32_t sealed, ThreadPool* pool, const Cancel* 
     sinks_ = std::move(clear);
   }
   centre_.reserve(shape().heads_total() * dim);
-  RETURN_IF_ERROR(pages_.reserve(pages_.pages() + sealed, pool, cancel));
+  const uint32_t all = pages_.pages() + sealed;
+  RETURN_IF_ERROR(filled ? pages_.reserve_filled(all, pool, cancel)
+                         : pages_.reserve(all, pool, cancel));
   return sketch_.reserve(pages_.pages() + sealed);
 }
 

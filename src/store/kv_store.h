@@ -235,6 +235,9 @@ class KvStore {
   Status begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const Cancel* cancel);
   void begin_layer();
   Status prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool);
+  // Before end_chunk(), where there is time: touches the memory that the chunk needs in the next
+  // layer, so that the system has cleared it by then.
+  void touch_next_layer(uint32_t layer, uint32_t n, ThreadPool* pool);
   void end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // Code::cancelled: the fork is of no use.
   Status commit_span(const Kernels& kernels, ThreadPool* pool, const Cancel* cancel = nullptr);
@@ -263,6 +266,10 @@ class KvStore {
   void add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMoment& queries,
                      const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                      KeySketch::Build* build) const;
+  // The same of a span of n tokens, after all chunks of a layer; no_layer: KeySketch::cover_next().
+  void add_span_to_sketch(uint32_t layer, uint64_t n, const KeySketch::QueryMoment& queries,
+                          const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
+                          KeySketch::Build* build) const;
   // After the commit of the last one: see KeySketch::take().
   bool take_sketch(KeySketch::Build&& build, const Kernels& kernels, ThreadPool* pool,
                    const Cancel* cancel);
@@ -369,7 +376,7 @@ class KvStore {
   void copy_keys(uint32_t head, RowRange rows, const float* k, const float* centre,
                  float* to) const;
   void copy_values(uint32_t head, RowRange rows, const float* v, float* to) const;
-  Status reserve_sealed(uint32_t sealed, ThreadPool* pool, const Cancel* cancel);
+  Status reserve_sealed(uint32_t sealed, bool filled, ThreadPool* pool, const Cancel* cancel);
   void begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool);
 
   PageStore pages_;

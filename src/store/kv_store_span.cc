@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/checked.h"
 #include "base/stamp.h"
 #include "store/kv_store.h"
 #include "store/window_rows.h"
@@ -21,7 +22,7 @@ Status KvStore::begin_span(uint64_t n, uint32_t chunk, ThreadPool* pool, const C
   const auto kept = static_cast<uint32_t>(
       std::min<uint64_t>(window_tokens_ + shape().page.page_tokens, window_count_ + n));
   RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + chunk, true, pool, cancel));
-  RETURN_IF_ERROR(reserve_sealed(pages_after(window_count_ + n), pool, cancel));
+  RETURN_IF_ERROR(reserve_sealed(pages_after(window_count_ + n), true, pool, cancel));
   sealed_ahead_.assign(shape().layers, false);
   centre_ahead_.clear(), in_span_ = true;
   budget_.step_tokens = std::max(budget_.step_tokens, chunk);
@@ -53,6 +54,15 @@ Status KvStore::prepare_chunk(uint32_t layer, uint32_t n, ThreadPool* pool) {
   return {};
 }
 
+void KvStore::touch_next_layer(uint32_t layer, uint32_t n, ThreadPool* pool) {
+  const uint32_t first = pages_.pages(), end = first + pages_after(window_count_ + n);
+  if (!in_span_ || layer + 1 >= shape().layers || end == first) return;
+  pages_.touch(layer + 1,
+               {static_cast<uint32_t>(ceil_div(first, extent_pages)),
+                static_cast<uint32_t>(ceil_div(end, extent_pages))},
+               pool);
+}
+
 void KvStore::end_chunk(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   const uint32_t count = window_count_ + n, sealed = pages_after(count),
                  rows = sealed * shape().page.page_tokens;
@@ -76,6 +86,20 @@ void KvStore::begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool) {
   const std::size_t size = std::size_t{shape().page.page_tokens} * shape().page.dim;
   for (uint32_t p = layer * planes; p < (layer + 1) * planes; ++p)
     std::copy_n(plane(p), size, sinks_.get() + p * size);
+}
+
+void KvStore::add_span_to_sketch(uint32_t layer, uint64_t n, const KeySketch::QueryMoment& queries,
+                                 const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
+                                 KeySketch::Build* build) const {
+  const uint32_t count = span_.pages + pages_after(span_.window_count + n);
+  if (count == 0) return;
+  try {
+    if (!build->begun()) sketch_.begin(build);
+    if (layer == no_layer) sketch_.cover_next(pages_, count, kernels, pool, cancel, build);
+    else sketch_.add_layer(pages_, count, layer, queries, kernels, pool, cancel, build);
+  } catch (const std::bad_alloc&) {
+    build->abandon();
+  }
 }
 
 Status KvStore::commit_span(const Kernels& kernels, ThreadPool* pool, const Cancel* cancel) {

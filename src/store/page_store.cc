@@ -224,6 +224,16 @@ Status PageStore::copy_slab(const Slab& from, SlabRef* to, ThreadPool* pool) con
 }
 
 Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel) {
+  return reserve(pages, 0, pool, cancel);
+}
+
+Status PageStore::reserve_filled(uint32_t pages, ThreadPool* pool, const Cancel* cancel) {
+  return reserve(pages, pages / extent_pages, pool, cancel);
+}
+
+// uncleared: the first slabs, of which new ones are not cleared.
+Status PageStore::reserve(uint32_t pages, uint32_t uncleared, ThreadPool* pool,
+                          const Cancel* cancel) {
   if (pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the slab of the next page
   if (last < slabs_.size() && !slabs_[last].writable()) {
@@ -238,11 +248,25 @@ Status PageStore::reserve(uint32_t pages, ThreadPool* pool, const Cancel* cancel
   while (slabs_.size() < wanted) {  // slabs made before a failure stay, cleared
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
-    if (spare_.slabs.empty()) spare_.slabs.push_back(cleared_slab(pool));
+    if (spare_.slabs.empty())
+      spare_.slabs.push_back(slabs_.size() < uncleared ? new_slab(SlabKind::whole)
+                                                       : cleared_slab(pool));
     slabs_.push_back(std::move(spare_.slabs.back()));
     spare_.slabs.pop_back();
   }
   return {};
+}
+
+void PageStore::touch(uint32_t layer, ExtentRun extents, ThreadPool* pool) {
+  constexpr std::size_t system_page = 4096;
+  run_tasks(pool, extents.count(), [&](uint32_t task, uint32_t) {
+    const Slab& slab = *slabs_[extents.begin + task];
+    for (const SectionKind kind : arrays(shape_)) {
+      const std::size_t bytes = array_bytes(shape_.page, kind) * shape_.kv_heads;
+      auto* const at = static_cast<std::byte*>(const_cast<void*>(slab.array(kind))) + layer * bytes;
+      for (std::size_t i = 0; i < bytes; i += system_page) at[i] = std::byte();
+    }
+  });
 }
 
 void PageStore::make_spare(uint32_t pages, ThreadPool* pool) {

@@ -182,6 +182,11 @@ class PageStore {
   // file is damaged: the copy would look intact. pool: clears and copies slabs; null: the caller
   // does. Code::cancelled, between two slabs: room made so far is kept.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
+  // reserve() for pages all of which are sealed before the store is used: clears no full new slab.
+  Status reserve_filled(uint32_t pages, ThreadPool* pool, const Cancel* cancel);
+  // Touches the memory of a layer in extents that it has none of the pages of: the system clears it
+  // now, while the caller has time.
+  void touch(uint32_t layer, ExtentRun extents, ThreadPool* pool);
   // Makes one slab ahead, where a later reserve() of so many pages would make one. Throws
   // std::bad_alloc.
   void make_spare(uint32_t pages, ThreadPool* pool);
@@ -209,6 +214,7 @@ class PageStore {
   enum class SlabKind { whole, summaries };  // which part is in memory; whole: as in private slabs
   SlabRef new_slab(SlabKind kind) const;
   SlabRef cleared_slab(ThreadPool* pool) const;
+  Status reserve(uint32_t pages, uint32_t uncleared, ThreadPool* pool, const Cancel* cancel);
   std::size_t pages_bytes() const { return shape_.page.pages_size() * shape_.heads_total(); }
   const CacheFile::Section& section_in(const Slab& slab, format::SectionKind array) const;
   const CacheFile* file() const;  // of the mapped slabs, or null

@@ -17,7 +17,7 @@ constexpr uint64_t own_bytes = uint64_t{64} << 20;  // of a device, in addition 
 constexpr std::size_t page = 4096, max_poisoned = std::size_t{1} << 20;
 
 std::mutex host_mutex;
-// of allocate_host() and register_host(): all devices read it
+// of allocate_host(), or registered to be written; and of register_host(): all devices read it
 std::map<uintptr_t, std::size_t> host_memory, shared_memory;
 
 // Where a device has shared memory: nobody else can follow that.
@@ -195,8 +195,10 @@ int release_host(DeviceContext*, void* memory) {
   return 0;
 }
 
-// As the driver: what is shared already, by whichever device, is not shared again.
-int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64_t* out) {
+// As the driver: what is shared already, by whichever device, is not shared again. Devices see what
+// they write where the CPU does.
+int register_host(DeviceContext* c, const void* memory, std::size_t size, bool written,
+                  uint64_t* out) {
   if (const int error = begin_call(c)) return error;
   const std::lock_guard lock(host_mutex);
   const uintptr_t begin = number(memory);
@@ -205,17 +207,21 @@ int register_host(DeviceContext* c, const void* memory, std::size_t size, uint64
                         holds(shared_memory, begin, 1);
   if (overlaps || begin % page != 0 || size % page != 0) return refused;
   if (const int error = machine().refuses_sharing) return error;
-  shared_memory.emplace(begin, size);
-  ++machine().held, ++machine().shared;
+  ++machine().held;
+  if (written) return host_memory.emplace(begin, size), *out = begin, 0;
+  shared_memory.emplace(begin, size), ++machine().shared;
   return *out = seen_by(c, begin), 0;
 }
 
 int unregister_host(DeviceContext* c, const void* memory) {
   {
     const std::lock_guard lock(host_mutex);
-    if (shared_memory.erase(number(memory)) == 0) return refused;
+    if (host_memory.erase(number(memory)) == 0) {
+      if (shared_memory.erase(number(memory)) == 0) return refused;
+      --machine().shared;
+    }
   }
-  --machine().held, --machine().shared;
+  --machine().held;
   const std::lock_guard lock(c->mutex);
   return c->error;
 }

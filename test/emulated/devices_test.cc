@@ -308,3 +308,35 @@ TEST_CASE("devices that multiply in half precision keep room for it besides stre
   sizes.add_halves(devices);
   CHECK(sizes.stream_margin >= before + uint64_t{1024} * model->config().width);
 }
+
+TEST_CASE("much pinned memory is cleared memory that is registered, where a device takes that") {
+  const auto model = model_on("cuda:0");
+  const std::shared_ptr<Device>& device = model->device_weights()[0].device();
+  std::unique_ptr<ThreadPool> pool;
+  REQUIRE(ThreadPool::create(2, &pool).ok());
+  constexpr std::size_t many = (std::size_t{5} << 20) + 3;
+  const uint64_t held = emulated::machine().held;
+  for (const bool refuses : {false, true}) {
+    CAPTURE(refuses);
+    const emulated::Changed sharing(emulated::machine().refuses_sharing, int{refuses});
+    const uint64_t allocations = emulated::machine().allocations;
+    PinnedBuffer<std::byte> buffer;
+    REQUIRE(buffer.allocate(device, many, pool.get()).ok());
+    CHECK(emulated::machine().allocations - allocations == refuses);
+    CHECK(emulated::machine().held == held + 1);
+    if (!refuses)
+      CHECK(std::count(buffer.get(), buffer.get() + many, std::byte()) == std::ptrdiff_t{many});
+    // a device writes it: other memory would be an error
+    DeviceBuffer<std::byte> from;
+    REQUIRE(from.allocate(device, many, "a test").ok());
+    DeviceStream* stream = nullptr;
+    const DeviceKernels& k = device->kernels();
+    REQUIRE(k.open_stream(device->context(), &stream) == 0);
+    CHECK(k.upload(stream, from.get(), buffer.get(), many) == 0);
+    CHECK(k.download(stream, buffer.get(), from.get(), many) == 0);
+    CHECK(k.wait(stream) == 0);
+    CHECK(k.close_stream(stream) == 0);
+    CHECK(emulated::machine().shared == 0);
+  }
+  CHECK(emulated::machine().held == held);
+}

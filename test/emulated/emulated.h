@@ -40,6 +40,8 @@ struct Machine {
   std::atomic<uint64_t> uploaded_beside[most] = {};  // and by others
   // products of several inputs end in other bits than those of one, as those of GPUs may
   std::atomic<int> several_differ{0};
+  std::atomic<int> has_halves{0};           // matrices stay where the executor keeps halves
+  std::atomic<uint64_t> kept_reads{0};      // of matrices that have stayed
   std::atomic<const char*> misaligned{""};  // what began elsewhere than a kernel reads it, last
   // the device that is lost at its next call, and stays lost until it is opened again
   std::atomic<int> lost{-1};

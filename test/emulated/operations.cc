@@ -33,7 +33,24 @@ std::size_t matrix_bytes(TensorType type, uint32_t rows, uint32_t cols) {
   return rows * row_bytes(type, cols);
 }
 
-std::size_t halves_bytes(DeviceContext*, uint32_t, uint32_t) { return 0; }
+// What stays of a matrix is a copy of it, which products of several inputs read.
+std::size_t halves_bytes(DeviceContext*, uint32_t, uint32_t) {
+  return machine().has_halves ? 1 : 0;
+}
+
+std::size_t kept_bytes(DeviceContext*, const DeviceMatrix& w) {
+  return machine().has_halves ? matrix_bytes(w.type, w.rows, w.cols) : 0;
+}
+
+// A product, and where its matrix is copied to, or null.
+using Given = std::pair<DeviceProduct, std::byte*>;
+Given given_of(DeviceProduct p) {
+  DeviceHalves* const halves = std::exchange(p.halves, nullptr);
+  if (!halves) return {p, nullptr};
+  if (!std::exchange(halves->is_made, true)) return {p, halves->memory};
+  ++machine().kept_reads;
+  return p.w.data = halves->memory, Given(p, nullptr);
+}
 
 int lay_out(DeviceStream* s, const DeviceMatrix& to, const std::byte* from, uint32_t row,
             uint32_t n) {
@@ -69,8 +86,12 @@ namespace {
 int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const DeviceActivations& x,
            bool add) {
   if (const int error = check_matmul(products, x)) return error;
-  return enqueue(s, [=, given = std::vector<DeviceProduct>(products.begin(), products.end())] {
-    for (const auto& [w, bias, y] : given) {
+  std::vector<Given> given;
+  std::transform(products.begin(), products.end(), std::back_inserter(given), given_of);
+  return enqueue(s, [=] {
+    for (const auto& [p, copy] : given) {
+      const auto& [w, bias, y, halves] = p;
+      if (copy) std::memcpy(copy, w.data, matrix_bytes(w.type, w.rows, w.cols));
       Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
       Aligned<float> made(std::size_t{x.n} * w.rows);
       const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};

@@ -2,9 +2,11 @@
 // emulated GPUs of emulated.h count the transfers and make the failures.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "../session/device_helpers.h"
@@ -28,13 +30,6 @@ struct Left {
 std::atomic<uint64_t> allocations{0}, failing_allocation{0};  // of the library's own; 0: none fails
 
 bool allocation_fails(std::size_t) { return ++allocations == failing_allocation; }
-
-// Of the allocations of so many bytes the first one fails.
-std::size_t failing_size = 0;
-
-bool first_of_size_fails(std::size_t size) {
-  return size == failing_size && std::exchange(failing_size, 0) > 0;
-}
 
 enum class Failure { device, device_memory, cancelled, memory };
 
@@ -219,4 +214,63 @@ TEST_CASE(
       CHECK(failed + 4 >= cases);
     }
   }
+}
+
+TEST_CASE("a text of several steps has the embeddings of the next one on the way, in any order") {
+  const auto model = model_on("cuda:0");
+  const auto tokens = book_tokens(1200);
+  const uint64_t row = model->config().width * sizeof(float);
+  SessionOptions o = bounded_options(200);
+  o.prefill_chunk = 300, o.select.strategy = "full";
+  auto whole = open_session(model, o), parts = open_session(model, o);
+  for (uint32_t at = 0; at < 1200; at += 300) read(parts.get(), {tokens.data() + at, 300});
+  const uint64_t before = emulated::machine().uploaded_beside[0];
+  read(whole.get(), tokens);
+  CHECK(emulated::machine().uploaded_beside[0] - before >= 900 * row);
+  const std::vector<float> expected = score(parts.get(), {tokens.data(), 40});
+  CHECK(score(whole.get(), {tokens.data(), 40}) == expected);
+  // After a step back the text goes on otherwise than the embeddings that had come.
+  for (const uint32_t at : {600u, 300u}) {
+    uint64_t done = 0;
+    const Status s = whole->rewind(0);
+    REQUIRE(s.ok());
+    CHECK(whole
+              ->prefill_tokens(
+                  {tokens.data(), 1200}, nullptr, nullptr,
+                  [&](uint64_t now, uint64_t) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(110));
+                    return now >= at;
+                  },
+                  &done)
+              .code() == Code::cancelled);
+    REQUIRE(done == at);
+    auto same = open_session(model, o);
+    read(same.get(), {tokens.data(), at});
+    for (Session* session : {whole.get(), same.get()}) read(session, {tokens.data() + 7, 650});
+    CHECK(score(whole.get(), {tokens.data(), 40}) == score(same.get(), {tokens.data(), 40}));
+  }
+}
+
+TEST_CASE("a long text keeps weights in half precision where half of the GPU stays free") {
+  const auto tokens = book_tokens(1200);
+  const emulated::Changed halves(emulated::machine().has_halves, 1);
+  SessionOptions o = bounded_options(200);
+  o.prefill_chunk = 300;
+  const auto read_on = [&](uint64_t budget, uint32_t n, uint64_t* reads) {
+    std::shared_ptr<const Model> model;
+    REQUIRE(open_on("cuda:0", budget, &model).ok());
+    auto session = open_session(model, o);
+    const uint64_t before = emulated::machine().kept_reads;
+    read(session.get(), {tokens.data(), n});
+    *reads = emulated::machine().kept_reads - before;
+    return score(session.get(), {tokens.data(), 40});
+  };
+  uint64_t reads = 0, none = 0;
+  const std::vector<float> kept = read_on(0, 1200, &reads);
+  CHECK(reads > 0);
+  const std::vector<float> made = read_on(uint64_t{100} << 20, 1200, &none);
+  CHECK(none == 0);
+  CHECK(kept == made);
+  (void)read_on(0, 600, &none);  // two steps
+  CHECK(none == 0);
 }

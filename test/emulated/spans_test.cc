@@ -3,9 +3,11 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../session/device_helpers.h"
+#include "base/memory.h"
 #include "emulated.h"
 #include "made_model.h"
 
@@ -337,4 +339,50 @@ TEST_CASE("spans over many extents leave the bits of their chunks") {
   CHECK(spans->stats().spans == 3);
   CHECK((kept_by(*spans) == kept_by(*chunks)));
   CHECK(!ask(spans.get(), "What is it about?").empty());
+}
+
+TEST_CASE("the last span of a text finds the sketch while its layers are computed") {
+  const auto model = model_on("cuda");
+  const auto tokens = book_tokens(2600);
+  const StoreShape& shape = model->store_shape();
+  const TempFolder folder;
+  const auto saved = [&](bool fails) {
+    auto session = open_session(model, with_spans(1100));
+    // Memory that lacks within the span is tried again after it. After it that is an error.
+    failing_size = fails ? shape.page.sketch_bytes() * shape.heads_total() : 0;
+    allocation_fault = first_of_size_fails;
+    read(session.get(), tokens);
+    allocation_fault = nullptr;
+    CHECK(failing_size == 0);
+    CHECK(session->stats().spans == 3);
+    CHECK(session->store().sketch().built_pages() == session->store().pages().pages());
+    REQUIRE(session->save(folder.file("a.kv"), nullptr, {}).ok());
+    std::ifstream in(folder.file("a.kv"), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  };
+  const std::string within = saved(false);
+  CHECK((saved(true) == within));
+}
+
+TEST_CASE("a GPU computes a chunk of a span while the next one begins, in room for all of them") {
+  const auto model = model_on("cuda");
+  const auto tokens = book_tokens(2400);
+  SessionOptions o = with_spans(1200);
+  o.prefill_chunk = 300;
+  auto session = open_session(model, o);
+  read(session.get(), {tokens.data(), 1200});
+  std::vector<uint64_t> taken;
+  uint64_t done = 0;
+  const uint64_t waits = machine().waits;
+  REQUIRE(session
+              ->prefill_tokens(
+                  {tokens.data() + 1200, 1200}, nullptr, nullptr,
+                  [&](uint64_t, uint64_t) { return taken.push_back(machine().bytes[0]), false; },
+                  &done)
+              .ok());
+  REQUIRE(taken.size() > 2);
+  CHECK(std::count(taken.begin() + 1, taken.end(), taken[1]) == std::ssize(taken) - 1);
+  // Of a chunk: for its keys and values, and for its pages on their way to the GPU.
+  const uint64_t chunks = 4 * model->config().depth();
+  CHECK(machine().waits - waits < 4 * chunks);
 }

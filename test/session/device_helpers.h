@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cachefile/cache_file.h"
@@ -47,6 +48,12 @@ inline std::shared_ptr<const Model> device_model() {
 // rounding of an activation to 8 bits now and then, which later layers carry on: the CPU's own two
 // ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.
 constexpr double rounding = 4e-2;
+
+// For allocation_fault: of the allocations of so many bytes the first one fails.
+inline std::size_t failing_size = 0;
+inline bool first_of_size_fails(std::size_t size) {
+  return size == failing_size && std::exchange(failing_size, 0) > 0;
+}
 
 inline SessionOptions bounded_options(uint64_t budget) {
   SessionOptions o;
