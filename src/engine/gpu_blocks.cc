@@ -150,7 +150,7 @@ void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Pro
   DeviceProduct* end = given;
   for (const Product& p : products)
     if (p.matrix->w.data) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
-  if (keeps_halves_) kept_halves_.give({given, end});
+  if (keeps_halves_ && x.n == step_->tokens()) kept_halves_.give({given, end});
   enqueue(ops_.matmul(stream_, {given, end}, input, add));
 }
 

@@ -219,6 +219,8 @@ Status GpuExecutor::end_prefill() {
   RETURN_IF_ERROR(deliver_all_but(0, end_layer()));
   for (DeviceStream* copies : deliveries_)
     if (copies) enqueue(ops_.wait(copies));
+  // The text may end here, and then the memory of what has come ahead goes.
+  if (!streamed_ && coming_) enqueue(ops_.wait(copies_));
   if (!runs_on()) {
     enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     RETURN_IF_ERROR(wait("a step"));

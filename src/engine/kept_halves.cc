@@ -20,6 +20,7 @@ std::byte* KeptHalves::take(std::size_t bytes) {
 }
 
 void KeptHalves::give(std::span<DeviceProduct> products) {
+  if (products.empty()) return;
   auto known = halves_.find(products[0].w.data);
   if (known == halves_.end()) {
     std::size_t bytes = 0;
