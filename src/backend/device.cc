@@ -17,7 +17,6 @@
 namespace kvasir {
 
 constexpr int oldest_capability = 8;
-constexpr uint64_t system_page = 4096;
 constexpr uint64_t max_reserve = uint64_t{512} << 20;  // for streams, graphs and the screen
 constexpr std::string_view family = "cuda", all = "all";
 
@@ -165,50 +164,45 @@ void Device::reserve_host(std::size_t staging_bytes, std::size_t bytes) {
   host_free_ = FreeSpace(host_bytes_);
 }
 
-Status Device::allocate_host(std::size_t size, ThreadPool* pool, void** out) {
+Status Device::allocate_host(std::size_t size, ThreadPool* pool, HostMemory* out) {
   constexpr std::size_t large = std::size_t{4} << 20;
   const std::size_t taken = round_up(std::max<std::size_t>(size, 1), FreeSpace::alignment);
+  *out = {nullptr, size};
   {
     const std::lock_guard lock(host_mutex_);
-    if (std::size_t at = 0; host_free_.take(taken, &at)) return *out = host_ + at, Status();
+    if (std::size_t at = 0; host_free_.take(taken, &at)) return out->data = host_ + at, Status();
   }
-  if (size >= large && (*out = allocate_huge(round_up(size, system_page), pool))) return {};
-  return status(kernels_.allocate_host(context_, size, out), "pinned host memory");
+  if (size >= large && registers_ && allocate_huge(round_up(size, system_page), pool, out))
+    return {};
+  return status(kernels_.allocate_host(context_, size, &out->data), "pinned host memory");
 }
 
-// Null: the system has none, or the device sees it elsewhere than the CPU.
-void* Device::allocate_huge(std::size_t size, ThreadPool* pool) {
+// False: the system has none, or the device does not see it where the CPU does.
+bool Device::allocate_huge(std::size_t size, ThreadPool* pool, HostMemory* out) {
   void* const memory = allocate_pages(size);
-  if (!memory) return nullptr;
+  if (!memory) return false;
   os::prefer_huge_pages(memory, size);
   parallel_chunks(size, pool, [&](std::size_t at, std::size_t n) {
     std::memset(static_cast<std::byte*>(memory) + at, 0, n);
   });
   uint64_t seen = 0;
   const bool pinned = kernels_.register_host(context_, memory, size, true, &seen) == 0;
-  if (pinned && seen == reinterpret_cast<uintptr_t>(memory)) {
-    const std::lock_guard lock(host_mutex_);
-    return huge_.push_back(memory), memory;
-  }
+  if (pinned && seen == reinterpret_cast<uintptr_t>(memory))
+    return out->data = memory, out->is_registered = true;
+  registers_ = false;
   if (pinned) (void)kernels_.unregister_host(context_, memory);
-  return deallocate_pages(memory), nullptr;
+  return deallocate_pages(memory), false;
 }
 
-bool Device::release_huge(void* memory) {
-  {
-    const std::lock_guard lock(host_mutex_);
-    if (std::erase(huge_, memory) == 0) return false;
+void Device::release_host(const HostMemory& memory) {
+  if (memory.is_registered) {
+    (void)kernels_.unregister_host(context_, memory.data);
+    return deallocate_pages(memory.data);
   }
-  (void)kernels_.unregister_host(context_, memory);
-  return deallocate_pages(memory), true;
-}
-
-void Device::release_host(void* memory, std::size_t size) {
-  if (release_huge(memory)) return;
-  const auto at = static_cast<std::size_t>(static_cast<std::byte*>(memory) - host_);
-  if (!host_ || at >= host_bytes_) return (void)kernels_.release_host(context_, memory);
+  const auto at = static_cast<std::size_t>(static_cast<std::byte*>(memory.data) - host_);
+  if (!host_ || at >= host_bytes_) return (void)kernels_.release_host(context_, memory.data);
   const std::lock_guard lock(host_mutex_);
-  host_free_.give(at, round_up(std::max<std::size_t>(size, 1), FreeSpace::alignment));
+  host_free_.give(at, round_up(std::max<std::size_t>(memory.bytes, 1), FreeSpace::alignment));
 }
 
 Status Device::stage(std::size_t min_bytes, const CancelLatch& cancel, Staging* out) {

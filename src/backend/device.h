@@ -290,10 +290,15 @@ class Device : public std::enable_shared_from_this<Device> {
   // advance: `staging_bytes` for uploads of one session at a time, and `bytes` for longer uses.
   // Beyond it allocate_host() takes much memory in huge pages, which the pool's threads clear
   // before they are pinned (H200, 554 MB: 31 ms in place of 310); null: the caller clears them.
-  // release_host() takes memory and size of an allocate_host() that no work uses any more.
+  // release_host(): no work uses the memory any more.
   void reserve_host(std::size_t staging_bytes, std::size_t bytes);
-  Status allocate_host(std::size_t size, ThreadPool* pool, void** out);
-  void release_host(void* memory, std::size_t size);
+  struct HostMemory {
+    void* data = nullptr;
+    std::size_t bytes = 0;
+    bool is_registered = false;  // pages of allocate_pages(), otherwise the driver's
+  };
+  Status allocate_host(std::size_t size, ThreadPool* pool, HostMemory* out);
+  void release_host(const HostMemory& memory);
   // Exclusive to the caller while the lock is held.
   struct Staging {
     std::unique_lock<std::timed_mutex> lock;
@@ -324,8 +329,7 @@ class Device : public std::enable_shared_from_this<Device> {
 
  private:
   Device(const DeviceKernels& kernels, uint64_t budget) : kernels_(kernels), budget_(budget) {}
-  void* allocate_huge(std::size_t size, ThreadPool* pool);
-  bool release_huge(void* memory);
+  bool allocate_huge(std::size_t size, ThreadPool* pool, HostMemory* out);
   const DeviceKernels& kernels_;
   DeviceContext* context_ = nullptr;
   DeviceInfo info_{};
@@ -333,13 +337,13 @@ class Device : public std::enable_shared_from_this<Device> {
   uint64_t budget_;
   std::atomic<uint64_t> used_{0};
   std::timed_mutex staging_mutex_;  // guards staging_ and staging_bytes_
-  std::mutex host_mutex_;           // guards host_, host_bytes_, host_free_ and huge_
+  std::mutex host_mutex_;           // guards host_, host_bytes_ and host_free_
   std::byte* staging_ = nullptr;
   std::size_t staging_bytes_ = 0;
   std::byte* host_ = nullptr;
   std::size_t host_bytes_ = 0;
   FreeSpace host_free_;
-  std::vector<void*> huge_;  // of allocate_host(), in huge pages
+  std::atomic<bool> registers_{true};  // false once allocate_huge() was refused
   mutable std::mutex rates_mutex_;
   std::vector<std::pair<uint32_t, PageRates>> rates_;  // by threads
 };
@@ -387,9 +391,9 @@ class PinnedBuffer {
   Status allocate(const std::shared_ptr<Device>& device, std::size_t n,
                   ThreadPool* pool = nullptr) {
     data_.reset();
-    void* memory = nullptr;
+    Device::HostMemory memory;
     RETURN_IF_ERROR(device->allocate_host(n * sizeof(T), pool, &memory));
-    data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory), Release{device, n * sizeof(T)});
+    data_ = std::unique_ptr<T[], Release>(static_cast<T*>(memory.data), Release{device, memory});
     return {};
   }
   T* get() const { return data_.get(); }
@@ -397,8 +401,8 @@ class PinnedBuffer {
  private:
   struct Release {
     std::shared_ptr<Device> device;
-    std::size_t bytes = 0;
-    void operator()(T* p) const { device->release_host(p, bytes); }
+    Device::HostMemory memory;
+    void operator()(T*) const { device->release_host(memory); }
   };
   std::unique_ptr<T[], Release> data_;
 };

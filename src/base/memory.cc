@@ -18,10 +18,9 @@ namespace kvasir {
 
 constexpr std::size_t alignment = 64;  // a cache line, and the widest vector register
 
-constexpr std::size_t page = 4096;
-
 static std::size_t whole_pages(std::size_t size) noexcept {
-  return size > SIZE_MAX - page ? SIZE_MAX : (size + page - 1) / page * page;
+  return size > SIZE_MAX - system_page ? SIZE_MAX
+                                       : (size + system_page - 1) / system_page * system_page;
 }
 
 std::atomic<AllocationFault> allocation_fault{nullptr};
@@ -46,9 +45,9 @@ void* allocate_zeroed(std::size_t size) noexcept {
 void deallocate(void* p) noexcept { ::operator delete (p, std::align_val_t{alignment}); }
 
 void* allocate_pages(std::size_t size) noexcept {
-  return must_fail(size)
-             ? nullptr
-             : ::operator new (whole_pages(size ? size : 1), std::align_val_t{page}, std::nothrow);
+  return must_fail(size) ? nullptr
+                         : ::operator new (whole_pages(size ? size : 1),
+                                           std::align_val_t{system_page}, std::nothrow);
 }
 
 void* allocate_zeroed_pages(std::size_t size) noexcept {
@@ -56,7 +55,7 @@ void* allocate_zeroed_pages(std::size_t size) noexcept {
   return p ? std::memset(p, 0, size) : nullptr;
 }
 
-void deallocate_pages(void* p) noexcept { ::operator delete (p, std::align_val_t{page}); }
+void deallocate_pages(void* p) noexcept { ::operator delete (p, std::align_val_t{system_page}); }
 
 #else
 
@@ -71,10 +70,10 @@ void* allocate_zeroed(std::size_t size) noexcept {
 void deallocate(void* p) noexcept { mi_free(p); }
 
 void* allocate_pages(std::size_t size) noexcept {
-  return must_fail(size) ? nullptr : mi_malloc_aligned(whole_pages(size ? size : 1), page);
+  return must_fail(size) ? nullptr : mi_malloc_aligned(whole_pages(size ? size : 1), system_page);
 }
 void* allocate_zeroed_pages(std::size_t size) noexcept {
-  return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size ? size : 1), page);
+  return must_fail(size) ? nullptr : mi_zalloc_aligned(whole_pages(size ? size : 1), system_page);
 }
 
 void deallocate_pages(void* p) noexcept { mi_free(p); }

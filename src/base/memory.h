@@ -19,6 +19,7 @@ namespace kvasir {
 [[nodiscard]] void* allocate(std::size_t size) noexcept;
 [[nodiscard]] void* allocate_zeroed(std::size_t size) noexcept;
 void deallocate(void* p) noexcept;
+constexpr std::size_t system_page = 4096;
 // allocate() in whole system pages, not shared with other allocations, so that a device can
 // register them.
 [[nodiscard]] void* allocate_pages(std::size_t size) noexcept;

@@ -114,7 +114,8 @@ void Forward::make_turns(const StepContext& c) {
     }
 }
 
-// Where a GPU begins, in pinned memory: they may be there.
+// The embeddings and the angles, which may be there already; in pinned memory where a GPU has the
+// first layer.
 void Forward::take_inputs(StepContext* c) {
   const std::size_t n = c->tokens(), width = model_->config().width,
                     angles = model_->config().angles();
@@ -146,17 +147,22 @@ void Forward::embed_ahead(const StepContext& c, LayerExecutor* executor) try {
     if (!ahead.memory.allocate(model_->device_weights()[0].device(), floats, pool_).ok()) return;
     ahead.floats = floats;
   }
-  ForwardStep next;
-  next.tokens = tokens;
   float* const x = ahead.memory.get();
-  float* const cos = x + n * width;
-  const StepContext context{next, c.cancel, c.store, nullptr, nullptr, pool_, x};
   ahead.position = c.store.tokens() + c.tokens();
-  embed(context, ahead.position, cos, cos + n * angles);
+  embed_tokens(c, tokens, ahead.position, {x, x + n * width, x + n * (width + angles)});
   ahead.tokens.assign(tokens.begin(), tokens.end());
   executor->bring_ahead(x, static_cast<uint32_t>(n));
 } catch (const std::bad_alloc&) {
   ahead_[ahead_turn_].tokens.clear();
+}
+
+// Other tokens than the step's.
+void Forward::embed_tokens(const StepContext& c, std::span<const Token> tokens, uint64_t position,
+                           const Inputs& to) {
+  ForwardStep part;
+  part.tokens = tokens;
+  const StepContext context{part, c.cancel, c.store, nullptr, nullptr, pool_, to.x};
+  embed(context, position, to.cos, to.sin);
 }
 
 // x = E[tokens], or the step's inputs, and the angles of their positions, `position` the first.
@@ -259,6 +265,7 @@ void Forward::commit(const StepContext& c, uint32_t kept) {
 
 void Forward::end_text() {
   end_spans();
+  for (const auto& executor : executors_) executor->end_text();
   ahead_[0] = {}, ahead_[1] = {};
 }
 

@@ -75,6 +75,11 @@ class Forward {
     return !gpus.empty() && gpus[0].inputs().w.data;
   }
   void embed(const StepContext& c, uint64_t position, float* cos, float* sin);
+  struct Inputs {
+    float *x, *cos, *sin;
+  };
+  void embed_tokens(const StepContext& c, std::span<const Token> tokens, uint64_t position,
+                    const Inputs& to);
   void take_inputs(StepContext* c);
   void embed_ahead(const StepContext& c, LayerExecutor* executor);
   Status write_logits(const StepContext& c, LayerExecutor* executor);

@@ -200,11 +200,9 @@ void Forward::embed_chunk(Span* span, std::size_t i) {
   if (i >= span->ends.size()) return;
   const std::size_t width = model_->config().width, angles = model_->config().angles(),
                     first = span->first(i);
-  ForwardStep part;
-  part.tokens = span->step.tokens.subspan(first, span->ends[i] - first);
-  const StepContext c{part,  span->cancel,           span->store, nullptr, nullptr,
-                      pool_, span->x + first * width};
-  embed(c, span->begin + first, span->cos + first * angles, span->sin + first * angles);
+  const StepContext c{span->step, span->cancel, span->store, nullptr, nullptr, pool_};
+  embed_tokens(c, span->step.tokens.subspan(first, span->ends[i] - first), span->begin + first,
+               {span->x + first * width, span->cos + first * angles, span->sin + first * angles});
 }
 
 // GPUs copy the stream of each chunk to and fro: pinned, where the system has so much.

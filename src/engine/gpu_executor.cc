@@ -173,7 +173,7 @@ Status GpuExecutor::begin(const StepContext& c) {
   replays_ = records_ = finds_best_ = logits_stay_ = false;
   logits_ = hidden_ = 0, undelivered_ = first_layer();
   RETURN_IF_ERROR(resize(n_));
-  resize_stream();
+  if (span_x_) make_second_stream(0);
   if (waits_for_experts_) RETURN_IF_ERROR(resize_experts(n_));
   forget_moved_graphs();
   if (!is_behind_) *bad_layer_.get() = no_layer;

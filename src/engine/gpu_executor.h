@@ -1,5 +1,5 @@
 // A run of layers on a GPU. Its work is enqueued in order to one stream. The CPU waits where it
-// needs queries, keys and values, and at the end.
+// needs queries, keys and values, and at the end, but for chunks of a span (gpu_span.cc).
 //
 // The plan has one of four modes of attention; each has its own project(), attend() and end():
 //   cpu            gpu_cpu_attention.cc   the CPU attends each layer, between two waits
@@ -48,6 +48,7 @@ class GpuExecutor final : public LayerExecutor {
   Status plan(const StepContext& step, const Request& request, LayerRun* run) override;
   float* pinned_inputs(const StepContext& step) override;
   void bring_ahead(const float* x, uint32_t n) override;
+  void end_text() noexcept override;
   Status begin(const StepContext& step) override;
   Status mixer(uint32_t layer) override;
   Status feed_forward(uint32_t) override { return {}; }
@@ -160,7 +161,8 @@ class GpuExecutor final : public LayerExecutor {
   bool takes_stream();
   bool runs_on() const;
   Status catch_up();
-  void resize_stream();
+  void make_second_stream(uint64_t besides);
+  void bring(const float* x, uint32_t n);
   void release_stream();
   void enqueue_stream();
   void enqueue_next_stream();
@@ -272,7 +274,8 @@ class GpuExecutor final : public LayerExecutor {
   Status resize_prefill(uint32_t n, ThreadPool* pool);
   void resize_halves(uint32_t n);
   bool keeps_halves(const StepContext& step) const;
-  void release_halves() { halves_ = {}, halves_room_ = 0, kept_halves_.release(); }
+  void release_halves();
+  void give_up_halves() { wait_for_streams(), kept_halves_.give_up(); }
   Status prepare_output();
   float* small_inputs();
   Status write_hidden();
@@ -367,9 +370,10 @@ class GpuExecutor final : public LayerExecutor {
   uint32_t halves_room_ = 0;        // tokens
   KeptHalves kept_halves_;
   bool keeps_halves_ = false;  // in this step
+  bool expects_more_ = false;  // attention has room for tokens that follow
   Workspace work_{};
-  // The place of the next chunk's residual stream, which takes turns with work_.x; and where it
-  // comes from, or null.
+  // The place of the residual stream that comes next, a chunk's or a step's, which takes turns with
+  // work_.x; and where it comes from, or null.
   float* next_x_ = nullptr;
   bool lacks_second_x_ = false;
   const float* coming_ = nullptr;

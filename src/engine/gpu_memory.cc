@@ -15,7 +15,7 @@ Status GpuExecutor::resize(uint32_t n) {
 
 // Releases what can be made again, one part at a time. Returns false where there is none.
 bool GpuExecutor::release_one() {
-  if (!kept_halves_.empty()) return wait_for_streams(), kept_halves_.give_up(), true;
+  if (!kept_halves_.empty()) return give_up_halves(), true;
   if (next_x_) return release_stream(), true;
   if (selective_.drop_hot_quads()) return true;
   if (prefill_attention_.holds_memory()) return release_prefill(), true;

@@ -23,8 +23,7 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
                                       c.step.follows, c.pool, stream_);
   };
   Status s = prepare();
-  if (s.code() == Code::no_memory && !kept_halves_.empty())
-    wait_for_streams(), kept_halves_.give_up(), s = prepare();
+  if (s.code() == Code::no_memory && !kept_halves_.empty()) give_up_halves(), s = prepare();
   if (s.code() == Code::no_memory && halves_.get()) release_halves(), s = prepare();
   if (s.code() == Code::no_memory && next_x_) release_stream(), s = prepare();
   if (s.code() == Code::no_memory && slots() > 2) slots_ = 2, s = prepare();
@@ -34,7 +33,7 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   if (s.ok()) {
     refused_prefill_ = {};
     resize_halves(n);
-    keeps_halves_ = keeps_halves(c);
+    keeps_halves_ = keeps_halves(c), expects_more_ = c.step.follows > 0;
     mode_ = AttentionMode::gpu_prefill;
     return {};
   }
@@ -69,18 +68,26 @@ Status GpuExecutor::resize_prefill(uint32_t n, ThreadPool* pool) {
   return s;
 }
 
+void GpuExecutor::release_halves() {
+  if (halves_.get()) wait_for_streams();
+  halves_ = {}, halves_room_ = 0;
+  kept_halves_.give_up();
+}
+
 // Without room for them products of many tokens take longer.
 void GpuExecutor::resize_halves(uint32_t n) {
   const std::size_t bytes =
       ops_.halves_bytes(device_->context(), n, static_cast<uint32_t>(size_.widest));
   if (bytes == 0 || n <= halves_room_) return;
-  release_halves();
+  if (halves_.get()) wait_for_streams();
+  halves_ = {}, halves_room_ = 0;
   if (!streamed_ && device_->left() < bytes + workspace_bytes(usual_step_of(*device_)))
     return;  // another session's, say
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
 
-// Whether some steps of a text read the same halves. Those of a span's layer are another's soon.
+// Whether some steps of a text read the same halves. The memory of streamed
+// weights has another layer's soon.
 bool GpuExecutor::keeps_halves(const StepContext& c) const {
   constexpr uint32_t least = 3;  // steps
   const uint64_t left = c.tokens() + c.step.follows;
@@ -95,24 +102,28 @@ float* GpuExecutor::pinned_inputs(const StepContext& c) {
   return mode_ == AttentionMode::gpu_prefill && alone && fits ? prefill_host_.get() : nullptr;
 }
 
-// Where there is much room.
+// Where there is room for a usual workspace besides: another session may need that.
 void GpuExecutor::bring_ahead(const float* x, uint32_t n) {
-  const std::size_t bytes = capacity_ * size_.width * sizeof(float);
-  if (!next_x_ && !lacks_second_x_) {
-    lacks_second_x_ = device_->left() < bytes + workspace_bytes(usual_step_of(*device_)) ||
-                      !second_x_.allocate(device_, capacity_ * size_.width, "the next chunk").ok();
-    if (!lacks_second_x_) next_x_ = second_x_.get();
-  }
-  if (!next_x_ || n > capacity_) return;
-  coming_ = x;
-  enqueue(ops_.upload(copies_, next_x_, x, n * size_.width * sizeof(float)));
+  make_second_stream(workspace_bytes(usual_step_of(*device_)));
+  if (next_x_ && n <= capacity_) bring(x, n);
+}
+
+// What a text that is stopped has room for besides its own tokens goes too.
+void GpuExecutor::end_text() noexcept {
+  if (next_x_) release_stream();
+  if (!kept_halves_.empty()) wait_for_streams();
+  kept_halves_.release();
+  if (std::exchange(expects_more_, false)) release_prefill();
+  lacks_second_x_ = false, coming_ = nullptr;
 }
 
 // Whether the residual stream has come ahead; then it changes places with the last one.
 bool GpuExecutor::takes_stream() {
-  if (!step_->is_pinned || std::exchange(coming_, nullptr) != step_->x) return false;
-  forget_graphs();  // they have the address
+  const float* const came = std::exchange(coming_, nullptr);
+  if (!came) return false;
   enqueue(ops_.after(stream_, copies_));
+  if (!step_->is_pinned || came != step_->x) return false;
+  forget_graphs();  // they have the address
   return std::swap(work_.x, next_x_), true;
 }
 
@@ -219,13 +230,10 @@ Status GpuExecutor::end_prefill() {
   RETURN_IF_ERROR(deliver_all_but(0, end_layer()));
   for (DeviceStream* copies : deliveries_)
     if (copies) enqueue(ops_.wait(copies));
-  // The text may end here, and then the memory of what has come ahead goes.
-  if (!streamed_ && coming_) enqueue(ops_.wait(copies_));
   if (!runs_on()) {
     enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
     RETURN_IF_ERROR(wait("a step"));
   }
-  if (step_->step.follows == 0) kept_halves_.release();
   if (!step_->cancel.fired()) host_->count_prefill(*step_, kv_.count);
   return {};
 }

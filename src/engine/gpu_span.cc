@@ -36,14 +36,22 @@ Status GpuExecutor::advance_weights() {
   return streamed_->advance(static_cast<uint32_t>(chunks_.size()), step_->pool, step_->cancel);
 }
 
-// Without room for a second chunk's residual stream it comes between chunks.
-void GpuExecutor::resize_stream() {
-  if (next_x_ || !span_x_ || lacks_second_x_) return;
-  lacks_second_x_ = !second_x_.allocate(device_, capacity_ * size_.width, "a chunk").ok();
+// Where besides there is so much room left. Without it the residual stream comes between chunks.
+void GpuExecutor::make_second_stream(uint64_t besides) {
+  if (next_x_ || lacks_second_x_) return;
+  const std::size_t n = capacity_ * size_.width;
+  lacks_second_x_ = device_->left() < n * sizeof(float) + besides ||
+                    !second_x_.allocate(device_, n, "the next chunk").ok();
   if (!lacks_second_x_) next_x_ = second_x_.get();
 }
 
-// Until the next span. A chunk's stream that has come is uploaded again.
+// Uploads the residual stream of n tokens that comes next.
+void GpuExecutor::bring(const float* x, uint32_t n) {
+  coming_ = x;
+  enqueue(ops_.upload(copies_, next_x_, x, n * size_.width * sizeof(float)));
+}
+
+// Until the next span or text. A chunk's stream that has come is uploaded again.
 void GpuExecutor::release_stream() {
   wait_for_streams();
   forget_graphs();
@@ -67,8 +75,7 @@ void GpuExecutor::enqueue_next_stream() {
   const std::size_t next = ends ? 0 : chunk_ + 1;
   const uint32_t first = next > 0 ? chunks_[next - 1] : 0, n = chunks_[next] - first;
   if (n > capacity_) return;
-  coming_ = span_x_ + first * size_.width;
-  enqueue(ops_.upload(copies_, next_x_, coming_, n * size_.width * sizeof(float)));
+  bring(span_x_ + first * size_.width, n);
 }
 
 // Whether the next chunk may begin while the GPU computes this one: what its attention needs is in

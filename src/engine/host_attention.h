@@ -25,7 +25,7 @@ class HostAttention {
   Status reserve_pages(const StepContext& step);
   // Makes a part of the room for the next step's pages, while a GPU computes this one.
   void reserve_ahead(const StepContext& step);
-  // The same of the next layer's pages of a span.
+  // Touches the memory of the next layer's pages of a span, so that the system clears it by then.
   void touch_ahead(const StepContext& step, uint32_t layer);
   // In place of begin() and reserve_pages(), of a layer's chunk in a span.
   Status begin_chunk(const StepContext& step, uint32_t layer);

@@ -1,6 +1,8 @@
 #include "engine/kept_halves.h"
 
 #include <algorithm>
+#include <new>
+#include <utility>
 
 namespace kvasir {
 
@@ -19,24 +21,29 @@ std::byte* KeptHalves::take(std::size_t bytes) {
   return blocks_.back().get() + std::exchange(used_, used_ + bytes);
 }
 
-void KeptHalves::give(std::span<DeviceProduct> products) {
-  if (products.empty()) return;
-  auto known = halves_.find(products[0].w.data);
-  if (known == halves_.end()) {
-    std::size_t bytes = 0;
-    std::vector<DeviceHalves> halves;
-    for (const DeviceProduct& p : products) {
-      const std::size_t its = device_->kernels().kept_bytes(device_->context(), p.w);
-      halves.push_back({nullptr, its, false});
-      bytes += its;
-    }
-    std::byte* at = bytes > 0 ? take(bytes) : nullptr;
-    if (!at) return;
-    for (DeviceHalves& h : halves) h.memory = std::exchange(at, at + h.bytes);
-    known = halves_.emplace(products[0].w.data, std::move(halves)).first;
+// Null: they are not kept.
+std::vector<DeviceHalves>* KeptHalves::halves_of(std::span<const DeviceProduct> products) {
+  if (const auto known = halves_.find(products[0].w.data); known != halves_.end())
+    return &known->second;
+  std::size_t bytes = 0;
+  std::vector<DeviceHalves> halves;
+  for (const DeviceProduct& p : products) {
+    halves.push_back({nullptr, device_->kernels().kept_bytes(device_->context(), p.w), false});
+    bytes += halves.back().bytes;
   }
-  for (std::size_t i = 0; i < products.size(); ++i)
-    if (known->second[i].bytes > 0) products[i].halves = &known->second[i];
+  std::byte* at = bytes > 0 ? take(bytes) : nullptr;
+  if (!at) return nullptr;
+  for (DeviceHalves& h : halves) h.memory = std::exchange(at, at + h.bytes);
+  return &halves_.emplace(products[0].w.data, std::move(halves)).first->second;
+}
+
+void KeptHalves::give(std::span<DeviceProduct> products) noexcept try {
+  if (products.empty()) return;
+  std::vector<DeviceHalves>* const halves = halves_of(products);
+  for (std::size_t i = 0; halves && i < products.size(); ++i)
+    if ((*halves)[i].bytes > 0) products[i].halves = &(*halves)[i];
+} catch (const std::bad_alloc&) {
+  is_full_ = true;
 }
 
 }  // namespace kvasir

@@ -16,8 +16,8 @@ class KeptHalves {
  public:
   explicit KeptHalves(std::shared_ptr<Device> device) : device_(std::move(device)) {}
   // Gives matrices that are multiplied together their halves, one behind the other, where there is
-  // room. Throws std::bad_alloc.
-  void give(std::span<DeviceProduct> products);
+  // room.
+  void give(std::span<DeviceProduct> products) noexcept;
   bool empty() const { return blocks_.empty(); }
   // No work may use them any more.
   void release() { halves_.clear(), blocks_.clear(), used_ = 0, is_full_ = false; }
@@ -25,6 +25,7 @@ class KeptHalves {
 
  private:
   std::byte* take(std::size_t bytes);
+  std::vector<DeviceHalves>* halves_of(std::span<const DeviceProduct> products);
 
   const std::shared_ptr<Device> device_;
   std::vector<DeviceBuffer<std::byte>> blocks_;

@@ -52,6 +52,8 @@ class LayerExecutor {
   // Within a step that had pinned_inputs(): the next one begins with this residual stream of n
   // tokens, which stays in pinned memory until then.
   virtual void bring_ahead(const float*, uint32_t) {}
+  // No step of the text follows: releases what it kept, and waits for what came ahead.
+  virtual void end_text() noexcept {}
   virtual Status begin(const StepContext& step) = 0;
   virtual Status mixer(uint32_t layer) = 0;         // x += mixer(norm(x))
   virtual Status feed_forward(uint32_t layer) = 0;  // x += ffn(norm(x))

@@ -44,7 +44,7 @@ struct ForwardStep {
   // Of a model of one layer: only keys and values are wanted, so that nothing is attended.
   bool keys_only = false;
   const float* inputs = nullptr;  // where set, [tokens][width] in place of the embeddings
-  // Tokens of the next step, where they are known: a GPU may get their embeddings ahead.
+  // Tokens that the next step is likely to have: a GPU may get their embeddings ahead.
   std::span<const Token> next;
   // Where set, is called before the commit and says how many tokens stay, 1 to all: the first ones.
   // An error ends the step as any other. A step of which not all may stay names it and has at most

@@ -65,9 +65,11 @@ Status GpuPrefillAttention::make_step_room(const KvStore& store, uint64_t follow
                  q_rows = static_cast<uint32_t>(
                      round_up(std::size_t{n_} * heads_.group(), prefill_rows));
   if (rows > room_) {
-    Status s = make_key_room(follows > 0 ? rounded(store.tokens() + n_ + follows)
-                                         : rounded(rows + rows / 8 + 4 * n_));
-    if (s.code() == Code::no_memory) s = make_key_room(rows);
+    const uint32_t all = rounded(store.tokens() + n_ + follows),
+                   more = rounded(rows + rows / 8 + 4 * n_);
+    Status s = Status::error(Code::no_memory, "%s", in_prefill);
+    for (const uint32_t room : {follows > 0 ? all : more, more, rows})
+      if (s.code() == Code::no_memory) s = make_key_room(room);
     RETURN_IF_ERROR(std::move(s));
   }
   if (q_rows > q_room_) {

@@ -38,8 +38,8 @@ class GpuPrefillAttention {
   }
   // Returns the reason why the CPU must attend a step of n tokens; none: the GPU can.
   Fallback refuses(const KvStore& store, uint32_t n) const;
-  // Makes room and copies what is in full precision. What was enqueued before is done, but for work
-  // that is none of this object's. plan: of the step.
+  // Makes room and copies what is in full precision. The caller has waited for all work of this
+  // object. plan: of the step.
   // Where it is sparse, the blocks of rows with the first `exact` tokens attend every token.
   // follows: tokens that are known to follow, which get their room now where there is so much.
   // Code::no_memory: the text exceeds GPU memory, and the caller must release(). Code::device.

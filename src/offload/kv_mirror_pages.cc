@@ -23,7 +23,6 @@ constexpr uint64_t longest_share_ns = 50'000'000;
 // overlap, and the same for all devices, which share as much at once.
 std::span<const std::byte> piece_of(std::span<const std::byte> memory, const void* array,
                                     std::size_t array_bytes, uint64_t max_bytes) {
-  constexpr std::size_t system_page = 4096;
   const std::size_t unit = std::lcm(array_bytes, system_page),
                     size =
                         unit * std::max<std::size_t>(1, static_cast<std::size_t>(max_bytes / unit));

@@ -204,8 +204,13 @@ class KeySketch::Build {
   const std::vector<uint32_t>& covered() const { return covered_; }  // [layers] pages
   // Before the first layer of a step. `left`: steps that can find bases, with this one, at least
   // 1. The groups of layers without bases are spread over them.
-  void begin_step(uint32_t left) { steps_left_ = left, groups_ = 0, behind_.clear(); }
-  void abandon() { *this = Build(); }
+  void begin_step(uint32_t left) {
+    steps_left_ = left, groups_ = 0, is_abandoned_ = false;
+    behind_.clear();
+  }
+  // Until the next step.
+  void abandon() { *this = Build(), is_abandoned_ = true; }
+  bool is_abandoned() const { return is_abandoned_; }
 
  private:
   friend class KeySketch;
@@ -214,6 +219,7 @@ class KeySketch::Build {
   std::vector<bool> found_;        // [layers] whether it has bases
   std::vector<uint32_t> covered_;  // [layers]
   std::vector<uint32_t> behind_;   // layers of this step that have bases and are not covered yet
+  bool is_abandoned_ = false;
   uint32_t steps_left_ = 1, groups_ = 0;  // groups without bases that this step has come to
 };
 

@@ -280,10 +280,18 @@ void KvStore::add_to_sketch(uint32_t layer, uint32_t n, const KeySketch::QueryMo
   const uint32_t sealed = pages_after(window_count_ + n);
   for (uint32_t l = sketch_.group_begin(layer); l <= layer && sealed > 0; ++l)
     if (!sealed_ahead_[l]) return;
+  add_pages_to_sketch(layer, pages_.pages() + sealed, queries, kernels, pool, cancel, build);
+}
+
+void KvStore::add_pages_to_sketch(uint32_t layer, uint32_t count,
+                                  const KeySketch::QueryMoment& queries, const Kernels& kernels,
+                                  ThreadPool* pool, const Cancel* cancel,
+                                  KeySketch::Build* build) const {
+  if (count == 0 || build->is_abandoned()) return;
   try {
     if (!build->begun()) sketch_.begin(build);
-    sketch_.add_layer(pages_, pages_.pages() + sealed, layer, queries, kernels, pool, cancel,
-                      build);
+    if (layer == no_layer) sketch_.cover_next(pages_, count, kernels, pool, cancel, build);
+    else sketch_.add_layer(pages_, count, layer, queries, kernels, pool, cancel, build);
   } catch (const std::bad_alloc&) {
     build->abandon();
   }

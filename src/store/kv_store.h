@@ -376,6 +376,9 @@ class KvStore {
   void copy_keys(uint32_t head, RowRange rows, const float* k, const float* centre,
                  float* to) const;
   void copy_values(uint32_t head, RowRange rows, const float* v, float* to) const;
+  void add_pages_to_sketch(uint32_t layer, uint32_t count, const KeySketch::QueryMoment& queries,
+                           const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
+                           KeySketch::Build* build) const;
   Status reserve_sealed(uint32_t sealed, bool filled, ThreadPool* pool, const Cancel* cancel);
   void begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool);
 

@@ -91,15 +91,8 @@ void KvStore::begin_pages(uint32_t layer, uint32_t rows, ThreadPool* pool) {
 void KvStore::add_span_to_sketch(uint32_t layer, uint64_t n, const KeySketch::QueryMoment& queries,
                                  const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                                  KeySketch::Build* build) const {
-  const uint32_t count = span_.pages + pages_after(span_.window_count + n);
-  if (count == 0) return;
-  try {
-    if (!build->begun()) sketch_.begin(build);
-    if (layer == no_layer) sketch_.cover_next(pages_, count, kernels, pool, cancel, build);
-    else sketch_.add_layer(pages_, count, layer, queries, kernels, pool, cancel, build);
-  } catch (const std::bad_alloc&) {
-    build->abandon();
-  }
+  add_pages_to_sketch(layer, span_.pages + pages_after(span_.window_count + n), queries, kernels,
+                      pool, cancel, build);
 }
 
 Status KvStore::commit_span(const Kernels& kernels, ThreadPool* pool, const Cancel* cancel) {

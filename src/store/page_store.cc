@@ -245,7 +245,7 @@ Status PageStore::reserve(uint32_t pages, uint32_t uncleared, ThreadPool* pool,
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));
   const std::size_t wanted = ceil_div(pages, extent_pages);
   slabs_.reserve(wanted);
-  while (slabs_.size() < wanted) {  // slabs made before a failure stay, cleared
+  while (slabs_.size() < wanted) {  // slabs made before a failure stay
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
     if (spare_.slabs.empty())
@@ -258,7 +258,6 @@ Status PageStore::reserve(uint32_t pages, uint32_t uncleared, ThreadPool* pool,
 }
 
 void PageStore::touch(uint32_t layer, ExtentRun extents, ThreadPool* pool) {
-  constexpr std::size_t system_page = 4096;
   run_tasks(pool, extents.count(), [&](uint32_t task, uint32_t) {
     const Slab& slab = *slabs_[extents.begin + task];
     for (const SectionKind kind : arrays(shape_)) {

@@ -183,6 +183,7 @@ class PageStore {
   // does. Code::cancelled, between two slabs: room made so far is kept.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
   // reserve() for pages all of which are sealed before the store is used: clears no full new slab.
+  // After a failure the store is of no use.
   Status reserve_filled(uint32_t pages, ThreadPool* pool, const Cancel* cancel);
   // Touches the memory of a layer in extents that it has none of the pages of: the system clears it
   // now, while the caller has time.
