@@ -10,6 +10,13 @@ namespace {
 // Those of AVX-512.
 decltype(Kernels::raise_by_pages) raise_without_tiles = nullptr;
 decltype(Kernels::attend_pages) attend_without_tiles = nullptr;
+decltype(Kernels::attend_scratch) scratch_without_tiles = nullptr;
+
+// As for_groups(): of the head sizes of most models.
+template <class F>
+bool for_tiles(uint32_t dim, F&& f) {
+  return for_groups<8, 16, 32>(dim, f);
+}
 
 // Four rows of 16 tokens' keys from the same 16 dimensions of four quads.
 void transpose(const int8_t* const (&quads)[4], std::size_t at, int8_t* to) {
@@ -73,22 +80,38 @@ struct Block {
   }
 };
 
+// The rows behind the last whole tile of rows, and zeros.
 template <uint32_t Groups>
-void raise_by_pages_of(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
-                       uint32_t block_pages, float* scores, std::size_t stride) {
-  constexpr uint32_t dim = Groups * 8;
-  const uint32_t page_tokens = q.page_tokens(), whole = q.rows / tile_rows * tile_rows;
+struct LastRows {
+  static constexpr uint32_t dim = Groups * 8;
+  alignas(64) int8_t q[tile_rows * dim] = {};
+
+  LastRows(const QueryRows& from, uint32_t whole) {
+    std::memcpy(q, from.q + std::size_t{whole} * dim, (from.rows - whole) * std::size_t{dim});
+  }
+};
+
+template <uint32_t Groups>
+struct Raised {
   Block<Groups> block;
   alignas(64) int32_t products[2][4 * tile_rows * tile_columns];
-  alignas(64) int8_t last[tile_rows * dim] = {};
-  std::memcpy(last, q.q + std::size_t{whole} * dim, (q.rows - whole) * std::size_t{dim});
+};
+
+template <uint32_t Groups>
+void raise_by_pages_of(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
+                       uint32_t block_pages, float* scores, std::size_t stride,
+                       std::byte* scratch) {
+  constexpr uint32_t dim = Groups * 8;
+  const uint32_t page_tokens = q.page_tokens(), whole = q.rows / tile_rows * tile_rows;
+  auto& [block, products] = *reinterpret_cast<Raised<Groups>*>(scratch);
+  const LastRows<Groups> last(q, whole);
   configure<Groups>();
   for (uint32_t first = 0; first < n_pages; first += block_pages, ++scores) {
     const uint32_t n = smaller(block_pages, n_pages - first);
     const bool more = first + 2 * block_pages <= n_pages;
     block.load(pages + first, n, page_tokens, more ? pages + first + block_pages : nullptr);
     const auto multiply = [&](uint32_t row) {
-      multiply_tile<Groups>(row < whole ? q.q + std::size_t{row} * dim : last, block.keys,
+      multiply_tile<Groups>(row < whole ? q.q + std::size_t{row} * dim : last.q, block.keys,
                             products[row / tile_rows % 2]);
     };
     multiply(0);
@@ -110,15 +133,15 @@ void raise_by_pages_of(const QueryRows& q, const PageRef* pages, uint32_t n_page
 void raise_by_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
                     uint32_t block_pages, float* scores, std::size_t stride, std::byte* scratch) {
   const auto call = [&](auto groups) {
-    raise_by_pages_of<groups.value>(q, pages, n_pages, block_pages, scores, stride);
+    raise_by_pages_of<groups.value>(q, pages, n_pages, block_pages, scores, stride, scratch);
   };
-  if (q.latent || !for_groups<8, 16, 32>(q.dim, call))  // others are of few models
+  if (q.latent || !for_tiles(q.dim, call))
     raise_without_tiles(q, pages, n_pages, block_pages, scores, stride, scratch);
 }
 
 // ---- attention over pages
 
-// A tile of up to 128 tokens, as attend_pages() of attention_pages-inl.h has it.
+// A tile of up to 128 tokens, as attend_pages() of attention_pages-inl.h has it: up to 82 KiB.
 template <uint32_t Groups>
 struct Attended {
   static constexpr uint32_t dim = Groups * 8, half_tokens = 64,
@@ -127,9 +150,15 @@ struct Attended {
   alignas(64) int8_t values[tile_tokens * dim];  // [dim / 16][quads][16][4]
   alignas(64) int32_t scores[2 * half_sums];     // [16 tokens][row][16]
   alignas(64) int32_t products[half_sums];       // [high, low][16 dimensions][row][16]
-  alignas(64) uint8_t high[tile_rows * tile_tokens] = {}, low[tile_rows * tile_tokens] = {};
+  alignas(64) uint8_t high[tile_rows * tile_tokens], low[tile_rows * tile_tokens];
   float keep[tile_rows], gain[tile_rows];
   uint32_t tokens;
+
+  // Rows that no query has weigh nothing.
+  void clear() {
+    std::memset(high, 0, sizeof high);
+    std::memset(low, 0, sizeof low);
+  }
 
   void load(const Quad* quads, uint32_t padded_tokens) {
     tokens = padded_tokens;
@@ -206,14 +235,15 @@ struct Attended {
 
 template <uint32_t Groups>
 void attend_pages_of(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
-                     const AttentionState& state, PageTile& tile) {
+                     const AttentionState& state, std::byte* scratch) {
   constexpr uint32_t dim = Groups * 8, step_dims = 32;
   using Tile = Attended<Groups>;
   const uint32_t whole = q.rows / tile_rows * tile_rows,
                  steps = (q.rows + tile_rows - 1) / tile_rows * (dim / step_dims);
-  Tile attended;
-  alignas(64) int8_t last[tile_rows * dim] = {};
-  std::memcpy(last, q.q + std::size_t{whole} * dim, (q.rows - whole) * std::size_t{dim});
+  auto& tile = *reinterpret_cast<PageTile*>(scratch);
+  auto& attended = *reinterpret_cast<Tile*>(scratch + sizeof(PageTile));
+  attended.clear();
+  const LastRows<Groups> last(q, whole);
   std::memset(tile.keep, 0, sizeof tile.keep);
   configure<Groups>();
   Quads all(pages, n_pages, q);
@@ -226,7 +256,7 @@ void attend_pages_of(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
     for (uint32_t row = 0; row < q.rows; row += tile_rows) {
       const uint32_t rows = smaller(tile_rows, q.rows - row);
       for (uint32_t t = 0; t < attended.tokens; t += Tile::half_tokens)
-        multiply_tile<Groups>(row < whole ? q.q + std::size_t{row} * dim : last,
+        multiply_tile<Groups>(row < whole ? q.q + std::size_t{row} * dim : last.q,
                               attended.keys + t * dim, attended.scores + t * tile_rows);
       for (uint32_t r = 0; r < rows; r += max_rows)
         attended.weigh(r, smaller(max_rows, rows - r), q.scale + row + r, tile, state.m + row + r,
@@ -244,17 +274,29 @@ void attend_pages_of(const QueryRows& q, const PageRef* pages, uint32_t n_pages,
 void attend_pages(const QueryRows& q, const PageRef* pages, uint32_t n_pages, AttentionState state,
                   std::byte* scratch) {
   const auto call = [&](auto groups) {
-    attend_pages_of<groups.value>(q, pages, n_pages, state, *reinterpret_cast<PageTile*>(scratch));
+    attend_pages_of<groups.value>(q, pages, n_pages, state, scratch);
   };
-  if (q.latent || q.rows < fewest_rows || !for_groups<8, 16, 32>(q.dim, call))
+  if (q.latent || q.rows < fewest_rows || !for_tiles(q.dim, call))
     attend_without_tiles(q, pages, n_pages, state, scratch);
+}
+
+std::size_t attend_scratch(uint32_t rows, uint32_t dim) {
+  std::size_t bytes = scratch_without_tiles(rows, dim);
+  for_tiles(dim, [&](auto groups) {
+    constexpr std::size_t attended = sizeof(PageTile) + sizeof(Attended<groups.value>);
+    static_assert(sizeof(Raised<groups.value>) <= attended);
+    if (bytes < attended) bytes = attended;
+  });
+  return bytes;
 }
 
 }  // namespace
 
 void fill_attention_amx_pages(Kernels& k) {
   raise_without_tiles = k.raise_by_pages, attend_without_tiles = k.attend_pages;
+  scratch_without_tiles = k.attend_scratch;
   k.raise_by_pages = raise_by_pages, k.attend_pages = attend_pages;
+  k.attend_scratch = attend_scratch;
 }
 
 }  // namespace kvasir

@@ -95,26 +95,36 @@ static long address_space(void) {
   return pages * sysconf(_SC_PAGESIZE);
 }
 
+/* A thread that was joined may stay in the list for a moment. */
+static int has_threads(int count) {
+  int tries;
+  for (tries = 0; tries < 1000 && entries("/proc/self/task") != count; ++tries) usleep(1000);
+  return tries < 1000;
+}
+
 int main(int argc, char** argv) {
+  /* mimalloc reserves 32 MiB for a thread; how often it does depends on which threads meet. A leak
+   * of one reservation in each life would be far more. */
+  const long most = 256L << 20;
   int i, n, threads = 0, files = 0, maps = 0;
   long bytes = 0;
   require(argc == 4, "three arguments");
   /* The allocator reserves 64 MiB for a thread that waits for another one: not the library. */
   require(mallopt(M_ARENA_MAX, 1) == 1, "mallopt");
   library = argv[1], model_path = argv[2], n = atoi(argv[3]);
+  threads = entries("/proc/self/task");
   for (i = 0; i < n; ++i) {
     pthread_t thread;
     require(pthread_create(&thread, NULL, live, NULL) == 0 && pthread_join(thread, NULL) == 0,
             "a thread");
     live(NULL);
     if (i == 4)
-      threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), maps = mappings(),
-      bytes = address_space();
+      files = entries("/proc/self/fd"), maps = mappings(), bytes = address_space();
   }
-  require(entries("/proc/self/task") == threads, "no thread is left behind");
+  require(has_threads(threads), "no thread is left behind");
   require(entries("/proc/self/fd") == files, "no descriptor is left behind");
   require(mappings() == maps, "no mapping of a file is left behind");
   printf("address space grew by %ld bytes\n", address_space() - bytes);
-  require(address_space() - bytes < 64L << 20, "address space does not grow with each life");
+  require(address_space() - bytes < most, "address space does not grow with each life");
   return 0;
 }
