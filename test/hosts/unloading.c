@@ -118,8 +118,7 @@ int main(int argc, char** argv) {
     require(pthread_create(&thread, NULL, live, NULL) == 0 && pthread_join(thread, NULL) == 0,
             "a thread");
     live(NULL);
-    if (i == 4)
-      files = entries("/proc/self/fd"), maps = mappings(), bytes = address_space();
+    if (i == 4) files = entries("/proc/self/fd"), maps = mappings(), bytes = address_space();
   }
   require(has_threads(threads), "no thread is left behind");
   require(entries("/proc/self/fd") == files, "no descriptor is left behind");
