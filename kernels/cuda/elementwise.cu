@@ -2,7 +2,7 @@
 // thread has four neighbouring numbers, so eight threads have a block of 32 inputs.
 #include <cmath>
 
-#include "backend/activation.h"
+#include "activated.h"
 #include "layout.h"
 #include "rounding.h"
 
@@ -113,33 +113,6 @@ __device__ inline Largest warp_largest(Largest own) {
     own.is_bad |= is_bad;
   }
   return own;
-}
-
-__device__ inline float tanh_of(float x) {
-  const float e = expf(-2.0f * fabsf(x));
-  return copysignf((1.0f - e) / (1.0f + e), x);
-}
-
-// A comparison with NaN is false: NaN stays.
-__device__ inline float clamped(float x, float low, float high) {
-  return x > high ? high : x < low ? low : x;
-}
-
-__device__ inline float activated(Activation f, float gate, float up) {
-  switch (f) {
-    case Activation::silu:
-      return gate / (1.0f + expf(-gate)) * up;
-    case Activation::gelu:
-      return 0.5f * gate *
-             (1.0f + tanh_of(0.797884561f * (gate + 0.044715f * gate * gate * gate))) * up;
-    case Activation::relu_squared:
-      gate = gate < 0.0f ? 0.0f : gate;
-      return gate * gate * up;
-    case Activation::clamped_silu:
-      gate = clamped(gate, -INFINITY, 7.0f);
-      return gate / (1.0f + expf(-1.702f * gate)) * (clamped(up, -7.0f, 7.0f) + 1.0f);
-  }
-  return 0.0f;
 }
 
 // The norm of one head's numbers, by a warp: (x - shift) * factor * weight.

@@ -3,6 +3,7 @@
 #include <iterator>
 #include <span>
 
+#include "backend/device_gated.h"
 #include "backend/device_operations.h"
 #include "launch.h"
 #include "launch_experts.h"
@@ -118,13 +119,10 @@ int multiply_parts(DeviceStream* s, std::span<const DeviceProduct> given,
   DeviceProduct products[max_products];
   for (uint32_t first = 0, n; first < x.n; first += n) {
     n = first ? x.n - first : blocks_for(x.n, 16) * 8;  // never one: its sums have another order
-    DeviceActivations part = x;
-    part.n = n, part.q += std::size_t{first} * x.cols;
-    part.scale += std::size_t{first} * (x.cols / 32),
-        part.sums += std::size_t{first} * (x.cols / 16);
     for (std::size_t i = 0; i < given.size(); ++i)
       products[i] = given[i], products[i].y += std::size_t{first} * given[i].w.rows;
-    if (const int error = multiply(s, {products, given.size()}, part, add)) return error;
+    if (const int error = multiply(s, {products, given.size()}, part_of(x, first, n), add))
+      return error;
   }
   return 0;
 }
@@ -185,6 +183,14 @@ int activate(DeviceStream* s, Activation f, const float* gate, const float* up,
              const DeviceCheck& check, const DeviceActivations& out) {
   return launch(s, "activate", Grid{blocks_of(std::size_t{out.n} * out.cols)}, elementwise_threads,
                 f, gate, up, check, out);
+}
+
+int multiply_gated(DeviceStream* s, std::span<const DeviceProduct> products, uint32_t room,
+                   const DeviceActivations& x, Activation f, const DeviceCheck& check,
+                   const DeviceActivations& out) {
+  if (is_wide_gated(*s->context, products, x, f, out))
+    return multiply_wide_gated(s, products, x, f, check, out);
+  return gate_by_parts(s, products, room, x, f, check, out, matmul, activate);
 }
 
 int scale(DeviceStream* s, float* x, std::size_t n, float factor) {

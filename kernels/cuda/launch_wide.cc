@@ -67,21 +67,39 @@ bool is_wide(const DeviceContext& c, std::span<const DeviceProduct> products,
          4 * row_tiles_of(products) * blocks_for(x.n, wide_inputs) >= 3 * c.multiprocessors;
 }
 
-int multiply_wide(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
-                  bool add) {
-  const TensorType type = given[0].w.type;
-  const uint32_t units = x.cols / 32, steps = steps_of(x.cols), all = row_tiles_of(given);
-  Products products{};
-  products.add = add;
-  for (Product& p : products.list) p.begin = UINT32_MAX;
-  uint32_t tiles = 0;
-  for (std::size_t i = 0; i < given.size(); ++i) {
-    const auto& [w, bias, y, halves] = given[i];
-    products.list[i] = {planes_of(w), w.rows, tiles, bias, y, w.scale};
-    tiles += blocks_for(w.rows, wide_rows);
+// Of products in pairs; null: none.
+static const char* kernel_of(Activation f) {
+  switch (f) {
+#define KVASIR_KERNEL(name) \
+  case Activation::name:    \
+    return "multiply_wide_" #name;
+    KVASIR_WIDE_ACTIVATIONS(KVASIR_KERNEL)
+#undef KVASIR_KERNEL
+    default:
+      return nullptr;
   }
+}
+
+bool is_wide_gated(const DeviceContext& c, std::span<const DeviceProduct> products,
+                   const DeviceActivations& x, Activation f, const DeviceActivations& out) {
+  const TensorType type = products[0].w.type;
+  return products.size() == 2 && type == products[1].w.type && is_quantised(type) && !out.f32 &&
+         !products[0].bias && !products[1].bias && kernel_of(f) && is_wide(c, products, x);
+}
+
+// multiply(slice, grid): launches a product of a slice of the weights.
+template <class Multiply>
+static int multiply_slices(DeviceStream* s, std::span<const DeviceProduct> given,
+                           const DeviceActivations& x, const Products& products,
+                           Multiply&& multiply) {
+  const TensorType type = given[0].w.type;
+  const uint32_t units = x.cols / 32, steps = steps_of(x.cols),
+                 all = products.in_pairs ? blocks_for(given[0].w.rows, pair_rows)
+                                         : row_tiles_of(given);
   auto* const kept = reinterpret_cast<uint8_t*>(kept_of(given));
-  const auto is_made = [](const DeviceProduct& p) { return p.halves->is_made; };
+  const auto is_made = [&](const DeviceProduct& p) {
+    return p.halves->is_made && p.halves->in_pairs == products.in_pairs;
+  };
   const bool makes = !kept || !std::all_of(given.begin(), given.end(), is_made);
   const uint32_t most = kept ? all : slice_tiles(x.cols);
   auto* const weights = kept ? kept : reinterpret_cast<uint8_t*>(x.halves);
@@ -100,12 +118,43 @@ int multiply_wide(DeviceStream* s, std::span<const DeviceProduct> given, const D
     const WideSlice slice{first, count, steps, x.n, weights, inputs, scales};
     const uint32_t blocks =
         std::min(count * blocks_for(x.n, wide_inputs), s->context->multiprocessors);
-    error = launch(s, "multiply_wide", Grid{blocks, 1, 1, wide_shared_bytes}, wide_threads,
-                   products, slice);
+    error = multiply(slice, Grid{blocks, 1, 1, wide_shared_bytes});
   }
   if (kept && !error)
-    for (const DeviceProduct& p : given) p.halves->is_made = true;
+    for (const DeviceProduct& p : given)
+      p.halves->is_made = true, p.halves->in_pairs = products.in_pairs;
   return error;
+}
+
+static Products products_of(std::span<const DeviceProduct> given) {
+  Products products{};
+  for (Product& p : products.list) p.begin = UINT32_MAX;
+  uint32_t tiles = 0;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto& [w, bias, y, halves] = given[i];
+    products.list[i] = {planes_of(w), w.rows, tiles, bias, y, w.scale};
+    tiles += blocks_for(w.rows, wide_rows);
+  }
+  return products;
+}
+
+int multiply_wide(DeviceStream* s, std::span<const DeviceProduct> given, const DeviceActivations& x,
+                  bool add) {
+  Products products = products_of(given);
+  products.add = add;
+  return multiply_slices(s, given, x, products, [&](const WideSlice& slice, const Grid& grid) {
+    return launch(s, "multiply_wide", grid, wide_threads, products, slice);
+  });
+}
+
+int multiply_wide_gated(DeviceStream* s, std::span<const DeviceProduct> given,
+                        const DeviceActivations& x, Activation f, const DeviceCheck& check,
+                        const DeviceActivations& out) {
+  Products products = products_of(given);
+  products.in_pairs = true;
+  return multiply_slices(s, given, x, products, [&](const WideSlice& slice, const Grid& grid) {
+    return launch(s, kernel_of(f), grid, wide_threads, products, slice, WideGated{check, out});
+  });
 }
 
 }  // namespace kvasir::cuda

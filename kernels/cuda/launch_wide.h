@@ -17,5 +17,11 @@ bool is_wide(const DeviceContext& context, std::span<const DeviceProduct> produc
              const DeviceActivations& x);
 int multiply_wide(DeviceStream* stream, std::span<const DeviceProduct> products,
                   const DeviceActivations& x, bool add);
+// The same of DeviceKernels::multiply_gated(), without floats in between.
+bool is_wide_gated(const DeviceContext& context, std::span<const DeviceProduct> products,
+                   const DeviceActivations& x, Activation f, const DeviceActivations& out);
+int multiply_wide_gated(DeviceStream* stream, std::span<const DeviceProduct> products,
+                        const DeviceActivations& x, Activation f, const DeviceCheck& check,
+                        const DeviceActivations& out);
 
 }  // namespace kvasir::cuda

@@ -112,7 +112,8 @@ struct Product {
 constexpr uint32_t max_products = 4;
 struct Products {
   Product list[max_products];
-  bool add;  // adds to y
+  bool add;       // adds to y
+  bool in_pairs;  // two, whose rows take turns in a tile (matmul_wide.h)
 };
 
 // The same of experts' matrices; rows: of one expert.

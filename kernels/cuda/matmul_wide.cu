@@ -15,6 +15,7 @@
 #include "formats.h"
 #include "matmul_row.h"
 #include "matmul_wide.h"
+#include "matmul_wide_gated.h"
 #include "products.h"
 #include "tiles.h"
 #include "warp_groups.h"
@@ -65,8 +66,7 @@ __device__ inline void write_halves(const Products& products, uint32_t units, ui
                  at = blockIdx.y * blockDim.x + threadIdx.x, row = at / (2 * tiles),
                  unit = at % (2 * tiles);
   if (row >= wide_rows) return;
-  const Product& product = product_of_tile(products, tile);
-  const uint32_t its_row = (tile - product.begin) * wide_rows + row;
+  const auto& [product, its_row] = row_of_tile(products, tile, row);
   const std::size_t place = std::size_t{blockIdx.x} * tiles + unit / 2;
   uint4 halves[4] = {};
   if (its_row < product.rows && unit < units) {
@@ -183,8 +183,10 @@ __device__ inline void write_products(const Products& products, const WideSlice&
   }
 }
 
-__device__ inline void multiply_tiles(const Products& products, const WideSlice& slice, Ring ring,
-                                      uint32_t group) {
+// write(tile, first input, d, scales): of a tile of rows and inputs.
+template <class Write>
+__device__ inline void multiply_tiles(const WideSlice& slice, Ring ring, uint32_t group,
+                                      Write&& write) {
   const TilesOfSlice tiles(slice);
   const bool speaks = threadIdx.x % 128 == 0;
   constexpr uint32_t each = wide_inputs / 32;  // scales that a lane loads
@@ -225,7 +227,32 @@ __device__ inline void multiply_tiles(const Products& products, const WideSlice&
 #pragma unroll
     for (uint32_t i = 0; i < each; ++i) scales[own + i] = own_scales[i];
     __syncwarp();
-    write_products(products, slice, tile.row, first_input, group, d, scales);
+    write(tile.row, first_input, d, scales);
+  }
+}
+
+// write(group, ...): as of multiply_tiles().
+template <class Write>
+__device__ inline void copy_and_multiply(const WideSlice& slice, uint8_t* memory, Write&& write) {
+  const uint32_t begin = (shared_address(memory) + 1023) / 1024 * 1024;
+  const Ring ring{begin, begin + wide_steps * step_bytes};
+  if (threadIdx.x == 0) {
+    for (uint32_t i = 0; i < wide_steps; ++i)
+      begin_barrier(ring.barriers + i * 16, 1), begin_barrier(ring.barriers + i * 16 + 8, 2);
+    asm volatile("fence.proxy.async;" ::: "memory");
+  }
+  __syncthreads();
+  after_previous();
+  const uint32_t group = threadIdx.x / 128;
+  if (group < 2) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    multiply_tiles(slice, ring, group,
+                   [&](uint32_t tile, uint32_t first, float(&d)[2][64], const float* scales) {
+                     write(group, tile, first, d, scales);
+                   });
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+    if (threadIdx.x % 128 == 0) copy_tiles(slice, ring);
   }
 }
 
@@ -275,24 +302,27 @@ __global__ void __launch_bounds__(wide_halves_threads)
 __global__ void __launch_bounds__(wide_threads, 1)
     multiply_wide(Given products, const __grid_constant__ WideSlice slice) {
   extern __shared__ uint8_t wide_memory[];
-  const uint32_t begin = (shared_address(wide_memory) + 1023) / 1024 * 1024;
-  const Ring ring{begin, begin + wide_steps * step_bytes};
-  if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < wide_steps; ++i)
-      begin_barrier(ring.barriers + i * 16, 1), begin_barrier(ring.barriers + i * 16 + 8, 2);
-    asm volatile("fence.proxy.async;" ::: "memory");
-  }
-  __syncthreads();
-  after_previous();
-  const uint32_t group = threadIdx.x / 128;
-  if (group < 2) {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    multiply_tiles(products, slice, ring, group);
-  } else {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-    if (threadIdx.x % 128 == 0) copy_tiles(slice, ring);
-  }
+  copy_and_multiply(slice, wide_memory,
+                    [&](uint32_t group, uint32_t tile, uint32_t first_input, float(&d)[2][64],
+                        const float* scales) {
+                      write_products(products, slice, tile, first_input, group, d, scales);
+                    });
 }
+
+#define GATED_KERNEL(name)                                                                       \
+  __global__ void __launch_bounds__(wide_threads, 1)                                             \
+      multiply_wide_##name(Given products, const __grid_constant__ WideSlice slice,              \
+                           const __grid_constant__ WideGated gated) {                            \
+    extern __shared__ uint8_t wide_memory[];                                                     \
+    __shared__ GatedRoom rooms[2];                                                               \
+    copy_and_multiply(slice, wide_memory,                                                        \
+                      [&](uint32_t group, uint32_t tile, uint32_t first_input, float(&d)[2][64], \
+                          const float* scales) {                                                 \
+                        write_gated<Activation::name>(products, gated, slice, tile, first_input, \
+                                                      group, d, scales, &rooms[group]);          \
+                      });                                                                        \
+  }
+KVASIR_WIDE_ACTIVATIONS(GATED_KERNEL)
 
 }  // extern "C"
 }  // namespace kvasir::cuda

@@ -60,7 +60,8 @@ struct DeviceMatrix {
 struct DeviceHalves {
   std::byte* memory;  // device; DeviceKernels::kept_bytes()
   std::size_t bytes;
-  bool is_made;  // what is enqueued writes it
+  bool is_made = false;   // what is enqueued writes it
+  bool in_pairs = false;  // with the next matrix, as multiply_gated() reads both
 };
 
 // y[i * w.rows + r] = w.scale * sum_c w[r][c] * x[i][c] + bias[r]; bias null: none.
@@ -155,6 +156,12 @@ struct DeviceKernels {
   // Kernels::activate; up null: f(gate). Checks its output; out.f32 may be gate.
   int (*activate)(DeviceStream* stream, Activation f, const float* gate, const float* up,
                   const DeviceCheck& check, const DeviceActivations& out);
+  // f(products[0]) * products[1], or f(products[0]) alone, as matmul() and activate() compute it.
+  // Checks its output; out.q may be x.q. y of a product has room for `room` inputs, which are
+  // multiplied at a time where y is used, or is out.f32.
+  int (*multiply_gated)(DeviceStream* stream, std::span<const DeviceProduct> products,
+                        uint32_t room, const DeviceActivations& x, Activation f,
+                        const DeviceCheck& check, const DeviceActivations& out);
   // x[i] *= factor
   int (*scale)(DeviceStream* stream, float* x, std::size_t n, float factor);
   // Of each row of x: [rows][n]; n < 2^31. out: [rows][largest_parts]; a part without numbers has

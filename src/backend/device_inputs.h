@@ -24,13 +24,19 @@ struct DeviceActivations {
 };
 constexpr uint32_t max_alone = 8;
 
-// Input i of several, as the only one.
-constexpr DeviceActivations input_of(DeviceActivations x, uint32_t i) {
-  const std::size_t at = std::size_t{i} * x.cols;
-  x.n = 1, x.alone = false;
+// n inputs from `first` on.
+constexpr DeviceActivations part_of(DeviceActivations x, uint32_t first, uint32_t n) {
+  const std::size_t at = std::size_t{first} * x.cols;
+  x.n = n;
   if (x.f32) x.f32 += at;
   if (x.q) x.q += at, x.scale += at / 32, x.sums += at / 16;
   return x;
+}
+
+// Input i of several, as the only one.
+constexpr DeviceActivations input_of(DeviceActivations x, uint32_t i) {
+  x.alone = false;
+  return part_of(x, i, 1);
 }
 
 // *first <- min(*first, mark) unless |x| < limit for every x that an operation checks.

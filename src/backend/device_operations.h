@@ -17,7 +17,7 @@ namespace kvasir {
 
 #define KVASIR_DEVICE_PRODUCTS(F) \
   F(matrix_bytes) F(lay_out) F(matmul) F(halves_bytes) F(kept_bytes) F(quantize) F(rms_norm) \
-  F(add_rms_norm) F(layer_norm) F(activate) F(scale) F(find_largest) F(rotate) \
+  F(add_rms_norm) F(layer_norm) F(activate) F(multiply_gated) F(scale) F(find_largest) F(rotate) \
   F(prepare_prefill) F(choose_prefill) F(attend_prefill) F(attend_window) F(keep_window) \
   F(find_nearest)
 

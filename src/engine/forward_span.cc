@@ -76,11 +76,8 @@ SpanSize Forward::span_size(const ForwardStep& step, const StepStores& stores) c
 // chunk.
 bool Forward::prefers_spans(const SpanSize& size) const {
   const std::vector<DeviceWeights>& gpus = model_->device_weights();
-  if (gpus.empty()) return size.weights_exceed();
-  if (gpus.back().end_layer() < model_->config().depth()) return true;
-  for (const DeviceWeights& d : gpus)
-    if (d.experts_end() < d.end_layer()) return true;
-  return false;
+  return gpus.empty() ? size.weights_exceed()
+                      : DeviceWeights::some_come(gpus, model_->config().depth());
 }
 
 Fallback Forward::why_no_span(const StepStores& stores) const {

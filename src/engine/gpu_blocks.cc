@@ -106,11 +106,14 @@ DeviceActivations GpuExecutor::enqueue_gated(uint32_t layer) {
   DeviceActivations h = inputs(work_.y, size_.width, {&w.gate, &w.up});
   if (c.is_parallel()) h.f32 = work_.y, enqueue(ops_.quantize(stream_, h, check(layer)));
   else h = norm(w.ffn_norm, nullptr, check(layer), {&w.gate, &w.up});
-  if (c.gated) multiply(h, {{&w.gate, work_.gate}, {&w.up, work_.up}});
-  else multiply(h, {{&w.up, work_.gate}});
+  h.alone = open_;
   const DeviceActivations gated = inputs(work_.gate, c.feed_forward, {&w.down});
-  enqueue(ops_.activate(stream_, c.activation, work_.gate, c.gated ? work_.up : nullptr,
-                        check(layer), gated));
+  DeviceProduct given[4];
+  const std::span<DeviceProduct> products =
+      c.gated ? prepare(h, {{&w.gate, work_.gate}, {&w.up, work_.up}}, given)
+              : prepare(h, {{&w.up, work_.gate}}, given);
+  enqueue(ops_.multiply_gated(stream_, products, Workspace::gated_tokens, h, c.activation,
+                              check(layer), gated));
   return gated;
 }
 
@@ -142,16 +145,23 @@ void GpuExecutor::enqueue_logits(uint32_t first, uint32_t n, bool keeps_hidden) 
 }
 
 // A layer may lack some of the matrices.
+std::span<DeviceProduct> GpuExecutor::prepare(const DeviceActivations& x,
+                                              std::initializer_list<Product> products,
+                                              std::span<DeviceProduct> room) {
+  auto end = room.begin();
+  for (const Product& p : products)
+    if (p.matrix->w.data) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
+  const std::span<DeviceProduct> given(room.begin(), end);
+  if (keeps_halves_ && x.n == step_->tokens()) kept_halves_.give(given);
+  return given;
+}
+
 void GpuExecutor::multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                            bool add) {
   DeviceActivations input = x;
   input.alone = open_;
-  DeviceProduct given[4];
-  DeviceProduct* end = given;
-  for (const Product& p : products)
-    if (p.matrix->w.data) *end++ = {p.matrix->w, p.matrix->bias.get(), p.y};
-  if (keeps_halves_ && x.n == step_->tokens()) kept_halves_.give({given, end});
-  enqueue(ops_.matmul(stream_, {given, end}, input, add));
+  DeviceProduct room[4];
+  enqueue(ops_.matmul(stream_, prepare(x, products, room), input, add));
 }
 
 // The normalised residual stream as the input of matrices, or the stream itself where there is no

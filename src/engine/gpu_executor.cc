@@ -39,12 +39,12 @@ GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attentio
                          std::unique_ptr<WeightStream> streamed)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
-      model_(model), config_(model.config()), size_(widths_of(config_)), number_(number),
-      weights_(model.device_weights()[static_cast<std::size_t>(number)]),
+      model_(model), config_(model.config()), size_(widths_of(config_, model.weights())),
+      number_(number), weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       streamed_(std::move(streamed)), kv_(kv_layers(config_, weights_, false)),
       windows_kv_(kv_layers(config_, weights_, true)), device_(weights_.device()),
-      ops_(device_->kernels()), host_(attention), kept_halves_(device_),
-      graphs_(ops_, max_alone * graph_parts()),
+      ops_(device_->kernels()), host_(attention), graphs_(ops_, max_alone * graph_parts()),
+      kept_halves_(device_),
       has_experts_(expert_widths_of(config_, model.weights(), false).has_experts),
       waits_for_experts_(!streamed_ && count_experts(config_, weights_) > weights_.expert_layers()),
       experts_size_(

@@ -253,6 +253,9 @@ class GpuExecutor final : public LayerExecutor {
     if (n_ <= halves_room_) to.halves = halves_.get();
     return to;
   }
+  std::span<DeviceProduct> prepare(const DeviceActivations& x,
+                                   std::initializer_list<Product> products,
+                                   std::span<DeviceProduct> room);
   void multiply(const DeviceActivations& x, std::initializer_list<Product> products,
                 bool add = false);
   DeviceActivations norm(const DeviceWeights::Norm& weights, float* h, const DeviceCheck& check,
@@ -293,7 +296,7 @@ class GpuExecutor final : public LayerExecutor {
   void release_windows();
   void release_workspace();
   uint64_t workspace_bytes(uint32_t n) const {
-    return device_workspace_bytes(config_, experts_size_, n);
+    return device_workspace_bytes(size_, experts_size_, n);
   }
   void release_selective();
   void release_hybrid();

@@ -28,7 +28,7 @@ std::vector<DeviceHalves>* KeptHalves::halves_of(std::span<const DeviceProduct> 
   std::size_t bytes = 0;
   std::vector<DeviceHalves> halves;
   for (const DeviceProduct& p : products) {
-    halves.push_back({nullptr, device_->kernels().kept_bytes(device_->context(), p.w), false});
+    halves.push_back({nullptr, device_->kernels().kept_bytes(device_->context(), p.w)});
     bytes += halves.back().bytes;
   }
   std::byte* at = bytes > 0 ? take(bytes) : nullptr;

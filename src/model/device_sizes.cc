@@ -65,7 +65,8 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
   add(weights.output, &matrix, &output);
   output += Device::allocated_size(matrix);
   const auto workspace = [&](bool routed, uint32_t step = usual_step) {
-    return device_workspace_bytes(config, expert_widths_of(config, weights, routed), step);
+    return device_workspace_bytes(widths_of(config, weights),
+                                  expert_widths_of(config, weights, routed), step);
   };
   margin = workspace(false) + Device::allocated_size(piece) + window_step_bytes(config, usual_step);
   large_margin = workspace(true, large_step) - workspace(true) +
@@ -100,13 +101,16 @@ uint64_t DeviceSizes::stream_room() const {
          Device::allocated_size(keys) + stream_step(usual_step) + experts_margin;
 }
 
-void DeviceSizes::add_halves(std::span<const std::shared_ptr<Device>> devices) {
+void DeviceSizes::add_stream_steps(std::span<const std::shared_ptr<Device>> devices) {
+  const auto widest = static_cast<uint32_t>(widths_of(config_).widest);
   uint64_t most = 0;
-  for (const auto& device : devices)
-    most = std::max<uint64_t>(
-        most, kernels_.halves_bytes(device->context(), usual_step_of(*device),
-                                    static_cast<uint32_t>(widths_of(config_).widest)));
-  stream_margin += Device::allocated_size(most);
+  for (const auto& device : devices) {
+    const uint32_t step = streamed_step_of(*device);
+    const uint64_t more = step > usual_step_of(*device) ? large_margin : 0;
+    most = std::max(most, more + Device::allocated_size(
+                                     kernels_.halves_bytes(device->context(), step, widest)));
+  }
+  stream_margin += most;
 }
 
 DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> rooms) const {

@@ -38,8 +38,9 @@ struct DeviceSizes {
   DeviceSizes(const Weights& weights, const ModelConfig& config, const DeviceKernels& kernels);
   uint64_t margin_on(const Device& device) const;
   uint64_t room(const Device& device) const;
-  // Adds to stream_margin what weights in half precision take, at most, on one of the devices.
-  void add_halves(std::span<const std::shared_ptr<Device>> devices);
+  // Adds to stream_margin what steps of prefill take on one of the devices, at most: weights in
+  // half precision, and the workspace of larger steps than the usual ones.
+  void add_stream_steps(std::span<const std::shared_ptr<Device>> devices);
   // For the layers from first_layer on. Where not everything fits, devices leave room for what
   // comes to them in prefill (WeightStream), unless not one layer would fit besides.
   DevicePlan plan(std::size_t first_layer, std::span<const uint64_t> rooms) const;

@@ -84,6 +84,12 @@ Status DeviceWeights::load_experts(const Weights& weights, uint32_t count, Devic
   return {};
 }
 
+bool DeviceWeights::some_come(std::span<const DeviceWeights> devices, uint32_t depth) {
+  return devices.back().end_layer() < depth ||
+         std::any_of(devices.begin(), devices.end(),
+                     [](const DeviceWeights& d) { return d.experts_end() < d.end_layer(); });
+}
+
 // What a device keeps free for a part of a model that it gets later, besides the sessions' margin.
 static uint64_t part_bytes(const DeviceSizes& part, const Linear& inputs, bool shares_output,
                            const Device& device) {
@@ -108,12 +114,10 @@ Status DeviceWeights::upload_part(const Model& whole, const Model& model, const 
   const bool shares = weights.output.w.data == whole.weights().output.w.data;
   const DeviceSizes sizes(weights, config, kernels);
   DeviceSizes whole_sizes(whole.weights(), whole.config(), kernels);
-  whole_sizes.add_halves({&last.device_, 1});
+  whole_sizes.add_stream_steps({&last.device_, 1});
   uint64_t needed = part_bytes(sizes, inputs, shares, *last.device_) +
                     whole_sizes.margin_on(*last.device_) + whole_sizes.experts_margin;
-  bool streams = last.end_layer() < whole.config().depth();
-  for (const DeviceWeights& d : devices) streams |= d.experts_end() < d.end_layer();
-  if (streams) needed += whole_sizes.stream_margin;
+  if (some_come(devices, whole.config().depth())) needed += whole_sizes.stream_margin;
   if (needed > last.device_->left())
     return Status::error(Code::no_memory, "%s has too little memory for the MTP layer",
                          last.device_->name().c_str());
@@ -211,7 +215,7 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
     devices.push_back(std::move(device));
   }
   if (devices.empty()) return missing;
-  sizes.add_halves(devices);
+  sizes.add_stream_steps(devices);
   if (options.drafts) plan_drafts(model, devices, &sizes);
   // the one with the most room, where that is enough: attention of sessions needs memory too
   if (choose) {

@@ -94,6 +94,9 @@ class DeviceWeights {
   static Status upload_part(const Model& whole, const Model& part, const Linear& inputs,
                             const Cancel* cancel, std::vector<DeviceWeights>* out);
 
+  // Whether weights of a model of so many layers are on none of its devices, and come in prefill.
+  static bool some_come(std::span<const DeviceWeights> devices, uint32_t depth);
+
   const std::shared_ptr<Device>& device() const { return device_; }
   uint32_t first_layer() const { return first_; }
   uint32_t end_layer() const { return first_ + static_cast<uint32_t>(layers_.size()); }

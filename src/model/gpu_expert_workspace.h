@@ -41,6 +41,15 @@ inline ExpertWidths expert_widths_of(const ModelConfig& config, const Weights& w
   return out;
 }
 
+inline Widths widths_of(const ModelConfig& config, const Weights& weights) {
+  Widths out = widths_of(config);
+  const auto is_float = [](const LayerWeights& w) {
+    return w.down.w.data && tensor_type_info(w.down.w.type)->block_elements == 1;
+  };
+  out.gated_floats = std::any_of(weights.layers.begin(), weights.layers.end(), is_float);
+  return out;
+}
+
 struct ExpertWorkspace {
   float* logits;         // [n][experts]
   DeviceChoice* chosen;  // [n][used]
@@ -80,9 +89,9 @@ struct ExpertWorkspace {
 };
 
 // Device memory of an executor for steps of n tokens.
-inline uint64_t device_workspace_bytes(const ModelConfig& config, const ExpertWidths& experts,
+inline uint64_t device_workspace_bytes(const Widths& widths, const ExpertWidths& experts,
                                        uint32_t n) {
-  return Device::allocated_size(Workspace().place(widths_of(config), n, nullptr) +
+  return Device::allocated_size(Workspace().place(widths, n, nullptr) +
                                 ExpertWorkspace().place(experts, n, nullptr));
 }
 

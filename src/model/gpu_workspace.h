@@ -37,6 +37,8 @@ struct Widths {
   std::size_t shared;       // of a windowed layer whose keys and values others attend, or 0
   std::size_t query_gates;  // q, where attention's output is gated, or 0
   RecurrentWidths recurrent;
+  std::size_t layer_input;
+  bool gated_floats = true;  // floats are the input of a dense network's last matrix
 };
 // Those of the widest layer.
 inline Widths widths_of(const ModelConfig& c) {
@@ -58,12 +60,17 @@ inline Widths widths_of(const ModelConfig& c) {
           std::size_t{c.depth()} * c.layer_input,
           c.shares_kv() ? c.windows.q_width() + 2 * c.windows.kv_width() : 0,
           gates ? c.max_q_width() : 0,
-          recurrent};
+          recurrent,
+          c.layer_input};
 }
 
 // A step's arrays in the device's memory, one behind the other in one allocation.
 struct Workspace {
-  // [n][width] twice, [n][q and k and v], [n][q], [n][feed_forward] twice
+  // Tokens whose networks' products have floats at a time, unless these are the next product's
+  // input: those of many tokens would take much of a small device.
+  static constexpr uint32_t gated_tokens = 1024;
+
+  // [n][width] twice, [n][q and k and v], [n][q], [gated_tokens][feed_forward] twice
   float *x, *h, *qkv, *a, *gate, *up;
   float* y;             // [n][width] the normalised input of a parallel layer
   float *cos, *sin;     // [RoPE sets][n][rope dim / 2]
@@ -91,7 +98,9 @@ struct Workspace {
       at += round_up(count * sizeof **array, 256);
     };
     put(&x, n * s.width), put(&h, n * s.width), put(&qkv, n * (s.q + 2 * s.kv)), put(&a, n * s.q);
-    put(&gate, n * s.feed_forward), put(&up, n * s.feed_forward), put(&y, n * s.parallel);
+    const std::size_t gated = std::min<std::size_t>(n, gated_tokens) * s.feed_forward;
+    put(&gate, s.gated_floats ? n * s.feed_forward : std::max(gated, n * s.layer_input));
+    put(&up, gated), put(&y, n * s.parallel);
     put(&cos, n * s.angles), put(&sin, n * s.angles), put(&factors, n);
     put(&layer_inputs, n * s.inputs), put(&shared, n * s.shared);
     put(&query_gates, n * s.query_gates);
@@ -142,10 +151,11 @@ inline uint32_t usual_step_of(const Device& device) {
   constexpr uint64_t large = uint64_t{32} << 30;
   return device.budget() >= large ? large_step : usual_step;
 }
-
-// Device memory of an executor for steps of n tokens.
-inline uint64_t device_workspace_bytes(const ModelConfig& config, uint32_t n) {
-  return Device::allocated_size(Workspace().place(widths_of(config), n, nullptr));
+// The same where weights come in prefill, once for many steps: what they leave idle of a large
+// device counts for more than the weights that a larger step's workspace takes the place of.
+inline uint32_t streamed_step_of(const Device& device) {
+  constexpr uint32_t large = 64;  // multiprocessors
+  return device.info().multiprocessors >= large ? large_step : usual_step_of(device);
 }
 
 // Of layers whose queries see a window (offload/gpu_window_attention.h): rows of a layer's ring,

@@ -138,8 +138,9 @@ int close(DeviceContext* c) {
 int describe(DeviceContext* c, DeviceInfo* out) {
   if (const int error = begin_call(c)) return error;
   const uint64_t unused = machine().free_bytes[c->index], taken = machine().bytes[c->index];
-  *out = {"A device made of the CPU",   unused + own_bytes,   unused - std::min(unused, taken), 2,
-          machine().registration_bytes, machine().block_bytes};
+  *out = {"A device made of the CPU",       unused + own_bytes,
+          unused - std::min(unused, taken), machine().multiprocessors,
+          machine().registration_bytes,     machine().block_bytes};
   return 0;
 }
 

@@ -6,7 +6,7 @@
 #include "../session/wide_model.h"
 #include "emulated.h"
 #include "model/device_sizes.h"
-#include "model/gpu_workspace.h"
+#include "model/gpu_expert_workspace.h"
 #include "offload/kv_mirror.h"
 
 using namespace kvasir;
@@ -132,7 +132,8 @@ TEST_CASE(
   auto first = load(model, read_file(), bounded_options(200));
   const std::vector<float> expected = score(first.get(), tokens);
   CHECK(attends(*first));
-  const uint64_t workspace = device_workspace_bytes(model->config(), KvMirror::max_tokens);
+  const uint64_t workspace = device_workspace_bytes(widths_of(model->config(), model->weights()),
+                                                    {}, KvMirror::max_tokens);
   // a step's arrays fit, attention's do not
   emulated::Changed full(emulated::machine().max_bytes[1],
                          emulated::machine().bytes[1] + workspace + (1 << 16));
@@ -289,6 +290,26 @@ TEST_CASE("a device of much memory has larger steps, for which it keeps room") {
   CHECK(sizes.room(larger) + sizes.margin + sizes.large_margin == larger.left());
 }
 
+TEST_CASE("weights that come in prefill have larger steps on a large device, and room for them") {
+  for (const bool large : {false, true}) {
+    const Changed more(emulated::machine().multiprocessors, large ? 132u : 2u);
+    const auto whole = model_on("cuda:0");
+    const std::shared_ptr<Device>& device = whole->device_weights()[0].device();
+    DeviceSizes sizes(whole->weights(), whole->config(), device->kernels());
+    const uint64_t before = sizes.stream_margin;
+    sizes.add_stream_steps({&device, 1});
+    CHECK(sizes.large_margin > 0);
+    CHECK(sizes.stream_margin == before + (large ? sizes.large_margin : 0));
+    CHECK(open_session(whole)->stats().prefill_chunk == 1024);
+    std::shared_ptr<const Model> model;
+    const uint64_t all = whole->device_weights()[0].bytes();
+    for (uint64_t budget = all / 4; !model; budget += all / 32)
+      (void)open_on("cuda:0", budget, &model);
+    REQUIRE(model->device_weights()[0].end_layer() < model->config().depth());
+    CHECK(open_session(model)->stats().prefill_chunk == (large ? 2048 : 1024));
+  }
+}
+
 TEST_CASE("devices that multiply in half precision keep room for it besides streamed weights") {
   std::shared_ptr<const Model> model;
   REQUIRE(open_on("cuda:0,cuda:1", 0, &model).ok());
@@ -303,9 +324,9 @@ TEST_CASE("devices that multiply in half precision keep room for it besides stre
   };
   DeviceSizes sizes(model->weights(), model->config(), kernels);
   const uint64_t before = sizes.stream_margin;
-  sizes.add_halves({devices.data(), 1});
+  sizes.add_stream_steps({devices.data(), 1});
   CHECK(sizes.stream_margin == before);
-  sizes.add_halves(devices);
+  sizes.add_stream_steps(devices);
   CHECK(sizes.stream_margin >= before + uint64_t{1024} * model->config().width);
 }
 

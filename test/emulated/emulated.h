@@ -35,6 +35,7 @@ struct Machine {
   std::atomic<uint64_t> registration_bytes{UINT64_MAX};   // of devices that are opened from now on
   std::atomic<int> refuses_sharing{0};                    // by this error, all of it
   std::atomic<uint64_t> block_bytes{uint64_t{32} << 20};  // so too
+  std::atomic<uint32_t> multiprocessors{2};
   // bytes that came to a device by streams that compute, which wait for them,
   std::atomic<uint64_t> uploaded[most] = {};
   std::atomic<uint64_t> uploaded_beside[most] = {};  // and by others

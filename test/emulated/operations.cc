@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "alignment.h"
+#include "backend/device_gated.h"
 #include "backend/device_operations.h"
 #include "backend/kernels.h"
 #include "base/checked.h"
@@ -150,6 +151,12 @@ int activate(DeviceStream* s, Activation f, const float* gate, const float* up,
     note(y.get(), size, check);
     return put(y.get(), out), 0;
   });
+}
+
+int multiply_gated(DeviceStream* s, std::span<const DeviceProduct> products, uint32_t room,
+                   const DeviceActivations& x, Activation f, const DeviceCheck& check,
+                   const DeviceActivations& out) {
+  return gate_by_parts(s, products, room, x, f, check, out, matmul, activate);
 }
 
 int scale(DeviceStream* s, float* x, std::size_t n, float factor) {
