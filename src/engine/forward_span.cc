@@ -186,7 +186,7 @@ Status Forward::begin_span(Span* span) {
   RETURN_IF_ERROR(span->store.begin_span(n, chunk, pool_, cancel));
   if (span->windows) RETURN_IF_ERROR(span->windows->begin_span(n, chunk, pool_, cancel));
   if (span->states) RETURN_IF_ERROR(span->states->begin_span());
-  if (step.queries) step.queries->prepare(n);
+  if (step.queries) step.queries->prepare(span->begin, n);
   make_span_memory(span);
   for (std::size_t i = 0; i < chunks_ahead; ++i) embed_chunk(span, i);
   return {};

@@ -42,7 +42,7 @@ Status HostAttention::begin(const StepContext& c, GpuWork gpu) {
         c.windows->prepare_rows(c.tokens(), KvStore::Overlap::nothing, pool_, c.step.cancel));
   has_pages_ = false;
   if (gpu != GpuWork::prefill) RETURN_IF_ERROR(reserve_pages(c));
-  if (c.step.queries) c.step.queries->prepare(c.tokens());
+  if (c.step.queries) c.step.queries->prepare(c.store.tokens(), c.tokens());
   return {};
 }
 

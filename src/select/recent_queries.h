@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "backend/second_moment.h"
 #include "backend/thread_pool.h"
@@ -40,9 +41,14 @@ class RecentQueries {
     return query(layer, position) + heads_ * head_dim_;
   }
 
-  // Makes room for a step of n tokens. Throws std::bad_alloc.
-  void prepare(uint32_t n) {
+  // Makes room for a step of n tokens, `first` the first one. Throws std::bad_alloc.
+  void prepare(uint64_t first, uint32_t n) {
     if (n < capacity && !rows_) rows_ = make_rows(false);
+    in_place_ = n <= spare && first == end_ && is_sole(rows_);
+    if (in_place_) {
+      if (pending_.rows && !is_sole(pending_.rows)) pending_.rows.reset();  // a fork's alone now
+      return;
+    }
     if (!pending_.rows || !is_sole(pending_.rows))
       pending_.rows = make_rows(n >= capacity || !is_sole(rows_));
   }
@@ -51,7 +57,7 @@ class RecentQueries {
     const uint32_t kept = std::min(n, capacity);
     run_tasks(kept > 1 ? pool : nullptr, kept, [&](uint32_t task, uint32_t) {
       const uint32_t i = n - 1 - task;
-      float* to = pending_row(layer, task);
+      float* to = in_place_ ? rows_.get() + at(layer, end_ + i) : pending_row(layer, task);
       std::copy_n(q + std::size_t{i} * heads_ * head_dim_, heads_ * head_dim_, to);
       std::copy_n(lse + std::size_t{i} * heads_, heads_, to + heads_ * head_dim_);
     });
@@ -64,17 +70,18 @@ class RecentQueries {
   // Before commit(first, kept): of the n tokens of the step only the first `kept` stay, n being
   // less than the capacity.
   void keep_first(uint32_t kept, uint32_t n) {
-    for (uint32_t l = 0; l < layers_ && kept < n; ++l)
+    for (uint32_t l = 0; l < layers_ && kept < n && !in_place_; ++l)
       for (uint32_t i = 0; i < kept; ++i)
         std::copy_n(pending_row(l, i + n - kept), width(), pending_row(l, i));
   }
   // Makes the step visible: its tokens are `first` to first + n - 1, and replace those from `first`
-  // on.
+  // on. first: as prepare() had it.
   void commit(uint64_t first, uint32_t n, ThreadPool* pool) {
     rewind(first);
     if (end_ != first) count_ = 0;  // tokens in between are unknown
     end_ = first + n;
     count_ = static_cast<uint32_t>(std::min<uint64_t>(capacity, uint64_t{count_} + n));
+    if (std::exchange(in_place_, false)) return;
     if (n < capacity && is_sole(rows_)) {
       const bool many = n * token_floats() >= own_floats;
       run_tasks(many ? pool : nullptr, layers_, [&](uint32_t l, uint32_t) {
@@ -154,10 +161,13 @@ class RecentQueries {
  private:
   // One thread copies fewer in less time than threads take to wake up.
   static constexpr std::size_t own_floats = std::size_t{1} << 16;
+  // The most tokens of a step that write() puts in their place: no visible row has it.
+  static constexpr uint32_t spare = 8, slots = capacity + spare;
 
-  std::size_t size() const { return std::size_t{layers_} * capacity * width(); }
+  std::size_t size() const { return std::size_t{layers_} * slots * width(); }
   std::size_t at(uint32_t layer, uint64_t position) const {
-    return (std::size_t{layer} * capacity + (newest_ - position) % capacity) * width();
+    const uint64_t slot = (newest_ % slots + slots - position % slots) % slots;
+    return (std::size_t{layer} * slots + slot) * width();
   }
 
   // row(i): the query of the i-th of `count` tokens.
@@ -175,7 +185,7 @@ class RecentQueries {
   }
 
   float* pending_row(uint32_t layer, uint32_t i) const {
-    return pending_.rows.get() + (std::size_t{layer} * capacity + i) * width();
+    return pending_.rows.get() + (std::size_t{layer} * slots + i) * width();
   }
 
   std::shared_ptr<float[]> make_rows(bool whole) const {  // whole: all of it is written at once
@@ -195,10 +205,11 @@ class RecentQueries {
   uint32_t layers_ = 0, heads_ = 0, head_dim_ = 0;
   uint32_t count_ = 0;
   uint64_t end_ = 0;
-  uint64_t newest_ = 0;  // position of the first row
-  // [layers][capacity, newest first, a ring that begins at newest_][heads * (head_dim + 1)]
+  uint64_t newest_ = 0;    // position of the first row
+  bool in_place_ = false;  // the current step writes to rows_
+  // [layers][slots, newest first, a ring that begins at newest_][heads * (head_dim + 1)]
   std::shared_ptr<float[]> rows_;
-  // [layers][capacity, newest first][heads * (head_dim + 1)] of the current step.
+  // [layers][slots, newest first][heads * (head_dim + 1)] of the current step.
   Pending pending_;
 };
 

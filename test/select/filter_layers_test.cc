@@ -23,7 +23,7 @@ struct Case {
     q = normals(std::size_t{n} * sample_heads * head_dim, 2, 0, 3);
     lse = normals(std::size_t{n} * sample_heads, 3, 5, 1);
     for (uint32_t t = 0; t < before; ++t) {  // as decode adds them, one by one
-      recent.prepare(1);
+      recent.prepare(position - before + t, 1);
       for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), lse_of(t), nullptr);
       recent.commit(position - before + t, 1, nullptr);
     }
@@ -120,7 +120,7 @@ TEST_CASE(
   Case c(128, 20, 20, 1);
   const auto whole = c.choose(FilterWindow::uniform, 30, 2);
   c.recent.rewind(c.position - 3);  // those are of another text now
-  c.recent.prepare(3);
+  c.recent.prepare(c.position - 3, 3);
   for (uint32_t l = 0; l < sample_layers; ++l)
     c.recent.write(l, 3, c.query(0), c.lse_of(0), nullptr);
   c.recent.commit(c.position - 3, 3, nullptr);
@@ -131,7 +131,7 @@ TEST_CASE(
   c.position -= 40;  // a small window: 20 pages of 16 tokens reach beyond the older queries
   c.recent.rewind(0);
   for (uint32_t t = 0; t < c.before; ++t) {
-    c.recent.prepare(1);
+    c.recent.prepare(c.position - c.before + t, 1);
     for (uint32_t l = 0; l < sample_layers; ++l)
       c.recent.write(l, 1, c.query(t), c.lse_of(t), nullptr);
     c.recent.commit(c.position - c.before + t, 1, nullptr);

@@ -21,7 +21,7 @@ struct ObservedCase {
     lse = normals(std::size_t{count} * sample_heads, 3, 5, 1);
     const uint64_t first = uint64_t{pages} * store.shape().page.page_tokens + behind - count;
     for (uint32_t t = 0; t < count; ++t) {
-      recent.prepare(1);
+      recent.prepare(first + t, 1);
       for (uint32_t l = 0; l < sample_layers; ++l) recent.write(l, 1, query(t), lse_of(t), nullptr);
       recent.commit(first + t, 1, nullptr);
     }
@@ -147,7 +147,7 @@ TEST_CASE("a copy of recent queries has the original's until the one or the othe
     const auto q = normals(std::size_t{n} * sample_heads * 128, n, 0, 3),
                lse = normals(std::size_t{n} * sample_heads, n + 1, 5, 1);
     for (uint32_t step = 0; step < 2; ++step) {
-      other.prepare(n);
+      other.prepare(other.end(), n);
       for (uint32_t l = 0; l < sample_layers; ++l)
         other.write(l, n, q.data(), lse.data(), &pool(2));
       other.commit(other.end(), n, &pool(2));
@@ -158,5 +158,54 @@ TEST_CASE("a copy of recent queries has the original's until the one or the othe
     if (n < RecentQueries::capacity) CHECK(std::equal(row, row + 128, other.query(1, newest)));
     c.recent = RecentQueries(copy);
     CHECK(c.recent.floats() == before);
+  }
+}
+
+TEST_CASE("a step of recent queries changes none that are visible before its commit") {
+  ObservedCase c(128, 4, 40, 0);
+  const uint32_t width = sample_heads * 128;
+  const auto q = normals(8 * std::size_t{width}, 7, 0, 3),
+             lse = normals(8 * std::size_t{sample_heads}, 8, 5, 1);
+  const auto write = [&](uint64_t first, uint32_t n) {
+    c.recent.prepare(first, n);
+    for (uint32_t l = 0; l < sample_layers; ++l)
+      c.recent.write(l, n, q.data(), lse.data(), &pool(2));
+  };
+  const auto has = [&](uint64_t first, uint32_t n) {
+    for (uint32_t i = 0; i < n; ++i)
+      for (uint32_t l = 0; l < sample_layers; ++l)
+        if (!std::equal(&q[i * width], &q[i * width] + width, c.recent.query(l, first + i)) ||
+            !std::equal(&lse[i * sample_heads], &lse[i * sample_heads] + sample_heads,
+                        c.recent.lse(l, first + i)))
+          return false;
+    return true;
+  };
+  for (uint32_t n = 1; n <= 8; ++n) {
+    CAPTURE(n);
+    // Steps that fail: behind the newest one, over the newest ones, and behind unknown ones.
+    const Array<float> before = c.recent.floats();
+    const uint64_t end = c.recent.end();
+    for (const uint64_t first : {end, end - 3, end + 3}) {
+      write(first, n);
+      CHECK(c.recent.floats() == before);
+    }
+    // One of which only the first tokens stay, then one that replaces the newest token.
+    write(end, n);
+    const uint32_t kept = (n + 1) / 2;
+    c.recent.keep_first(kept, n);
+    c.recent.commit(end, kept, &pool(2));
+    CHECK(has(end, kept));
+    CHECK(c.recent.count() == RecentQueries::capacity);
+    const Array<float> after = c.recent.floats();
+    const std::size_t row = c.recent.width(), old = (RecentQueries::capacity - kept) * row;
+    for (uint32_t l = 0; l < sample_layers; ++l) {
+      const std::size_t layer = l * RecentQueries::capacity * row;
+      const auto *a = after.data() + layer, *b = before.data() + layer;
+      CHECK(std::equal(a, a + old, b + kept * row));
+    }
+    write(c.recent.end() - 1, n);
+    c.recent.commit(c.recent.end() - 1, n, &pool(2));
+    CHECK(has(end + kept - 1, n));
+    CHECK(c.recent.end() == end + kept - 1 + n);
   }
 }
