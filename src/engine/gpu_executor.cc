@@ -427,8 +427,7 @@ void GpuExecutor::end_recording() {
     if (attends_window(l)) enqueue_window(l, attended(l), work_.a);
     else if (has_attention(l)) (void)attend_selective(l);  // fails in staging only
   }
-  enqueue(selective_.enqueue_results(stream_));
-  enqueue_results();
+  enqueue_end();
 }
 
 void GpuExecutor::enqueue_attended(uint32_t layer) {
@@ -444,11 +443,18 @@ void GpuExecutor::enqueue_rest(uint32_t layer) {
 }
 
 // After the last layer's attention, where a GPU attended the step.
-void GpuExecutor::enqueue_results() {
+void GpuExecutor::enqueue_end() {
   of_last_rows(attends_last() ? n_ - 1 : 0, [&] { enqueue_rest(end_layer() - 1); });
-  enqueue(ops_.download(stream_, attended_host_.get(), attended_.get(),
+}
+
+// Queries, keys and values come to host memory.
+void GpuExecutor::enqueue_kept(DeviceStream* stream) {
+  enqueue(ops_.download(stream, attended_host_.get(), attended_.get(),
                         attention_number_.back() * attended_floats() * sizeof(float)));
-  enqueue(ops_.download(stream_, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+  enqueue(ops_.download(stream, bad_layer_.get(), work_.first_bad, sizeof(uint32_t)));
+}
+
+void GpuExecutor::enqueue_output() {
   if (logits_ == 0) return;
   enqueue_logits(n_ - logits_, logits_, hidden_ > 0);
   if (finds_best_) {

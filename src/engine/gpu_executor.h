@@ -4,7 +4,8 @@
 // The plan has one of four modes of attention; each has its own project(), attend() and end():
 //   cpu            gpu_cpu_attention.cc   the CPU attends each layer, between two waits
 //   gpu_selective  gpu_selective.cc       the GPU attends alone what it chooses, or everything: no
-//                                         wait between layers, one graph for a step of one token
+//                                         wait between layers, one graph for those of a step of one
+//                                         token; they go to the store while it computes the output
 //   co_execution   gpu_hybrid.cc          CPU and GPU attend a layer together
 //   gpu_prefill    gpu_prefill.cc         a layer goes to the store behind the next ones
 // Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where
@@ -184,13 +185,19 @@ class GpuExecutor final : public LayerExecutor {
   uint32_t graph_wait() const { return n_ > 1 ? 2 : 0; }
   // Of steps of one token, and of open ones of each size.
   bool has_graphs() const { return (n_ == 1 || open_) && !waits_for_experts_ && !streamed_; }
-  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 9; }
-  // Of a whole step.
-  uint32_t step_part() const {
-    return layers() + 1 + (logits_ > 0 ? 1 : 0) + (hidden_ > 0 ? 2 : 0) + (finds_best_ ? 4 : 0);
+  std::size_t graph_parts() const { return 3 * std::size_t{layers()} + 1 + 2 * kinds_of_step; }
+  // By what is computed with a step.
+  static constexpr uint32_t kinds_of_step = 8;
+  uint32_t kind_of_step() const {
+    return (logits_ > 0 ? 1 : 0) + (hidden_ > 0 ? 2 : 0) + (finds_best_ ? 4 : 0);
   }
+  // Of all layers of a step, and of its output.
+  uint32_t step_part() const { return layers() + 1 + kind_of_step(); }
+  uint32_t output_part() const { return layers() + 1 + kinds_of_step + kind_of_step(); }
   // Of co-execution.
-  uint32_t hybrid_part(uint32_t layer) const { return layers() + 9 + local(layer); }
+  uint32_t hybrid_part(uint32_t layer) const {
+    return layers() + 1 + 2 * kinds_of_step + local(layer);
+  }
   std::size_t graph_of(uint32_t part) const { return (n_ - 1) * graph_parts() + part; }
   bool records_step() const { return has_graphs() && !selective_.needs_staging(); }
   void begin_recording(uint32_t part);
@@ -224,7 +231,9 @@ class GpuExecutor final : public LayerExecutor {
   Status enqueue_joined(float* pinned);
   void enqueue_layer_inputs(std::vector<float>* staged);
   void finish_layer(uint32_t layer);
-  void enqueue_results();
+  void enqueue_end();
+  void enqueue_kept(DeviceStream* stream);
+  void enqueue_output();
   void enqueue_logits(uint32_t first, uint32_t n, bool keeps_hidden = false);
   void enqueue_copy(uint32_t layer);
   void enqueue_last_feed_forward(uint32_t layer, float* a);
@@ -244,6 +253,7 @@ class GpuExecutor final : public LayerExecutor {
   Status copy_down(uint32_t layer);
   Status deliver_all_but(std::size_t left, uint32_t end);
   Status deliver(uint32_t layer);
+  Status store_selective(ReadCounts* counts);
   Status finish_decode();
   DeviceActivations output_of(uint32_t layer, float* a) const;
   DeviceActivations attended_output(uint32_t layer) const;
@@ -340,13 +350,15 @@ class GpuExecutor final : public LayerExecutor {
   const DeviceKernels& ops_;
   HostAttention* const host_;
   DeviceStream* stream_ = nullptr;
-  DeviceStream* copies_ = nullptr;  // of attention by both, and of experts' inputs
+  // of attention by both, of experts' inputs, and of what a decode step leaves for the store
+  DeviceStream* copies_ = nullptr;
   static constexpr std::size_t max_slots = GpuPrefillAttention::turns;
   std::size_t slots_ = max_slots;                      // fewer where memory is short
   std::array<DeviceStream*, max_slots> deliveries_{};  // copies of a slot to the store
   // [tokens] of a step, 1 to max_alone:
-  // [layers + 5] the projection of each layer, the end, a step, with logits, with hidden states,
-  // with ForwardStep::best;
+  // [layers + 1] the projection of each layer, the end;
+  // [kinds_of_step] the layers of a step, by what is computed with it: logits, hidden states,
+  // ForwardStep::best; and as many times the output;
   // [2 layers] co-execution: a layer's projection; a layer whose pages were read before
   GpuGraphs graphs_;
   uint64_t graph_generation_ = 0;

@@ -81,7 +81,9 @@ Status GpuExecutor::attend_hybrid(uint32_t layer) {
 
 Status GpuExecutor::end_hybrid() {
   enqueue(hybrid_.enqueue_end(stream_));
-  enqueue_results();
+  enqueue_end();
+  enqueue_kept(stream_);
+  enqueue_output();
   RETURN_IF_ERROR(wait("a step"));
   ReadCounts counts;
   hybrid_.collect(step_->step.plan, step_->attends_everything(), &counts);

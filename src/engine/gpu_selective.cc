@@ -98,24 +98,34 @@ Status GpuExecutor::attend_selective(uint32_t layer) {
   return {};
 }
 
+// What the layers leave comes to host memory and goes to the store while the GPU computes the
+// output. Nothing of it is visible before the commit.
 Status GpuExecutor::end_selective() {
   if (!replays_) {
-    enqueue(selective_.enqueue_results(stream_));
-    enqueue_results();
+    enqueue_end();
     end_recording();
   }
+  enqueue(ops_.after(copies_, stream_));
+  if (logits_ > 0) as_graph(output_part(), [&] { enqueue_output(); });
+  enqueue(selective_.enqueue_results(copies_));
+  enqueue_kept(copies_);
+  enqueue(ops_.wait(copies_));
   const StepContext& c = *step_;
   ReadCounts counts;
-  if (Status s = wait("a step"); !s.ok()) {
-    // NaN may come from a damaged page.
-    if (s.code() == Code::corrupt && !c.cancel.fired())
-      RETURN_IF_ERROR(selective_.collect(c.store, c.pool, &counts));
-    return s;
-  }
+  Status stored;
+  if (!error_ && !c.cancel.fired()) stored = store_selective(&counts);
+  if (Status s = wait("a step"); !s.ok())
+    return s.code() == Code::corrupt && !stored.ok() ? std::move(stored) : std::move(s);
   if (c.cancel.fired()) return {};
-  RETURN_IF_ERROR(selective_.collect(c.store, c.pool, &counts));
+  RETURN_IF_ERROR(std::move(stored));
   host_->attention().add_counts(counts);
-  return finish_decode();
+  return {};
+}
+
+// NaN may come from a damaged page.
+Status GpuExecutor::store_selective(ReadCounts* counts) {
+  RETURN_IF_ERROR(selective_.collect(step_->store, step_->pool, counts));
+  return *bad_layer_.get() == no_layer ? finish_decode() : Status();
 }
 
 }  // namespace kvasir

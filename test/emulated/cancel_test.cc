@@ -92,6 +92,67 @@ TEST_CASE(
   CHECK(continue_with(session.get(), 8) == continue_with(expected.get(), 8));
 }
 
+TEST_CASE("what a decode step leaves goes to the store while the GPU computes the output") {
+  const auto model = model_on_device();
+  for (const char* strategy : {"full", "bounded"}) {
+    CAPTURE(std::string(strategy));
+    SessionOptions o = bounded_options(strategy == std::string("full") ? 0 : 200);
+    o.select.strategy = strategy;
+    const auto session = load(model, read_file(), o);
+    Token token = 0;
+    bool end = false;
+    for (int i = 0; i < 2; ++i) REQUIRE(session->next({}, nullptr, &token, &end).ok());
+    const uint64_t waits = emulated::machine().waits;
+    for (int i = 0; i < 4; ++i) REQUIRE(session->next({}, nullptr, &token, &end).ok());
+    CHECK(emulated::machine().waits - waits >= 8);  // after the store has it there is work left
+    CHECK(attends(*session));
+  }
+}
+
+TEST_CASE("a decode step that is cancelled at any call leaves nothing that the next one meets") {
+  const auto model = model_on_device();
+  for (const char* strategy : {"full", "bounded"}) {
+    CAPTURE(std::string(strategy));
+    SessionOptions o = bounded_options(strategy == std::string("full") ? 0 : 200);
+    o.select.strategy = strategy;
+    const auto expected = load(model, read_file(), o), session = load(model, read_file(), o);
+    Token token = 0, other = 0;
+    bool end = false;
+    uint32_t cancelled = 0;
+    const auto follows = [&] {
+      REQUIRE(expected->next({}, nullptr, &other, &end).ok());
+      CHECK(token == other);
+    };
+    for (int i = 0; i < 2; ++i) {  // later ones replay graphs
+      REQUIRE(session->next({}, nullptr, &token, &end).ok());
+      follows();
+    }
+    for (uint64_t at = 1;; ++at) {
+      CAPTURE(at);
+      Cancel cancel;
+      const emulated::Changed fires(emulated::machine().fires, &cancel);
+      const uint64_t begin = emulated::machine().calls, length = session->tokens().size();
+      const emulated::Changed when(emulated::machine().fails_at, begin + at);
+      const Status s = session->next({}, &cancel, &token, &end);
+      const bool had_call = emulated::machine().calls >= begin + at;
+      if (!s.ok()) {
+        ++cancelled;
+        CHECK(s.code() == Code::cancelled);
+        CHECK(session->tokens().size() == length);
+        REQUIRE(session->next({}, nullptr, &token, &end).ok());
+      }
+      follows();
+      if (!had_call) break;
+    }
+    CHECK(cancelled > 5);
+    CHECK(attends(*session));
+    const auto tokens = book_tokens(40);
+    CHECK(score(session.get(), tokens) == score(expected.get(), tokens));
+    read(session.get(), tokens), read(expected.get(), tokens);
+    CHECK(continue_with(session.get(), 4) == continue_with(expected.get(), 4));
+  }
+}
+
 TEST_CASE("a sketch whose transfer was cancelled keeps the part that is on the device") {
   constexpr uint32_t count = 32000;
   const auto model = model_on_device();
