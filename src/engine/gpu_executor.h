@@ -189,7 +189,7 @@ class GpuExecutor final : public LayerExecutor {
   // By what is computed with a step.
   static constexpr uint32_t kinds_of_step = 8;
   uint32_t kind_of_step() const {
-    return (logits_ > 0 ? 1 : 0) + (hidden_ > 0 ? 2 : 0) + (finds_best_ ? 4 : 0);
+    return (logits_ > 0 ? 1u : 0u) + (hidden_ > 0 ? 2u : 0u) + (finds_best_ ? 4u : 0u);
   }
   // Of all layers of a step, and of its output.
   uint32_t step_part() const { return layers() + 1 + kind_of_step(); }
