@@ -76,7 +76,7 @@ void raise_by_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q,
                         const float* q_scale, const int8_t* sketch, const int8_t* next,
                         uint32_t first, uint32_t end, float* scores, std::size_t stride) {
   constexpr std::size_t tile_bytes = std::size_t{quad_tokens} * Groups * 64;
-  constexpr uint32_t together = Groups > 6 ? 24 / Groups : 4;  // tiles; few of a caller's stack
+  constexpr uint32_t together = Groups > 6 ? 24 / Groups : 4;  // tiles; large ones fill the stack
   const uint32_t tiles = (end + tile_columns - 1) / tile_columns;
   const int8_t* const scales = sketch + shape.quad_tiles() * tile_bytes;
   alignas(64) int8_t unpacked[together][2 * tile_bytes];
@@ -95,7 +95,7 @@ void raise_by_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q,
       if (count < tile_rows) std::memcpy(last, of_rows, count * Groups * 8), of_rows = last;
       float unit[tile_rows] = {};
       std::memcpy(unit, q_scale + row, count * sizeof(float));
-      __m512 best[together] = {};
+      __m512 best[4] = {};  // as raise() reads them
       multiply_tile<Groups>(of_rows, unpacked[0], products[0]);
       for (uint32_t i = 0; i < n; ++i) {
         // The next tile's products are under way while this one's are compared.

@@ -1,5 +1,5 @@
-// Activations, as Kernels::activate has them but for some units in the last place: exponentials and
-// quotients are the approximations of the device, which are 1e-6 of the result off at most.
+// Activations, as Kernels::activate has them but for the device's approximations of exponentials and
+// quotients.
 #pragma once
 
 #include <cuda_runtime.h>

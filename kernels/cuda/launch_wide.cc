@@ -82,9 +82,10 @@ static const char* kernel_of(Activation f) {
 
 bool is_wide_gated(const DeviceContext& c, std::span<const DeviceProduct> products,
                    const DeviceActivations& x, Activation f, const DeviceActivations& out) {
+  if (products.size() != 2 || products[0].bias || products[1].bias || out.f32) return false;
   const TensorType type = products[0].w.type;
-  return products.size() == 2 && type == products[1].w.type && is_quantised(type) && !out.f32 &&
-         !products[0].bias && !products[1].bias && kernel_of(f) && is_wide(c, products, x);
+  return type == products[1].w.type && is_quantised(type) && kernel_of(f) &&
+         is_wide(c, products, x);
 }
 
 // multiply(slice, grid): launches a product of a slice of the weights.

@@ -41,7 +41,7 @@ __device__ inline void write_gated(const Products& products, const WideGated& ga
   const DeviceActivations& out = gated.out;
   const uint32_t own = threadIdx.x % 128, lane = own % 32, warp = own / 32,
                  block = (slice.first + tile) * 2 + group;
-  if (first_input + wide_inputs > slice.n) {  // what is there in place of inputs
+  if (first_input + wide_inputs > slice.n) {  // nothing writes a tile beyond the last input
 #pragma unroll
     for (uint32_t i = 0; i < 128; ++i) {
       const uint32_t input = i / 4 * 8 + lane % 4 * 2 + i % 2;

@@ -157,8 +157,8 @@ struct DeviceKernels {
   int (*activate)(DeviceStream* stream, Activation f, const float* gate, const float* up,
                   const DeviceCheck& check, const DeviceActivations& out);
   // f(products[0]) * products[1], or f(products[0]) alone, as matmul() and activate() compute it.
-  // Checks its output; out.q may be x.q. y of a product has room for `room` inputs, which are
-  // multiplied at a time where y is used, or is out.f32.
+  // Checks its output; out.q may be x.q. y of a product has room for `room` inputs: where it is
+  // used, no more are multiplied at a time. Or it is out.f32, with room for all.
   int (*multiply_gated)(DeviceStream* stream, std::span<const DeviceProduct> products,
                         uint32_t room, const DeviceActivations& x, Activation f,
                         const DeviceCheck& check, const DeviceActivations& out);

@@ -8,15 +8,16 @@
 
 namespace kvasir {
 
-// A part's output may be where inputs were: rows of outputs that are wider come last first.
+// Parts of nearly one size, so that each runs as the whole would. Outputs may overwrite inputs: the
+// last part comes first where outputs are wider.
 template <class Matmul, class Activate>
 int gate_by_parts(DeviceStream* s, std::span<const DeviceProduct> products, uint32_t room,
                   const DeviceActivations& x, Activation f, const DeviceCheck& check,
                   const DeviceActivations& out, Matmul&& matmul, Activate&& activate) {
-  const uint32_t parts = (x.n + room - 1) / room;
+  const uint32_t parts = (x.n + room - 1) / room, each = (x.n + parts - 1) / parts;
   for (uint32_t i = 0; i < parts; ++i) {
-    const uint32_t first = (out.cols < x.cols ? i : parts - 1 - i) * room,
-                   n = std::min(room, x.n - first);
+    const uint32_t first = (out.cols < x.cols ? i : parts - 1 - i) * each,
+                   n = std::min(each, x.n - first);
     const DeviceActivations to = part_of(out, first, n);
     DeviceProduct given[2];
     for (std::size_t p = 0; p < products.size(); ++p) {

@@ -101,7 +101,7 @@ void GpuExecutor::release_prefill() {
 // What hot quads and pages that were read before leave free: a fork's workspace, this session's
 // own, and what their states may still take.
 uint64_t GpuExecutor::reserve() const {
-  return (capacity_ < usual_step_of(*device_) ? 2 : 1) * workspace_bytes(usual_step_of(*device_)) +
+  return (capacity_ < weights_.usual_step() ? 2 : 1) * workspace_bytes(weights_.usual_step()) +
          attended_.taken() + states_.reserve();
 }
 

@@ -81,7 +81,7 @@ void GpuExecutor::resize_halves(uint32_t n) {
   if (bytes == 0 || n <= halves_room_) return;
   if (halves_.get()) wait_for_streams();
   halves_ = {}, halves_room_ = 0;
-  if (!streamed_ && device_->left() < bytes + workspace_bytes(usual_step_of(*device_)))
+  if (!streamed_ && device_->left() < bytes + workspace_bytes(weights_.usual_step()))
     return;  // another session's, say
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
@@ -104,7 +104,7 @@ float* GpuExecutor::pinned_inputs(const StepContext& c) {
 
 // Where there is room for a usual workspace besides: another session may need that.
 void GpuExecutor::bring_ahead(const float* x, uint32_t n) {
-  make_second_stream(workspace_bytes(usual_step_of(*device_)));
+  make_second_stream(workspace_bytes(weights_.usual_step()));
   if (next_x_ && n <= capacity_) bring(x, n);
 }
 

@@ -40,15 +40,14 @@ Status GpuExecutor::plan_selective(const StepContext& c, Fallback* why) {
   s = or_with_less(std::move(s), least, prepare);
   // A later prefill wants more room, and attention would give way to it each time. Where little
   // memory is left, the room is made now.
-  const uint64_t workspace = workspace_bytes(usual_step_of(*device_));
+  const uint64_t workspace = workspace_bytes(weights_.usual_step());
   const auto lacks_room = [&] {
-    return s.ok() && !gave_way_ && capacity_ < usual_step_of(*device_) &&
-           device_->left() < workspace;
+    return s.ok() && !gave_way_ && capacity_ < weights_.usual_step() && device_->left() < workspace;
   };
   if (lacks_room()) (void)selective_.drop_hot_quads();
   if (lacks_room()) {
     release_selective();
-    if (s = resize(usual_step_of(*device_)); s.ok()) s = prepare();
+    if (s = resize(weights_.usual_step()); s.ok()) s = prepare();
   }
   if (s.ok()) s = selective_.keep_hot_quads(c.store, plan, reserve(), stream_);
   // All tokens are attended by the CPU, or with it, where the GPU cannot keep them.

@@ -32,6 +32,7 @@ struct DevicePlan {
   std::vector<Part> parts;  // [devices]
   bool output = false;      // the device with the last layer has room for the output
   bool complete = false;    // all layers, their experts and the output are on devices
+  bool streams = false;     // devices have room for weights that come in prefill
 };
 
 // Plans layers of these sizes. Where all layers and experts fit, they are distributed as

@@ -130,7 +130,9 @@ DevicePlan DeviceSizes::plan(std::size_t first_layer, std::span<const uint64_t> 
   for (LayerSizes& layer : sizes) layer.attention = 0;  // stream_margin has that of one layer
   for (uint64_t& room : left) room -= std::min(room, stream_margin);
   DevicePlan streaming = plan_devices(sizes, output, experts_margin, left);
-  return streaming.parts[0].layers > 0 ? streaming : plan;
+  if (streaming.parts[0].layers == 0) return plan;
+  streaming.streams = true;
+  return streaming;
 }
 
 uint64_t DeviceSizes::margin_on(const Device& device) const {

@@ -21,9 +21,9 @@ constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
 
 // Of a session's prefill in large steps: three layers' queries, keys and values on their way to the
 // host, and their pages on their way back.
-static uint64_t large_step_rows(const ModelConfig& config, const Device& device) {
+static uint64_t large_step_rows(const ModelConfig& config, uint32_t step) {
   constexpr uint64_t layers = 3, most = uint64_t{256} << 20;
-  if (usual_step_of(device) < large_step) return 0;
+  if (step < large_step) return 0;
   const Widths w = widths_of(config);
   const uint64_t token = (w.q + 2 * w.kv + config.heads) * sizeof(float) + 4 * w.kv;
   return std::min(layers * large_step * token, most);
@@ -92,11 +92,11 @@ bool DeviceWeights::some_come(std::span<const DeviceWeights> devices, uint32_t d
 
 // What a device keeps free for a part of a model that it gets later, besides the sessions' margin.
 static uint64_t part_bytes(const DeviceSizes& part, const Linear& inputs, bool shares_output,
-                           const Device& device) {
+                           const Device& device, uint32_t step) {
   uint64_t bytes = part.margin_on(device) + part.experts_margin + (shares_output ? 0 : part.output);
   // The matrix, and a step's inputs of it.
   bytes += Device::allocated_size(matrix_room(*cuda_kernels(), inputs.w)) +
-           Device::allocated_size(joined_bytes(inputs.w.cols, usual_step_of(device)));
+           Device::allocated_size(joined_bytes(inputs.w.cols, step));
   for (const LayerSizes& l : part.layers) bytes += l.base + l.experts + l.attention;
   return bytes;
 }
@@ -115,14 +115,14 @@ Status DeviceWeights::upload_part(const Model& whole, const Model& model, const 
   const DeviceSizes sizes(weights, config, kernels);
   DeviceSizes whole_sizes(whole.weights(), whole.config(), kernels);
   whole_sizes.add_stream_steps({&last.device_, 1});
-  uint64_t needed = part_bytes(sizes, inputs, shares, *last.device_) +
+  uint64_t needed = part_bytes(sizes, inputs, shares, *last.device_, last.usual_step_) +
                     whole_sizes.margin_on(*last.device_) + whole_sizes.experts_margin;
   if (some_come(devices, whole.config().depth())) needed += whole_sizes.stream_margin;
   if (needed > last.device_->left())
     return Status::error(Code::no_memory, "%s has too little memory for the MTP layer",
                          last.device_->name().c_str());
   DeviceWeights part;
-  part.device_ = last.device_;
+  part.device_ = last.device_, part.usual_step_ = last.usual_step_;
   Contents contents{.count = config.depth(), .experts = config.depth(), .output = !shares};
   RETURN_IF_ERROR(part.load(weights, config, contents, sizes.piece, cancel));
   DeviceLoader loader(last.device_, cancel);
@@ -185,9 +185,9 @@ static void plan_drafts(const Model& model, const std::vector<std::shared_ptr<De
   std::vector<uint64_t> rooms;
   for (const auto& device : devices) rooms.push_back(sizes->room(*device));
   DeviceSizes with = *sizes;
-  with.output +=
-      part_bytes(part, mtp.inputs.projection,
-                 weights.output.w.data == model.weights().output.w.data, *devices.back());
+  with.output += part_bytes(part, mtp.inputs.projection,
+                            weights.output.w.data == model.weights().output.w.data, *devices.back(),
+                            streamed_step_of(*devices.back()));
   if (with.plan(0, rooms).output || !sizes->plan(0, rooms).output) sizes->output = with.output;
 }
 
@@ -249,6 +249,7 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
     contents.output = plan.output && next + contents.count == config.depth();
     DeviceWeights part;
     part.device_ = devices[d];
+    part.usual_step_ = plan.streams ? streamed_step_of(*devices[d]) : usual_step_of(*devices[d]);
     Status s = part.load(weights, config, contents, sizes.piece, cancel);
     if (s.code() == Code::no_memory) {  // not even the first ones: the others may have room
       missing = std::move(s);
@@ -257,7 +258,7 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
     if (!s.ok()) return s;
     const uint64_t staged =
         std::clamp<uint64_t>(part.bytes_ / staged_share, min_staged, max_staged);
-    part.device_->reserve_host(staged, staged / 2 + large_step_rows(config, *part.device_));
+    part.device_->reserve_host(staged, staged / 2 + large_step_rows(config, part.usual_step_));
     next = part.end_layer();
     result.push_back(std::move(part));
     if (config.shares_kv()) break;

@@ -98,6 +98,8 @@ class DeviceWeights {
   static bool some_come(std::span<const DeviceWeights> devices, uint32_t depth);
 
   const std::shared_ptr<Device>& device() const { return device_; }
+  // Tokens of the prefill steps that the plan has room for.
+  uint32_t usual_step() const { return usual_step_; }
   uint32_t first_layer() const { return first_; }
   uint32_t end_layer() const { return first_ + static_cast<uint32_t>(layers_.size()); }
   const std::vector<Layer>& layers() const { return layers_; }  // from the first one on
@@ -124,6 +126,7 @@ class DeviceWeights {
   Status load_experts(const Weights& weights, uint32_t count, DeviceLoader* loader);
 
   std::shared_ptr<Device> device_;
+  uint32_t usual_step_ = 0;
   uint32_t first_ = 0, experts_end_ = 0;
   std::vector<Layer> layers_;
   Matrix output_;

@@ -66,11 +66,12 @@ inline Widths widths_of(const ModelConfig& c) {
 
 // A step's arrays in the device's memory, one behind the other in one allocation.
 struct Workspace {
-  // Tokens whose networks' products have floats at a time, unless these are the next product's
-  // input: those of many tokens would take much of a small device.
+  // Tokens that have floats of gate and up at a time. Those of all would take much of a small
+  // device.
   static constexpr uint32_t gated_tokens = 1024;
 
-  // [n][width] twice, [n][q and k and v], [n][q], [gated_tokens][feed_forward] twice
+  // [n][width] twice, [n][q and k and v], [n][q], [gated_tokens][feed_forward] twice; gate: [n] where
+  // its floats are multiplied
   float *x, *h, *qkv, *a, *gate, *up;
   float* y;             // [n][width] the normalised input of a parallel layer
   float *cos, *sin;     // [RoPE sets][n][rope dim / 2]
@@ -151,8 +152,8 @@ inline uint32_t usual_step_of(const Device& device) {
   constexpr uint64_t large = uint64_t{32} << 30;
   return device.budget() >= large ? large_step : usual_step;
 }
-// The same where weights come in prefill, once for many steps: what they leave idle of a large
-// device counts for more than the weights that a larger step's workspace takes the place of.
+// The same where weights come in prefill. On a large device larger steps gain more than the weights
+// that they displace.
 inline uint32_t streamed_step_of(const Device& device) {
   constexpr uint32_t large = 64;  // multiprocessors
   return device.info().multiprocessors >= large ? large_step : usual_step_of(device);

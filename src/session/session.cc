@@ -32,12 +32,9 @@ static uint32_t choose_chunk(const Model& model) {
   };
   const uint64_t row = (floats(shape) + floats(windows)) * sizeof(float);
   uint32_t chunk = has_idle_experts(model.config(), 512) ? 1024 : 512;
-  const std::vector<DeviceWeights>& devices = model.device_weights();
-  if (!devices.empty()) chunk = large_step;
-  const bool come = !devices.empty() && DeviceWeights::some_come(devices, model.config().depth());
-  for (const DeviceWeights& weights : devices)
-    chunk = std::min(chunk,
-                     come ? streamed_step_of(*weights.device()) : usual_step_of(*weights.device()));
+  if (!model.device_weights().empty()) chunk = large_step;
+  for (const DeviceWeights& weights : model.device_weights())
+    chunk = std::min(chunk, weights.usual_step());
   const uint64_t most = window_budget * (chunk > 1024 ? 8 : chunk > 512 ? 4 : 1);
   while (chunk > 128 && chunk * row > most) chunk /= 2;
   return chunk;

@@ -294,19 +294,25 @@ TEST_CASE("weights that come in prefill have larger steps on a large device, and
   for (const bool large : {false, true}) {
     const Changed more(emulated::machine().multiprocessors, large ? 132u : 2u);
     const auto whole = model_on("cuda:0");
-    const std::shared_ptr<Device>& device = whole->device_weights()[0].device();
-    DeviceSizes sizes(whole->weights(), whole->config(), device->kernels());
+    const DeviceWeights& all = whole->device_weights()[0];
+    CHECK(open_session(whole)->stats().prefill_chunk == 1024);
+    DeviceSizes sizes(whole->weights(), whole->config(), all.device()->kernels());
     const uint64_t before = sizes.stream_margin;
-    sizes.add_stream_steps({&device, 1});
+    sizes.add_stream_steps({&all.device(), 1});
     CHECK(sizes.large_margin > 0);
     CHECK(sizes.stream_margin == before + (large ? sizes.large_margin : 0));
-    CHECK(open_session(whole)->stats().prefill_chunk == 1024);
+    // layers as large as those of other models
+    for (LayerSizes& layer : sizes.layers) layer.base = sizes.stream_margin;
+    const uint64_t few[] = {2 * sizes.stream_margin - 1}, some[] = {4 * sizes.stream_margin};
+    CHECK(!sizes.plan(0, few).streams);
+    CHECK(sizes.plan(0, some).streams);
+    CHECK(sizes.plan(0, some).parts[0].layers == 3);
+    // No weights come to a device without that room, and steps stay small.
     std::shared_ptr<const Model> model;
-    const uint64_t all = whole->device_weights()[0].bytes();
-    for (uint64_t budget = all / 4; !model; budget += all / 32)
+    for (uint64_t budget = all.bytes() / 4; !model; budget += all.bytes() / 32)
       (void)open_on("cuda:0", budget, &model);
     REQUIRE(model->device_weights()[0].end_layer() < model->config().depth());
-    CHECK(open_session(model)->stats().prefill_chunk == (large ? 2048 : 1024));
+    CHECK(open_session(model)->stats().prefill_chunk == 1024);
   }
 }
 
