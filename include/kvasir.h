@@ -384,8 +384,8 @@ struct kv_session_options {
   uint64_t context_tokens; /* maximum length, up to the model's; 0: the model's */
   uint32_t window_tokens;  /* newest tokens in full precision, always attended; 0: 64 */
   /* Tokens per prefill step, 1 to 4096. 0: 512, on a GPU or with many experts 1024. 2048 on a GPU
-   * with 32 GiB or more for the library, and on one with 64 multiprocessors or more that has no room
-   * for all weights. Of several GPUs the fewest. Fewer to bound memory. */
+   * with 32 GiB or more for the library, and on one with 64 multiprocessors or more that has no
+   * room for all weights. Of several GPUs the fewest. Fewer to bound memory. */
   uint32_t prefill_chunk;
   uint32_t precision;         /* kv_precision */
   uint32_t flags;             /* KV_NO_LOOKUP */

@@ -1,5 +1,5 @@
-// Activations, as Kernels::activate has them but for the device's approximations of exponentials and
-// quotients.
+// Activations, as Kernels::activate has them but for the device's approximations of exponentials
+// and quotients.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -70,8 +70,8 @@ struct Workspace {
   // device.
   static constexpr uint32_t gated_tokens = 1024;
 
-  // [n][width] twice, [n][q and k and v], [n][q], [gated_tokens][feed_forward] twice; gate: [n] where
-  // its floats are multiplied
+  // [n][width] twice, [n][q and k and v], [n][q], [gated_tokens][feed_forward] twice; gate: [n]
+  // where its floats are multiplied
   float *x, *h, *qkv, *a, *gate, *up;
   float* y;             // [n][width] the normalised input of a parallel layer
   float *cos, *sin;     // [RoPE sets][n][rope dim / 2]
