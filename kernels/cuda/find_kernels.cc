@@ -63,8 +63,11 @@ void find_products(Finder* f) {
   f->find_types(KernelModule::matmul_many, {"many_"}, has_many);
   if (f->has(KernelModule::matmul_wide)) {
     f->find_types(KernelModule::matmul_wide, {"halves_"}, is_quantised);
-    f->find(KernelModule::matmul_wide,
-            {"halves_of_inputs", "multiply_wide", "multiply_wide_silu", "multiply_wide_gelu"});
+    f->find(KernelModule::matmul_wide, "halves_of_inputs");
+    for (const char* name : {"multiply_wide", "multiply_wide_silu", "multiply_wide_gelu"}) {
+      f->find(KernelModule::matmul_wide, name);
+      f->allow(name, wide_shared_bytes);
+    }
   }
   f->find_types(KernelModule::matmul_experts, {"experts_row_", "experts_few_"}, is_quantised);
   f->find_types(KernelModule::matmul_experts, {"experts_row_", "experts_tile_"}, is_float);
@@ -98,9 +101,6 @@ void find_attention(Finder* f) {
 }
 
 void allow_shared_memory(Finder* f, uint32_t most) {
-  if (f->has(KernelModule::matmul_wide))
-    for (const char* name : {"multiply_wide", "multiply_wide_silu", "multiply_wide_gelu"})
-      f->allow(name, wide_shared_bytes);
   f->allow("prefill_choose_tiles", max_prefill_tiles * sizeof(float));
   for (const uint32_t dim : attended_dims) {
     f->allow(TilesName(false, dim).text, prefill_choosing_bytes(dim));

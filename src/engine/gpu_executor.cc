@@ -39,7 +39,7 @@ GpuExecutor::GpuExecutor(const Model& model, int number, HostAttention* attentio
                          std::unique_ptr<WeightStream> streamed)
     : LayerExecutor(model.device_weights()[static_cast<std::size_t>(number)].first_layer(),
                     model.device_weights()[static_cast<std::size_t>(number)].end_layer()),
-      model_(model), config_(model.config()), size_(widths_of(config_, model.weights())),
+      model_(model), config_(model.config()), size_(workspace_widths_of(config_, model.weights())),
       number_(number), weights_(model.device_weights()[static_cast<std::size_t>(number)]),
       streamed_(std::move(streamed)), kv_(kv_layers(config_, weights_, false)),
       windows_kv_(kv_layers(config_, weights_, true)), device_(weights_.device()),

@@ -65,7 +65,7 @@ DeviceSizes::DeviceSizes(const Weights& weights, const ModelConfig& config,
   add(weights.output, &matrix, &output);
   output += Device::allocated_size(matrix);
   const auto workspace = [&](bool routed, uint32_t step = usual_step) {
-    return device_workspace_bytes(widths_of(config, weights),
+    return device_workspace_bytes(workspace_widths_of(config, weights),
                                   expert_widths_of(config, weights, routed), step);
   };
   margin = workspace(false) + Device::allocated_size(piece) + window_step_bytes(config, usual_step);

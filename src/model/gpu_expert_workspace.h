@@ -41,7 +41,8 @@ inline ExpertWidths expert_widths_of(const ModelConfig& config, const Weights& w
   return out;
 }
 
-inline Widths widths_of(const ModelConfig& config, const Weights& weights) {
+// As a step's arrays have them.
+inline Widths workspace_widths_of(const ModelConfig& config, const Weights& weights) {
   Widths out = widths_of(config);
   const auto is_float = [](const LayerWeights& w) {
     return w.down.w.data && tensor_type_info(w.down.w.type)->block_elements == 1;

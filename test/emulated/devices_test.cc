@@ -132,8 +132,8 @@ TEST_CASE(
   auto first = load(model, read_file(), bounded_options(200));
   const std::vector<float> expected = score(first.get(), tokens);
   CHECK(attends(*first));
-  const uint64_t workspace = device_workspace_bytes(widths_of(model->config(), model->weights()),
-                                                    {}, KvMirror::max_tokens);
+  const uint64_t workspace = device_workspace_bytes(
+      workspace_widths_of(model->config(), model->weights()), {}, KvMirror::max_tokens);
   // a step's arrays fit, attention's do not
   emulated::Changed full(emulated::machine().max_bytes[1],
                          emulated::machine().bytes[1] + workspace + (1 << 16));

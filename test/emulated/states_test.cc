@@ -162,7 +162,7 @@ TEST_CASE("hot quads use no memory that the states of a fork need") {
     if (!stays) continue;
     const ModelConfig& config = model->config();
     const uint64_t workspace =
-        device_workspace_bytes(widths_of(config, model->weights()),
+        device_workspace_bytes(workspace_widths_of(config, model->weights()),
                                expert_widths_of(config, model->weights(), false), usual_step);
     CHECK(device->left() >=
           2 * workspace + 2 * Device::allocated_size(config.state_size() * sizeof(float)));
