@@ -76,7 +76,7 @@ void raise_by_sketch_of(const PageShape& shape, uint32_t rows, const int8_t* q,
                         const float* q_scale, const int8_t* sketch, const int8_t* next,
                         uint32_t first, uint32_t end, float* scores, std::size_t stride) {
   constexpr std::size_t tile_bytes = std::size_t{quad_tokens} * Groups * 64;
-  constexpr uint32_t together = Groups > 6 ? 24 / Groups : 4;  // tiles; large ones fill the stack
+  constexpr uint32_t together = Groups > 6 ? 24 / Groups : 4;  // tiles, on the caller's stack
   const uint32_t tiles = (end + tile_columns - 1) / tile_columns;
   const int8_t* const scales = sketch + shape.quad_tiles() * tile_bytes;
   alignas(64) int8_t unpacked[together][2 * tile_bytes];

@@ -12,7 +12,7 @@ decltype(Kernels::raise_by_pages) raise_without_tiles = nullptr;
 decltype(Kernels::attend_pages) attend_without_tiles = nullptr;
 decltype(Kernels::attend_scratch) scratch_without_tiles = nullptr;
 
-// As for_groups(): of the head sizes of most models.
+// for_groups() of the head sizes that have tiles, those of most models.
 template <class F>
 bool for_tiles(uint32_t dim, F&& f) {
   return for_groups<8, 16, 32>(dim, f);

@@ -108,7 +108,7 @@ DeviceActivations GpuExecutor::enqueue_gated(uint32_t layer) {
   else h = norm(w.ffn_norm, nullptr, check(layer), {&w.gate, &w.up});
   h.alone = open_;
   const DeviceActivations gated = inputs(work_.gate, c.feed_forward, {&w.down});
-  DeviceProduct given[4];
+  DeviceProduct given[2];
   const std::span<DeviceProduct> products =
       c.gated ? prepare(h, {{&w.gate, work_.gate}, {&w.up, work_.up}}, given)
               : prepare(h, {{&w.up, work_.gate}}, given);

@@ -4,8 +4,9 @@
 // The plan has one of four modes of attention; each has its own project(), attend() and end():
 //   cpu            gpu_cpu_attention.cc   the CPU attends each layer, between two waits
 //   gpu_selective  gpu_selective.cc       the GPU attends alone what it chooses, or everything: no
-//                                         wait between layers, one graph for those of a step of one
-//                                         token; they go to the store while it computes the output
+//                                         wait between layers, one graph for all layers of a token.
+//                                         Their keys and values go to the store while the GPU
+//                                         computes the output
 //   co_execution   gpu_hybrid.cc          CPU and GPU attend a layer together
 //   gpu_prefill    gpu_prefill.cc         a layer goes to the store behind the next ones
 // Layers whose queries see a window are attended by the GPU in every mode (gpu_windows.cc), where

@@ -86,8 +86,8 @@ void GpuExecutor::resize_halves(uint32_t n) {
   if (halves_.allocate(device_, bytes, "weights in half precision").ok()) halves_room_ = n;
 }
 
-// Whether some steps of a text read the same halves. The memory of streamed
-// weights has another layer's soon.
+// Whether some steps of a text read the same halves. Streamed weights are replaced by another
+// layer's soon.
 bool GpuExecutor::keeps_halves(const StepContext& c) const {
   constexpr uint32_t least = 3;  // steps
   const uint64_t left = c.tokens() + c.step.follows;

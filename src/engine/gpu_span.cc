@@ -36,7 +36,7 @@ Status GpuExecutor::advance_weights() {
   return streamed_->advance(static_cast<uint32_t>(chunks_.size()), step_->pool, step_->cancel);
 }
 
-// Where besides there is so much room left. Without it the residual stream comes between chunks.
+// Where so many bytes stay free besides. Without it the residual stream comes between chunks.
 void GpuExecutor::make_second_stream(uint64_t besides) {
   if (next_x_ || lacks_second_x_) return;
   const std::size_t n = capacity_ * size_.width;

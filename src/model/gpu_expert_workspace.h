@@ -41,7 +41,7 @@ inline ExpertWidths expert_widths_of(const ModelConfig& config, const Weights& w
   return out;
 }
 
-// As a step's arrays have them.
+// Those of a step's arrays, which depend on the types of weights too.
 inline Widths workspace_widths_of(const ModelConfig& config, const Weights& weights) {
   Widths out = widths_of(config);
   const auto is_float = [](const LayerWeights& w) {
