@@ -230,12 +230,11 @@ Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
   for (uint32_t i = 0; i < chunks; ++i) {
     if (next < model_->config().depth()) model_->read_ahead(next, i, chunks);
     RETURN_IF_ERROR(run_chunk(span, executor, layer, i));
-    add_to_sketch(span, layer, i);
   }
   return {};
 }
 
-// While GPUs compute the first chunks of a layer, the one before it is added, and then covered.
+// While a GPU computes the first chunk of a layer, the one before it is added, and then covered.
 void Forward::add_to_sketch(Span* span, uint32_t layer, uint32_t chunk) {
   const ForwardStep& step = span->step;
   if (!step.sketch || layer == 0) return;
@@ -318,6 +317,9 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   if (part.want == ForwardStep::Logits::all) part.logits += std::size_t{first} * config.vocabulary;
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
   RETURN_IF_ERROR(check_files(part, {span->store, span->windows ? &*span->windows : nullptr}));
+  const std::function<void()> adds_to_sketch = [&, is_added = false]() mutable {
+    if (!std::exchange(is_added, true)) add_to_sketch(span, layer, static_cast<uint32_t>(i));
+  };
   const StepContext c{part,
                       span->cancel,
                       span->store,
@@ -329,7 +331,9 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
                       span->sin + first * config.angles(),
                       gpus,
                       nullptr,
-                      span_memory_floats_ > 0};
+                      span_memory_floats_ > 0,
+                      nullptr,
+                      &adds_to_sketch};
   if (c.states) c.states->prepare();
   const bool attends = l.has_attention() && !l.is_windowed();
   if (part.queries && attends && i > 0) part.queries->make_way(l.kv, n);
@@ -342,6 +346,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   RETURN_IF_ERROR(executor->mixer(layer));
   RETURN_IF_ERROR(executor->feed_forward(layer));
   RETURN_IF_ERROR(executor->end());
+  adds_to_sketch();                                     // where no layer of a GPU has waited
   if (layer == 0) embed_chunk(span, i + chunks_ahead);  // the file has been checked
   if (last_layer) RETURN_IF_ERROR(write_span_logits(c, executor));
   if (span->cancel.fired()) return step_cancelled();

@@ -202,6 +202,7 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
 Status GpuExecutor::deliver(uint32_t layer) {
   DeviceStream* const copies = deliveries_[slot_of(layer)];
   RETURN_IF_ERROR(host_->reserve_pages(*step_));
+  if (step_->meanwhile) (*step_->meanwhile)();
   RETURN_IF_ERROR(wait("a layer", copies));
   if (step_->cancel.fired()) return {};
   const std::size_t floats = n_ * (size_.q + 2 * size_.kv);

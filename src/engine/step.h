@@ -112,6 +112,8 @@ struct StepContext {
   // Of each document, then of each scored one: cos, then sin, [angles of the model] by which
   // queries are turned.
   const float* turns = nullptr;
+  // Where set, other work of the CPU, for while a GPU computes: may be called any number of times.
+  const std::function<void()>* meanwhile = nullptr;
 
   uint32_t tokens() const { return step.size(); }
   // Of the first token, with the documents before the sequence.

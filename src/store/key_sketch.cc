@@ -144,9 +144,10 @@ void KeySketch::seal(Extent* extent, const PageStore& pages, const Bases& bases,
                       page % extent_pages, extent->memory.get() + at * shape_.page.sketch_bytes());
 }
 
-// The same for any number of threads, as the bases are: layers find them in different steps.
+// The same for any number of threads, as the bases are: layers find them in different steps. With
+// more heads a GPU waits for them.
 uint32_t KeySketch::group_layers() const {
-  constexpr uint32_t heads = 16;
+  constexpr uint32_t heads = 8;
   return static_cast<uint32_t>(ceil_div(heads, shape_.kv_heads));
 }
 
@@ -224,37 +225,44 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   return {};
 }
 
-void KeySketch::cover_layer(const PageStore& pages, uint32_t count, uint32_t layer,
-                            const Kernels& kernels, ThreadPool* pool, const CancelLatch& latch,
-                            Build* build) const {
+// A part of the pages that found layers miss, the last layer first.
+void KeySketch::cover_some(const PageStore& pages, uint32_t count, const Kernels& kernels,
+                           ThreadPool* pool, const CancelLatch& latch, Build* build) const {
+  constexpr uint32_t parts = 4, least = 512;  // pages
+  std::vector<uint32_t>& behind = build->behind_;
   make_room(count, build);
-  const bool covers = cover(pages, count, {layer, layer + 1}, kernels, pool, latch, build);
-  if (covers && !latch.fired()) build->covered_[layer] = count;
+  for (uint32_t left = std::max(least, count / parts); left > 0 && !behind.empty();) {
+    const uint32_t layer = behind.back(), begin = build->covered_[layer],
+                   whole = (begin + left) / extent_pages * extent_pages,
+                   end = std::min(count, std::max(whole, begin + 1));
+    const bool covers = cover(pages, end, {layer, layer + 1}, kernels, pool, latch, build);
+    if (covers && !latch.fired()) build->covered_[layer] = end;
+    if (!covers || latch.fired() || end == count) behind.pop_back();
+    left -= std::min(left, end - begin);
+  }
 }
 
 void KeySketch::cover_next(const PageStore& pages, uint32_t count, const Kernels& kernels,
                            ThreadPool* pool, const Cancel* cancel, Build* build) const {
-  if (build->behind_.empty()) return;
-  const uint32_t next = build->behind_.back();
-  build->behind_.pop_back();
-  cover_layer(pages, count, next, kernels, pool, CancelLatch(cancel), build);
+  if (!build->behind_.empty()) cover_some(pages, count, kernels, pool, CancelLatch(cancel), build);
 }
 
 void KeySketch::add_layer(const PageStore& pages, uint32_t count, uint32_t layer,
                           const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
                           const Cancel* cancel, Build* build) const {
+  constexpr std::size_t most_behind = 2;  // layers, else the last call has much to do
   const CancelLatch latch(cancel);
-  if (build->found_[layer]) cover_layer(pages, count, layer, kernels, pool, latch, build);
+  std::vector<uint32_t>& behind = build->behind_;
+  behind.reserve(shape_.layers);
+  if (build->found_[layer] && build->covered_[layer] < count) behind.push_back(layer);
   const Layers group{group_begin(layer), layer + 1};
   const bool finds = !build->found_[layer] &&
                      group.end == std::min(group.first + group_layers(), shape_.layers) &&
                      ++build->groups_ % build->steps_left_ == 0;
-  if (!finds) return cover_next(pages, count, kernels, pool, cancel, build);
-  std::vector<uint32_t>& behind = build->behind_;
-  behind.reserve(shape_.layers);
-  if (!find_bases(pages, count, group, queries, kernels, pool, latch, build) || latch.fired())
-    return;
-  for (uint32_t l = group.first; l < group.end; ++l) build->found_[l] = true, behind.push_back(l);
+  if (finds && find_bases(pages, count, group, queries, kernels, pool, latch, build) &&
+      !latch.fired())
+    for (uint32_t l = group.first; l < group.end; ++l) build->found_[l] = true, behind.push_back(l);
+  if (!finds || behind.size() > most_behind) cover_next(pages, count, kernels, pool, cancel, build);
 }
 
 bool KeySketch::take(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,

@@ -79,14 +79,13 @@ class KeySketch {
   uint32_t group_begin(uint32_t layer) const { return layer / group_layers() * group_layers(); }
   // After the layers before it: covers the first `count` pages of a layer, which are sealed. A
   // layer without bases waits for the last one of its group, and for the step whose turn it is:
-  // see Build::begin_step(). The layers of a group that has found its bases are covered by the next
-  // calls, one by each, so that no call takes long, or by take(). Where it does not succeed the
-  // layer stays as it was: the caller tests the cancel token; a damaged page. Throws
-  // std::bad_alloc.
+  // see Build::begin_step(). Layers that have bases are covered by the next calls, a part of the
+  // pages by each, so that no call takes long, or by take(). Where a part does not succeed the layer
+  // keeps those before: the caller tests the cancel token; a damaged page. Throws std::bad_alloc.
   void add_layer(const PageStore& pages, uint32_t count, uint32_t layer, const QueryMoment& queries,
                  const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                  Build* build) const;
-  // Covers one of the layers that wait for the next calls, if there is any.
+  // Covers a part of the pages of layers that wait for the next calls, if there are any.
   void cover_next(const PageStore& pages, uint32_t count, const Kernels& kernels, ThreadPool* pool,
                   const Cancel* cancel, Build* build) const;
   // Replaces the sketch by a build, to which it adds the sealed pages that are missing. false: the
@@ -182,8 +181,8 @@ class KeySketch {
                   Build* build) const;
   bool cover(const PageStore& pages, uint32_t count, Layers layers, const Kernels& kernels,
              ThreadPool* pool, const CancelLatch& latch, Build* build) const;
-  void cover_layer(const PageStore& pages, uint32_t count, uint32_t layer, const Kernels& kernels,
-                   ThreadPool* pool, const CancelLatch& latch, Build* build) const;
+  void cover_some(const PageStore& pages, uint32_t count, const Kernels& kernels, ThreadPool* pool,
+                  const CancelLatch& latch, Build* build) const;
 
   StoreShape shape_;
   uint32_t pages_ = 0, built_pages_ = 0;
@@ -218,7 +217,7 @@ class KeySketch::Build {
   std::vector<Extent> extents_;
   std::vector<bool> found_;        // [layers] whether it has bases
   std::vector<uint32_t> covered_;  // [layers]
-  std::vector<uint32_t> behind_;   // layers of this step that have bases and are not covered yet
+  std::vector<uint32_t> behind_;   // layers of this step that have bases and miss pages
   bool is_abandoned_ = false;
   uint32_t steps_left_ = 1, groups_ = 0;  // groups without bases that this step has come to
 };

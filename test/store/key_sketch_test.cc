@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -217,6 +218,33 @@ TEST_CASE("a sketch that is found layer by layer is the one that is found at onc
   CHECK_FALSE(build.complete());
   CHECK_FALSE(by_layer.take(pages, cpu_kernels(), &pool(2), nullptr, std::move(build)));
   CHECK(contents(by_layer) == contents(at_once));
+}
+
+TEST_CASE("a long layer gets its sketch in parts, and no call covers much more than one") {
+  constexpr uint32_t all = 1100, part = 512;
+  PageStore pages(shape);
+  seal_pages(&pages, all, 4);
+  KeySketch at_once(shape), in_parts(shape);
+  REQUIRE(at_once.build(pages, nullptr, cpu_kernels(), &pool(2), nullptr).ok());
+  KeySketch::Build build;
+  in_parts.begin(&build);
+  build.begin_step(1);
+  for (uint32_t l = 0; l < layers; ++l)
+    in_parts.add_layer(pages, all, l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
+  const auto sum = [&] {
+    return std::accumulate(build.covered().begin(), build.covered().end(), 0u);
+  };
+  CHECK(sum() <= layers * part);
+  uint32_t calls = 0;
+  for (uint32_t before; sum() < layers * all && calls < 100; ++calls) {
+    before = sum();
+    in_parts.cover_next(pages, all, cpu_kernels(), &pool(2), nullptr, &build);
+    CHECK(sum() > before);
+    CHECK(sum() <= before + part);
+  }
+  CHECK(sum() == layers * all);
+  REQUIRE(in_parts.take(pages, cpu_kernels(), &pool(2), nullptr, std::move(build)));
+  CHECK(contents(in_parts) == contents(at_once));
 }
 
 TEST_CASE("a sketch that is found in several steps has the bases of each step's pages") {
