@@ -93,6 +93,50 @@ __device__ inline void norm_row(const float* x, const float* weight, float epsil
   }
 }
 
+// norm_row() of at most max_short_norm numbers, by fewer threads, which have several fours each. So
+// more rows are under way at once. The order of the sums is the same.
+template <bool add>
+__device__ inline void norm_short_row(const float* x, const float* weight, float epsilon,
+                                      DeviceCheck check, DeviceActivations out) {
+  constexpr uint32_t each = short_norm_threads * elementwise_each, fours = max_short_norm / each;
+  __shared__ float parts[32];
+  let_next_begin();
+  const uint32_t cols = out.cols, first = threadIdx.x * elementwise_each, lane = threadIdx.x % 32;
+  const std::size_t begin = std::size_t{blockIdx.x} * cols;
+  Four w[fours], v[fours];
+#pragma unroll
+  for (uint32_t i = 0; i < fours; ++i) w[i] = load(weight, i * each + first, cols);
+  after_previous();
+#pragma unroll
+  for (uint32_t i = 0; i < fours; ++i) v[i] = load(x + begin, i * each + first, cols);
+  bool bad = false;
+#pragma unroll
+  for (uint32_t i = 0; i < fours; ++i) {
+    float sum = 0;
+    for (const float a : v[i].values) sum += a * a;
+    bad |= is_bad(v[i], check.limit);
+    sum = warp_sum(sum);
+    if (lane == 0) parts[(i * short_norm_threads + threadIdx.x) / 32] = sum;
+  }
+  report(bad, check);
+  __syncthreads();
+  const uint32_t warps = (cols + 32 * elementwise_each - 1) / (32 * elementwise_each);
+  const float sum = warp_sum(lane < warps ? parts[lane] : 0),
+              factor = 1.0f / sqrtf(sum / static_cast<float>(cols) + epsilon);
+#pragma unroll
+  for (uint32_t i = 0; i < fours; ++i) {
+    const uint32_t at = i * each + first;
+    for (unsigned j = 0; j < elementwise_each; ++j)
+      v[i].values[j] = v[i].values[j] * factor * w[i].values[j];
+    if constexpr (add) {
+      const Four sum_so_far = load(out.f32 + begin, at, cols);
+      for (unsigned j = 0; j < elementwise_each; ++j) v[i].values[j] += sum_so_far.values[j];
+    }
+    if (out.f32) store(out.f32 + begin, at, cols, v[i]);
+    if (out.q) round_inputs(v[i].values, begin + at, at < cols, out);
+  }
+}
+
 struct Largest {
   float value = -INFINITY;
   uint32_t index = 0;
@@ -154,6 +198,18 @@ __global__ void __launch_bounds__(norm_threads)
     add_rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check,
                  DeviceActivations out) {
   norm_row<true>(x, weight, epsilon, check, out);
+}
+
+__global__ void __launch_bounds__(short_norm_threads)
+    short_rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check,
+                   DeviceActivations out) {
+  norm_short_row<false>(x, weight, epsilon, check, out);
+}
+
+__global__ void __launch_bounds__(short_norm_threads)
+    add_short_rms_norm(const float* x, const float* weight, float epsilon, DeviceCheck check,
+                       DeviceActivations out) {
+  norm_short_row<true>(x, weight, epsilon, check, out);
 }
 
 __global__ void __launch_bounds__(threads) quantize(DeviceActivations x, DeviceCheck check) {

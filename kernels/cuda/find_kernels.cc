@@ -125,8 +125,9 @@ void allow_shared_memory(Finder* f, uint32_t most) {
 
 int find_kernels(DeviceContext* context) {
   Finder f(context);
-  f.find(KernelModule::elementwise, {"quantize", "rms_norm", "add_rms_norm", "layer_norm",
-                                     "activate", "scale", "find_largest", "rotate"});
+  f.find(KernelModule::elementwise,
+         {"quantize", "rms_norm", "add_rms_norm", "short_rms_norm", "add_short_rms_norm",
+          "layer_norm", "activate", "scale", "find_largest", "rotate"});
   f.find(KernelModule::experts,
          {"experts_route", "experts_tiles", "experts_place", "experts_gather", "experts_sum"});
   f.find(KernelModule::recurrent,

@@ -162,13 +162,24 @@ unsigned norm_threads_of(const DeviceActivations& out) {
   return std::min(blocks_for(out.cols, 32 * elementwise_each) * 32, unsigned{norm_threads});
 }
 
+// Whether rows occupy the device with fewer threads each. The result is the same.
+bool has_short_norms(const DeviceStream* s, const DeviceActivations& out) {
+  return out.cols <= max_short_norm && out.n >= 4 * s->context->multiprocessors;
+}
+
 int rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
              const DeviceCheck& check, const DeviceActivations& out) {
+  if (has_short_norms(s, out))
+    return launch(s, "short_rms_norm", Grid{out.n}, short_norm_threads, x, weight, epsilon, check,
+                  out);
   return launch(s, "rms_norm", Grid{out.n}, norm_threads_of(out), x, weight, epsilon, check, out);
 }
 
 int add_rms_norm(DeviceStream* s, const float* x, const float* weight, float epsilon,
                  const DeviceCheck& check, const DeviceActivations& out) {
+  if (has_short_norms(s, out))
+    return launch(s, "add_short_rms_norm", Grid{out.n}, short_norm_threads, x, weight, epsilon,
+                  check, out);
   return launch(s, "add_rms_norm", Grid{out.n}, norm_threads_of(out), x, weight, epsilon, check,
                 out);
 }
@@ -323,7 +334,8 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
   constexpr unsigned min_tiles = 32, most_parts = 16, rounds = 4;
   const bool wide = s->context->kernels.contains(TilesName(true, r.dim).text);
   const unsigned blocks = blocks_for(r.n * r.group, prefill_rows),
-                 columns = wide ? blocks_for(blocks, choosing_groups(r.dim)) : blocks,
+                 columns = blocks_for(blocks * choosing_rows(r.group),
+                                      prefill_summed_rows * (wide ? choosing_groups(r.dim) : 1)),
                  tiles = blocks_for(r.pages * r.page_tokens + r.window + r.n, prefill_keys);
   for (uint32_t first = 0; first < r.kv_heads; first += r.tiles.heads) {
     const unsigned heads = std::min(r.tiles.heads, r.kv_heads - first),

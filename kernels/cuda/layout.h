@@ -157,6 +157,8 @@ constexpr uint32_t many_threads(TensorType type, uint32_t rows) {
 // Of a block, 2 to 64 inputs, with a ring of steps of units.
 constexpr uint32_t few_threads = 256, max_few_inputs = 64, few_units = 8, max_few_steps = 6;
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
+// Norms of many rows: of at most so many numbers.
+constexpr uint32_t short_norm_threads = 256, max_short_norm = 4096;
 // Neighbouring numbers per thread.
 constexpr uint32_t elementwise_each = 4;
 // Recurrent layers; a block of a convolution has so many tokens.
@@ -190,10 +192,12 @@ constexpr std::size_t prefill_place(uint32_t rows, uint32_t row, uint32_t d) {
   return (std::size_t{d / prefill_columns} * rows + row) * prefill_columns +
          ((d / 8 % 8) ^ (row & 7)) * 8 + d % 8;
 }
-// The choice of tiles for sparse prefill: keys of one copy. Shared memory holds two.
-constexpr uint32_t prefill_choose_threads = 256, prefill_choosing_keys = 64;
+// The choice of tiles for sparse prefill: rows that are summed together, those of some blocks, and
+// keys of one copy. Shared memory holds two.
+constexpr uint32_t prefill_choose_threads = 256, prefill_summed_rows = 64,
+                   prefill_choosing_keys = 64;
 constexpr uint32_t prefill_choosing_bytes(uint32_t dim) {
-  return (prefill_choosing_rows + 2 * prefill_choosing_keys) * tile_row_bytes(dim);
+  return (prefill_summed_rows + 2 * prefill_choosing_keys) * tile_row_bytes(dim);
 }
 // By warp groups, of compute capability 9.0: two that have 64 rows each, and one that copies.
 constexpr uint32_t prefill_wide_threads = 3 * 128;
@@ -204,9 +208,8 @@ constexpr uint32_t prefill_wide_shared_bytes(uint32_t dim) {
   return (prefill_rows + 2 * prefill_wide_steps(dim) * prefill_wide_keys(dim)) * dim * 2 + 128 +
          1024;
 }
-// The sums of tiles: warp groups that have the choosing rows of a block each, and one that copies
-// tiles of keys.
-static_assert(prefill_choosing_rows == 64);
+// The sums of tiles: warp groups that have prefill_summed_rows each, and one that copies tiles of
+// keys.
 constexpr uint32_t choosing_groups(uint32_t dim) { return dim > 128 ? 3 : 4; }
 constexpr uint32_t wide_choosing_threads(uint32_t dim) { return (choosing_groups(dim) + 1) * 128; }
 constexpr uint32_t prefill_key_stages(uint32_t dim) { return dim > 128 ? 4 : 8; }

@@ -47,6 +47,10 @@ struct SealedPages {
   }
 };
 
+__device__ inline float largest_of(float4 x) {
+  return fmaxf(fmaxf(fabsf(x.x), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
 // Four dimensions of a row in full precision.
 __device__ inline float4 load_row(const DevicePrefill& r, const float* step, uint32_t head,
                                   uint32_t which, uint32_t token, uint32_t d) {
@@ -80,8 +84,7 @@ __device__ void lay_out(const DevicePrefill& r, const float* k, const float* v) 
       for (uint32_t i = threadIdx.x; i < tokens * groups; i += layout_threads) {
         if (sealed.has(first + i / groups)) continue;
         const float4 x = load_row(r, k, head, 0, first + i / groups, i % groups * 4);
-        largest =
-            fmaxf(fmaxf(fmaxf(largest, fabsf(x.x)), fabsf(x.y)), fmaxf(fabsf(x.z), fabsf(x.w)));
+        largest = fmaxf(largest, largest_of(x));
       }
       largest = block_max(largest);
     }
@@ -138,13 +141,12 @@ __global__ void __launch_bounds__(1024)
   const SealedPages pages(r, head, r.page_tokens);
   for (uint32_t i = first; i < sealed; i += stride)
     if (pages.has(i)) max_score = fmaxf(max_score, largest_byte * pages.scale(which, i));
-  const uint32_t sinks = r.pages ? r.page_tokens : 0;
-  for (std::size_t i = first; i < std::size_t{sinks + tokens} * r.head_dim; i += stride) {
-    const auto token = static_cast<uint32_t>(i / r.head_dim),
-               d = static_cast<uint32_t>(i % r.head_dim);
-    const Rows source =
-        rows_of(r, step, head, which, token < sinks ? token : token - sinks + sealed);
-    max_score = fmaxf(max_score, fabsf(source.row[d] - (source.centre ? source.centre[d] : 0.0f)));
+  const uint32_t sinks = r.pages ? r.page_tokens : 0, fours = r.dim / 4;
+  for (std::size_t i = first; i < std::size_t{sinks + tokens} * fours; i += stride) {
+    const auto token = static_cast<uint32_t>(i / fours), d = static_cast<uint32_t>(i % fours) * 4;
+    const float4 x =
+        load_row(r, step, head, which, token < sinks ? token : token - sinks + sealed, d);
+    max_score = fmaxf(max_score, largest_of(x));
   }
   max_score = block_max(max_score);
   // Floats that are not negative are ordered as their bits are.
@@ -162,26 +164,39 @@ __global__ void __launch_bounds__(layout_threads) prefill_queries(DevicePrefill 
   const float* from =
       q + (std::size_t{token} * r.kv_heads * r.group + head * r.group + row % r.group) * r.head_dim;
   const auto at = [&](uint32_t d) { return token < r.n && d < r.head_dim ? from[d] : 0.0f; };
+  // A lane's numbers: four from dimension 4 lane on, then from there on.
+  constexpr uint32_t fours = max_prefill_dim / (4 * warp);
+  float4 own[fours];
   float max_score = 0;
-  for (uint32_t d = lane; d < r.head_dim; d += warp) max_score = fmaxf(max_score, fabsf(at(d)));
+#pragma unroll
+  for (uint32_t i = 0; i < fours; ++i) {
+    const uint32_t d = 4 * (i * warp + lane);
+    if (r.head_dim % 4 == 0 && token < r.n && d < r.head_dim)
+      own[i] = *reinterpret_cast<const float4*>(from + d);
+    else own[i] = make_float4(at(d), at(d + 1), at(d + 2), at(d + 3));
+    max_score = fmaxf(max_score, largest_of(own[i]));
+  }
   max_score = warp_max(max_score);
   const float scale = inverse(max_score);
   const std::size_t to = std::size_t{head} * r.q_room + row;
   if (r.sink_scores) {  // keys are centred
     float sum = 0;
-    for (uint32_t d = lane; d < r.head_dim; d += warp)
-      sum += r.centre ? at(d) * r.centre[head * r.dim + d] : 0.0f;
+    for (uint32_t d = lane; r.centre && d < r.head_dim; d += warp)
+      sum += at(d) * r.centre[head * r.dim + d];
     sum = warp_sum(sum) / sqrtf(static_cast<float>(r.head_dim));
     if (lane == 0) r.sink_scores[to] = r.sink_logits[head * r.group + row % r.group] - sum;
   }
-  for (uint32_t d = lane; d < r.dim / 2; d += warp)
-    *reinterpret_cast<uint32_t*>(r.q + std::size_t{head} * r.q_room * r.dim +
-                                 prefill_place(r.q_room, row, 2 * d)) =
-        halves(at(2 * d) * scale, at(2 * d + 1) * scale);
-  for (uint32_t d = 4 * lane; r.tiles.q && d < r.dim; d += 4 * warp)
-    *tile_bytes_at(r.tiles.q + std::size_t{head} * r.q_room * tile_row_bytes(r.dim), r.q_room, row,
-                   d) =
-        rounded(make_float4(at(d), at(d + 1), at(d + 2), at(d + 3)), scale * largest_byte);
+  uint16_t* const of_head = r.q + std::size_t{head} * r.q_room * r.dim;
+  int8_t* const bytes = r.tiles.q + std::size_t{head} * r.q_room * tile_row_bytes(r.dim);
+#pragma unroll
+  for (uint32_t i = 0; i < fours; ++i) {
+    const uint32_t d = 4 * (i * warp + lane);
+    const float4 x = own[i];
+    if (d >= r.dim) break;
+    *reinterpret_cast<uint2*>(of_head + prefill_place(r.q_room, row, d)) =
+        make_uint2(halves(x.x * scale, x.y * scale), halves(x.z * scale, x.w * scale));
+    if (r.tiles.q) *tile_bytes_at(bytes, r.q_room, row, d) = rounded(x, scale * largest_byte);
+  }
   if (lane == 0) r.q_scale[to] = max_score / sqrtf(static_cast<float>(r.head_dim));
 }
 

@@ -130,11 +130,19 @@ __device__ inline void write_row(const DevicePrefill& r, uint32_t head, uint32_t
 __device__ inline std::size_t blocks_of(const DevicePrefill& r) {
   return (r.n * r.group + prefill_rows - 1) / prefill_rows;
 }
+// Rows of a KV head that choose tiles.
+__device__ inline uint32_t choosing_rows_of(const DevicePrefill& r) {
+  return static_cast<uint32_t>(blocks_of(r)) * choosing_rows(r.group);
+}
 // Tiles of prefill_keys keys that rows before `end` see.
 __device__ inline uint32_t tiles_seen(const DevicePrefill& r, uint32_t end) {
   const uint32_t before = r.pages * r.page_tokens + r.window,
                  last_token = min((end - 1) / r.group, r.n - 1);
   return (before + last_token) / prefill_keys + 1;
+}
+// Those that blocks of rows see of which some have choosing rows before `end`.
+__device__ inline uint32_t tiles_of_choosing(const DevicePrefill& r, uint32_t end) {
+  return tiles_seen(r, ((end - 1) / choosing_rows(r.group) + 1) * prefill_rows);
 }
 
 // Which tiles of keys a block attends, of its rows [first_row, first_row + rows): those that were

@@ -2,7 +2,7 @@
 // prefill is that of Jiang et al., "MInference 1.0" (2024). Here the choice is a sample, as in
 // select/sampling.h, whose units are tiles.
 //
-// Every second token of each query head chooses for its block of rows. prefill_sum_tiles_*() find
+// Each token chooses for its block of rows, by some of its heads. prefill_sum_tiles_*() find
 // the sum of e^score of each of these rows in each tile, where the best of eight keys stands for
 // them. Scores are products of bytes: each query has a scale, and 32 keys have one. The share of a
 // tile is the sum of these parts of the rows' attention. prefill_choose_tiles() reads tiles with
@@ -14,33 +14,36 @@
 namespace kvasir::cuda {
 namespace {
 
-constexpr uint32_t rows_of_warp = 16, choosing = prefill_choosing_rows;
-static_assert(choosing == prefill_threads / warp * rows_of_warp);
+constexpr uint32_t rows_of_warp = 16, summed = prefill_summed_rows;
+static_assert(summed == prefill_threads / warp * rows_of_warp);
 
-// Block (block of rows; head, from first_head on; part of the tiles). A warp has 16 rows.
+// Block (some blocks of rows; head, from first_head on; part of the tiles). A warp has 16 rows.
 template <int dim>
 __device__ void sum_tiles(const DevicePrefill& r, uint32_t first_head) {
   constexpr uint32_t keys = prefill_choosing_keys, parts_of_tile = prefill_keys / keys,
                      row_bytes = tile_row_bytes(dim), row_halves = row_bytes / 2,
                      part_bytes = keys * row_bytes, pieces = row_bytes / 16;
   extern __shared__ uint4 shared[];
-  const uint32_t queries = shared_address(shared), first_part = queries + choosing * row_bytes;
+  const uint32_t queries = shared_address(shared), first_part = queries + summed * row_bytes;
   const uint32_t lane = threadIdx.x % warp, g = lane / 4, t = lane % 4,
                  warp_row = threadIdx.x / warp * rows_of_warp;
-  const uint32_t block = blockIdx.x, head = first_head + blockIdx.y;
+  const uint32_t first_row = blockIdx.x * summed, head = first_head + blockIdx.y,
+                 rows = choosing_rows_of(r);
   after_previous();
   // The first and last tile of a part; tiles that every block attends count in the sums of rows.
   const uint32_t before = r.pages * r.page_tokens + r.window,
-                 all = tiles_seen(r, (block + 1) * prefill_rows),
+                 all = tiles_of_choosing(r, first_row + summed),
                  each = (all + gridDim.z - 1) / gridDim.z, begin = blockIdx.z * each,
                  end = min(begin + each, all);
   if (begin >= end) return;
   const auto* text =
       reinterpret_cast<const uint16_t*>(r.tiles.keys + std::size_t{head} * r.room * row_bytes);
   const int8_t* q = r.tiles.q + std::size_t{head} * r.q_room * row_bytes;
-  for (uint32_t i = threadIdx.x; i < choosing * pieces; i += prefill_threads) {
-    const uint32_t row = i / pieces, own = i % pieces,
-                   from = choosing_row(block * choosing + row, r.group);
+  const auto row_of = [&](uint32_t i) {
+    return choosing_row(min(first_row + i, rows - 1), r.group);
+  };
+  for (uint32_t i = threadIdx.x; i < summed * pieces; i += prefill_threads) {
+    const uint32_t row = i / pieces, own = i % pieces, from = row_of(row);
     copy_async(piece<row_halves>(queries, row, own),
                q + 2 * prefill_place(r.q_room, from, own * 8));
   }
@@ -54,13 +57,16 @@ __device__ void sum_tiles(const DevicePrefill& r, uint32_t first_head) {
   float factor[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    row[i] = choosing_row(block * choosing + warp_row + i * 8 + g, r.group);
+    row[i] = row_of(warp_row + i * 8 + g);
     factor[i] = tile_factor(r, head, row[i]);
   }
-  const std::size_t first =
-      (blockIdx.y * blocks_of(r) + block) * choosing + warp_row + g;  // of rows of scores
-  float* const out[2] = {r.tiles.scores + first * r.tiles.room,
-                         r.tiles.scores + (first + 8) * r.tiles.room};
+  float* out[2];  // null: there is no such row
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    const uint32_t own = first_row + warp_row + i * 8 + g;
+    out[i] = own < rows ? r.tiles.scores + (std::size_t{blockIdx.y} * rows + own) * r.tiles.room
+                        : nullptr;
+  }
   for (uint32_t tile = begin; tile < end; ++tile) {
     const float4 scales = tile_scales(r, head, tile);
     int s[prefill_keys / 8][4] = {};
@@ -96,7 +102,7 @@ __device__ void sum_tiles(const DevicePrefill& r, uint32_t first_head) {
           const uint32_t k = group * 4 + n / 2, key = tile * prefill_keys + k * 8 + 2 * t + n % 2;
           return !masked || is_seen<false>(r, seen, row[i], key) ? s[k][2 * i + n % 2] : unseen;
         });
-        if (t == 0) out[i][tile] = x;
+        if (t == 0 && out[i]) out[i][tile] = x;
       }
     };
     if ((tile + 1) * prefill_keys > before) sum.template operator()<true>();
@@ -151,9 +157,9 @@ __global__ void __launch_bounds__(prefill_choose_threads)
     prefill_choose_tiles(DevicePrefill r, uint32_t first_head) {
   extern __shared__ float shares[];  // [near]
   __shared__ ChoosingMemory memory;
-  __shared__ float totals[choosing];
+  __shared__ float totals[max_choosing_rows];
   const uint32_t block = blockIdx.x, head = first_head + blockIdx.y, room = r.tiles.room,
-                 lane = threadIdx.x % warp;
+                 lane = threadIdx.x % warp, choosing = choosing_rows(r.group);
   after_previous();
   const uint32_t all = tiles_seen(r, (block + 1) * prefill_rows);
   const std::size_t at = head * blocks_of(r) + block;

@@ -258,9 +258,9 @@ struct GroupSums {
 
   __device__ GroupSums(const DevicePrefill& of, uint32_t its_head, uint32_t first_head)
       : r(of), head(its_head) {
-    const uint32_t own = blockIdx.x * choosing_groups(dim) * prefill_choosing_rows +
+    const uint32_t own = blockIdx.x * choosing_groups(dim) * prefill_summed_rows +
                          threadIdx.x / warp * 16 + threadIdx.x % warp / 4;
-    const std::size_t rows = blocks_of(r) * prefill_choosing_rows;
+    const std::size_t rows = choosing_rows_of(r);
     int8_t* const queries = r.tiles.q + std::size_t{head} * r.q_room * tile_row_bytes(dim);
 #pragma unroll
     for (uint32_t i = 0; i < 2; ++i) {
@@ -321,7 +321,8 @@ __device__ inline void sum_tiles_wide(const DevicePrefill& r, uint32_t first_hea
   __syncthreads();
   after_previous();
   const uint32_t head = first_head + blockIdx.y, before = r.pages * r.page_tokens + r.window,
-                 all = tiles_seen(r, (blockIdx.x + 1) * choosing_groups(dim) * prefill_rows),
+                 all = tiles_of_choosing(
+                     r, (blockIdx.x + 1) * choosing_groups(dim) * prefill_summed_rows),
                  each = ((all + gridDim.z - 1) / gridDim.z + 3) / 4 * 4,
                  begin = min(blockIdx.z * each, all), end = min(begin + each, all);
   if (threadIdx.x >= choosing_groups(dim) * 128) {

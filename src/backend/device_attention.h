@@ -186,7 +186,7 @@ struct DevicePrefillTiles {
   // `dim` have no meaning.
   int8_t *keys = nullptr, *q = nullptr;
   float* key_scales = nullptr;  // [kv_heads][room / tile_scale_keys]
-  // [heads][blocks][prefill_choosing_rows][room] log2 of the sum of e^score over a tile, in which
+  // [heads][blocks][choosing_rows()][room] log2 of the sum of e^score over a tile, in which
   // the best key of each group stands for it
   float* scores = nullptr;
   uint32_t* lists = nullptr;   // [kv_heads][blocks][room] tiles, ascending
@@ -232,8 +232,13 @@ struct DevicePrefill {
   DevicePrefillTiles tiles = {};
 };
 constexpr uint32_t prefill_rows = 128, prefill_keys = 128;
-// One of two neighbouring query rows chooses for a block: every second token of each head.
-constexpr uint32_t prefill_choosing_rows = prefill_rows / 2;
+// One of so many neighbouring query rows chooses for a block: each token by at least one of the
+// heads of its group, which take turns. Of one head that is every second token.
+constexpr uint32_t choosing_stride(uint32_t group) { return group < 2 ? 2 : group > 4 ? 4 : group; }
+constexpr uint32_t max_choosing_rows = prefill_rows / choosing_stride(1);
+constexpr uint32_t choosing_rows(uint32_t group) {  // of a block
+  return (prefill_rows + choosing_stride(group) - 1) / choosing_stride(group);
+}
 constexpr uint32_t prefill_tile_groups = prefill_keys / 8, tile_scale_keys = 32;
 // Tensor cores read tiles whose rows have 128 bytes.
 constexpr uint32_t tile_row_bytes(uint32_t dim) { return dim > 128 ? dim : 128; }
@@ -241,8 +246,17 @@ constexpr uint32_t tile_group_of(uint32_t key) {  // of a tile
   return key / 32 * 4 + key % 8 / 2;
 }
 constexpr uint32_t max_prefill_tiles = 12288;  // before `near`: they are in shared memory
+// Of all rows that choose, number i: choosing_rows() of each block. Where each token has one, they
+// begin with the block's first whole token.
 constexpr uint32_t choosing_row(uint32_t i, uint32_t group) {
-  return 2 * i + (group % 2 ? 0 : 2 * i / group % 2);
+  const uint32_t stride = choosing_stride(group), rows = choosing_rows(group),
+                 begin = i / rows * prefill_rows, own = i % rows;
+  const uint32_t turns = group % stride == 0                 ? stride
+                         : group % 2 == 0 && stride % 2 == 0 ? 2
+                                                             : 1,
+                 first = group == stride ? (group - begin % group) % group : 0,
+                 row = first + own * stride + own / (group / turns) % turns;
+  return begin + (row < prefill_rows ? row : prefill_rows - 1);
 }
 // What a row leaves of a part of the keys: its output, maximum and sum.
 constexpr std::size_t prefill_part_floats(uint32_t dim) { return dim + std::size_t{2}; }

@@ -134,8 +134,8 @@ Status GpuPrefillAttention::make_tile_room(const Plan& plan) {
   RETURN_IF_ERROR(tile_biases_.allocate(device_, lists * tiles, in_prefill));
   RETURN_IF_ERROR(tile_counts_.allocate(device_, lists, in_prefill));
   for (uint32_t heads = shape_.kv_heads;; heads = static_cast<uint32_t>(ceil_div(heads, 2))) {
-    Status s =
-        tile_scores_.allocate(device_, heads * blocks * prefill_choosing_rows * tiles, in_prefill);
+    Status s = tile_scores_.allocate(
+        device_, heads * blocks * choosing_rows(heads_.group()) * tiles, in_prefill);
     if (s.ok()) return tile_heads_ = heads, Status();
     if (s.code() != Code::no_memory || heads == 1) return s;
   }

@@ -368,8 +368,8 @@ int choose_prefill(DeviceStream* s, const DevicePrefill& r) {
       const float* scales = r.tiles.key_scales + h * (r.room / tile_scale_keys);
       for (uint32_t block = 0; block < blocks_of(r); ++block) {
         std::fill_n(shares.get(), n, 0.0f);
-        for (uint32_t i = 0; i < prefill_choosing_rows; ++i) {
-          const uint32_t row = choosing_row(block * prefill_choosing_rows + i, r.group),
+        for (uint32_t i = 0; i < choosing_rows(r.group); ++i) {
+          const uint32_t row = choosing_row(block * choosing_rows(r.group) + i, r.group),
                          seen = before + row / r.group + 1;
           if (row / r.group >= r.n) continue;
           const std::size_t at = std::size_t{h} * r.q_room + row;

@@ -191,6 +191,48 @@ TEST_CASE("a token's norms, gates and choice of experts do not depend on the tok
   }
 }
 
+// Many rows have a kernel of their own, which has fewer threads for each.
+TEST_CASE("norms of many tokens have the bits of norms of few") {
+  if (!stream()) return;
+  Random random(29);
+  constexpr uint32_t n = 1024, few = 64;
+  for (const uint32_t cols : {99u, 160u, 2560u, 4096u, 4128u}) {
+    CAPTURE(cols);
+    const bool rounds = cols % 32 == 0;
+    const std::size_t size = std::size_t{n} * cols, units = rounds ? size / 32 : 1;
+    DeviceInputs x(n, cols, random), weight(1, cols, random);
+    const std::vector<float> before = normals(size, random);
+    Memory<float> all(size), each(size);
+    Memory<int8_t> q(size), each_q(size);
+    Memory<float> scale(units), each_scale(units);
+    Memory<int16_t> sums(2 * units), each_sums(2 * units);
+    DeviceActivations out{n, cols, all.data()}, parts{n, cols, each.data()};
+    if (rounds) {
+      out.q = q.data(), out.scale = scale.data(), out.sums = sums.data();
+      parts.q = each_q.data(), parts.scale = each_scale.data(), parts.sums = each_sums.data();
+    }
+    Found found;
+    for (const auto norm : {ops().rms_norm, ops().add_rms_norm}) {
+      all.put(before.data()), each.put(before.data());
+      OK(norm(stream(), x.view.f32, weight.x.data(), 1e-6f, found.check(1), out));
+      for (uint32_t i = 0; i < n; i += few)
+        OK(norm(stream(), part_of(x.view, i, few).f32, weight.x.data(), 1e-6f, found.check(1),
+                part_of(parts, i, few)));
+      CHECK(same_bits(all.get().data(), each.get().data(), size));
+      if (!rounds) continue;
+      CHECK(std::memcmp(q.get().data(), each_q.get().data(), size) == 0);
+      CHECK(same_bits(scale.get().data(), each_scale.get().data(), units));
+      CHECK(std::memcmp(sums.get().data(), each_sums.get().data(), 2 * units * sizeof(int16_t)) ==
+            0);
+    }
+    CHECK(found.get() == no_mark);
+    all.put(before.data());
+    x.host[size - 1] = 1e31f, x.x.put(x.host.data());
+    OK(ops().rms_norm(stream(), x.view.f32, weight.x.data(), 1e-6f, found.check(7), out));
+    CHECK(found.get() == 7);
+  }
+}
+
 TEST_CASE("a device finds the largest number of each row") {
   if (!stream()) return;
   Random random(13);

@@ -70,8 +70,8 @@ PrefillText rounded(const PrefillText& t) {
 // What a block's choosing rows attend of the tiles before `near`, without the first one.
 std::vector<double> shares_of(const PrefillText& t, uint32_t head, uint32_t block, uint32_t near) {
   std::vector<double> shares(near - 1);
-  for (uint32_t i = 0; i < prefill_choosing_rows; ++i) {
-    const uint32_t row = choosing_row(block * prefill_choosing_rows + i, t.s.group);
+  for (uint32_t i = 0; i < choosing_rows(t.s.group); ++i) {
+    const uint32_t row = choosing_row(block * choosing_rows(t.s.group) + i, t.s.group);
     if (row / t.s.group >= t.s.n) continue;
     const std::vector<double> scores = scores_of(t, head, row);
     const double most = *std::max_element(scores.begin(), scores.end());
@@ -185,6 +185,31 @@ uint32_t pages_of(uint32_t head_dim, uint32_t tokens) {
 }
 
 }  // namespace
+
+TEST_CASE("rows that choose are of their block, of every token and equally of all heads") {
+  for (uint32_t group = 1; group <= 16; ++group) {
+    CAPTURE(group);
+    constexpr uint32_t blocks = 12;
+    const uint32_t rows = choosing_rows(group);
+    REQUIRE(rows <= max_choosing_rows);
+    std::vector<uint32_t> of_head(group), of_token(blocks * prefill_rows / group + 1);
+    uint32_t before = 0;
+    for (uint32_t i = 0; i < blocks * rows; ++i) {
+      const uint32_t row = choosing_row(i, group);
+      CHECK(row / prefill_rows == i / rows);
+      if (i > 0) CHECK(row >= before);
+      before = row;
+      ++of_head[row % group], ++of_token[row / group];
+    }
+    const auto [least, most] = std::minmax_element(of_head.begin(), of_head.end());
+    CHECK(*most <= *least * 3 / 2);
+    for (uint32_t token = 0; group > 1 && token < of_token.size() - 1; ++token) {
+      const bool is_whole =
+          token * group / prefill_rows == (token * group + group - 1) / prefill_rows;
+      if (is_whole) CHECK(of_token[token] >= 1);
+    }
+  }
+}
 
 TEST_CASE("a device samples tiles of a text by the shares that rows of a block have in them") {
   if (!stream()) return;

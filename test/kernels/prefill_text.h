@@ -129,7 +129,7 @@ inline Attended attend(const PrefillText& t, Tiles* tiles = nullptr) {
   Memory<float> parts(std::max(1u, part_room) * prefill_part_floats(t.page.dim));
   const std::size_t blocks = q_room / prefill_rows, tile_room = room / prefill_keys,
                     lists = tiles ? s.kv_heads * blocks * tile_room : 1;
-  Memory<float> tile_scores(tiles ? tiles->heads * blocks * prefill_choosing_rows * tile_room : 1),
+  Memory<float> tile_scores(tiles ? tiles->heads * blocks * choosing_rows(s.group) * tile_room : 1),
       tile_biases(lists);
   const std::size_t row_bytes = tiles ? s.kv_heads * tile_row_bytes(t.page.dim) : 0;
   Memory<int8_t> tile_keys(std::max(row_bytes * room, std::size_t{1})),
