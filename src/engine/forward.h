@@ -100,7 +100,7 @@ class Forward {
   void abandon_span() noexcept;
   ExecutionPlan& plan_of_spans();
   Status run_layer(Span* span, std::size_t executor, uint32_t layer);
-  void add_to_sketch(Span* span, uint32_t layer, uint32_t chunk);
+  void add_to_sketch(Span* span, uint32_t layer, std::size_t chunk);
   uint32_t layer_to_read_ahead(const ForwardStep& step, uint32_t layer) const;
   Status run_chunk(Span* span, std::size_t executor, uint32_t layer, std::size_t chunk);
   Status write_span_logits(const StepContext& c, LayerExecutor* executor);

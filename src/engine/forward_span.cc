@@ -117,7 +117,7 @@ Status Forward::try_span(const ForwardStep& step, const StepStores& stores) try 
   RETURN_IF_ERROR(begin_span(&span));
   last_is_span_ = !model_->device_weights().empty();
   if (Status s = run_layers(&span); !s.ok()) return abandon_span(), std::move(s);
-  add_to_sketch(&span, model_->config().depth(), 0);
+  add_to_sketch(&span, model_->config().depth(), span.ends.size() - 1);
   if (step.take_hidden) RETURN_IF_ERROR(pass_hidden(span));
   return commit_span(&span, stores);
 } catch (const std::bad_alloc&) {
@@ -234,12 +234,14 @@ Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
   return {};
 }
 
-// While a GPU computes the first chunk of a layer, the one before it is added, and then covered.
-void Forward::add_to_sketch(Span* span, uint32_t layer, uint32_t chunk) {
+// While a GPU computes the last chunk of a layer, which takes it the longest, the one before it is
+// added. It is covered with the chunks of the next layer.
+void Forward::add_to_sketch(Span* span, uint32_t layer, std::size_t chunk) {
   const ForwardStep& step = span->step;
   if (!step.sketch || layer == 0) return;
   const LayerConfig& before = model_->config().layer(layer - 1);
-  const bool adds = chunk == 0 && before.has_attention() && !before.is_windowed();
+  const bool adds =
+      chunk + 1 == span->ends.size() && before.has_attention() && !before.is_windowed();
   span->store.add_span_to_sketch(adds ? before.kv : KvStore::no_layer, step.size(),
                                  host_.next_moments(step), cpu_kernels(), pool_, step.cancel,
                                  step.sketch);
@@ -318,7 +320,7 @@ Status Forward::run_chunk(Span* span, std::size_t number, uint32_t layer, std::s
   const auto gpus = static_cast<uint32_t>(model_->device_weights().size());
   RETURN_IF_ERROR(check_files(part, {span->store, span->windows ? &*span->windows : nullptr}));
   const std::function<void()> adds_to_sketch = [&, is_added = false]() mutable {
-    if (!std::exchange(is_added, true)) add_to_sketch(span, layer, static_cast<uint32_t>(i));
+    if (!std::exchange(is_added, true)) add_to_sketch(span, layer, i);
   };
   const StepContext c{part,
                       span->cancel,

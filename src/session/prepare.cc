@@ -71,8 +71,9 @@ void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
   if (!sketch->begun() && !begins) return;
   const uint64_t steps =
       1 + step->follows / chunk + (step->follows % chunk >= RecentQueries::capacity ? 1 : 0);
-  // The CPU has less time in a step that is probed.
-  sketch->begin_step(static_cast<uint32_t>(steps + (step->probe && steps > 1 ? 1 : 0)));
+  // The CPU has no time for it in a step that is probed.
+  if (step->probe && steps > 1) return;
+  sketch->begin_step(static_cast<uint32_t>(steps));
   step->sketch = sketch;
 }
 

@@ -244,7 +244,8 @@ void KeySketch::cover_some(const PageStore& pages, uint32_t count, const Kernels
 
 void KeySketch::cover_next(const PageStore& pages, uint32_t count, const Kernels& kernels,
                            ThreadPool* pool, const Cancel* cancel, Build* build) const {
-  if (!build->behind_.empty()) cover_some(pages, count, kernels, pool, CancelLatch(cancel), build);
+  if (build->covers_ && !build->behind_.empty())
+    cover_some(pages, count, kernels, pool, CancelLatch(cancel), build);
 }
 
 void KeySketch::add_layer(const PageStore& pages, uint32_t count, uint32_t layer,

@@ -80,8 +80,9 @@ class KeySketch {
   // After the layers before it: covers the first `count` pages of a layer, which are sealed. A
   // layer without bases waits for the last one of its group, and for the step whose turn it is:
   // see Build::begin_step(). Layers that have bases are covered by the next calls, a part of the
-  // pages by each, so that no call takes long, or by take(). Where a part does not succeed the layer
-  // keeps those before: the caller tests the cancel token; a damaged page. Throws std::bad_alloc.
+  // pages by each, so that no call takes long, or by take(). Where a part does not succeed (the
+  // caller tests the cancel token; a damaged page) the layer keeps those before. Throws
+  // std::bad_alloc.
   void add_layer(const PageStore& pages, uint32_t count, uint32_t layer, const QueryMoment& queries,
                  const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                  Build* build) const;
@@ -204,9 +205,11 @@ class KeySketch::Build {
   // Before the first layer of a step. `left`: steps that can find bases, with this one, at least
   // 1. The groups of layers without bases are spread over them.
   void begin_step(uint32_t left) {
-    steps_left_ = left, groups_ = 0, is_abandoned_ = false;
+    steps_left_ = left, groups_ = 0, is_abandoned_ = false, covers_ = true;
     behind_.clear();
   }
+  // Until the next step.
+  void stop_covering() { covers_ = false; }
   // Until the next step.
   void abandon() { *this = Build(), is_abandoned_ = true; }
   bool is_abandoned() const { return is_abandoned_; }
@@ -218,7 +221,7 @@ class KeySketch::Build {
   std::vector<bool> found_;        // [layers] whether it has bases
   std::vector<uint32_t> covered_;  // [layers]
   std::vector<uint32_t> behind_;   // layers of this step that have bases and miss pages
-  bool is_abandoned_ = false;
+  bool is_abandoned_ = false, covers_ = true;
   uint32_t steps_left_ = 1, groups_ = 0;  // groups without bases that this step has come to
 };
 

@@ -193,14 +193,15 @@ TEST_CASE(
   }
 }
 
-// 1,600 tokens go in steps of 512. Of the reader's two groups of layers, the second one's bases are
-// found in the third step, and the first one's in the fourth, which has 64 tokens.
+// Of 1,600 tokens in steps of 128 the last four steps have a quarter. The reader has three groups
+// of layers. The last group's bases are found in the second of these steps, by 1,408 tokens, and
+// the first one's in the fourth, which has 64.
 TEST_CASE("a prefill on a device finds its sketch in its last steps") {
   if (!device_model()) return;
-  constexpr uint32_t early = 9, late = 0, third = 1536, all = 1600;
+  constexpr uint32_t early = 9, late = 0, common = 1408, all = 1600;
   const auto tokens = book_tokens(3000);
   SessionOptions o = bounded_options(200);
-  o.prefill_chunk = 512;
+  o.prefill_chunk = 128;
   const auto floats_of = [](const Session& session, uint32_t layer) {
     const PageShape& page = session.store().shape().page;
     const float* basis = session.store().sketch().query_basis(layer, 0);
@@ -209,8 +210,8 @@ TEST_CASE("a prefill on a device finds its sketch in its last steps") {
   auto one = open_session(device_model(), o), other = open_session(device_model(), o);
   read(one.get(), {tokens.data(), all});
   CHECK(attends(*one));
-  std::vector<Token> ends(tokens.begin(), tokens.begin() + third);
-  ends.insert(ends.end(), tokens.begin() + 2000, tokens.begin() + 2000 + all - third);
+  std::vector<Token> ends(tokens.begin(), tokens.begin() + common);
+  ends.insert(ends.end(), tokens.begin() + 2000, tokens.begin() + 2000 + all - common);
   read(other.get(), ends);
   const KeySketch& sketch = one->store().sketch();
   REQUIRE(sketch.built());
@@ -222,7 +223,14 @@ TEST_CASE("a prefill on a device finds its sketch in its last steps") {
   auto processor = open_session(mini_model(), o);
   read(processor.get(), {tokens.data(), all});
   const std::span<const Token> next(tokens.data() + all, 40);
-  CHECK(mean_difference(score(processor.get(), next), score(one.get(), next)) < 0.2);
+  o.select.strategy = "full";
+  auto full = open_session(mini_model(), o);
+  read(full.get(), {tokens.data(), all});
+  const std::vector<float> exact = score(full.get(), next);
+  const double processors = mean_difference(score(processor.get(), next), exact),
+               devices = mean_difference(score(one.get(), next), exact);
+  MESSAGE("differs from full attention by ", devices, ", the CPU by ", processors);
+  CHECK(devices < 1.25 * processors + 0.02);
 
   TempFolder folder;
   REQUIRE(one->save(folder.file("a.kv"), nullptr, {}).ok());
@@ -238,11 +246,11 @@ TEST_CASE("a prefill on a device finds its sketch in its last steps") {
       [](uint64_t at, uint64_t) {
         // so that the next one is reported
         std::this_thread::sleep_for(std::chrono::milliseconds(110));
-        return at >= third;
+        return at >= common;
       },
       &done);
   CHECK(s.code() == Code::cancelled);
-  CHECK(done == third);
+  CHECK(done == common);
   CHECK_FALSE(stopped->store().sketch().built());
   read(stopped.get(), {tokens.data() + done, all - done});
   CHECK(stopped->store().sketch().built_pages() == sketch.pages());
