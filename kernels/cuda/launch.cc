@@ -162,7 +162,7 @@ unsigned norm_threads_of(const DeviceActivations& out) {
   return std::min(blocks_for(out.cols, 32 * elementwise_each) * 32, unsigned{norm_threads});
 }
 
-// Whether rows occupy the device with fewer threads each. The result is the same.
+// Whether there are so many rows that few threads for each occupy the device. No bit changes.
 bool has_short_norms(const DeviceStream* s, const DeviceActivations& out) {
   return out.cols <= max_short_norm && out.n >= 4 * s->context->multiprocessors;
 }

@@ -157,7 +157,7 @@ constexpr uint32_t many_threads(TensorType type, uint32_t rows) {
 // Of a block, 2 to 64 inputs, with a ring of steps of units.
 constexpr uint32_t few_threads = 256, max_few_inputs = 64, few_units = 8, max_few_steps = 6;
 constexpr uint32_t lay_out_threads = 128, elementwise_threads = 256, norm_threads = 1024;
-// Norms of many rows: of at most so many numbers.
+// Norms of many rows, each of at most max_short_norm numbers.
 constexpr uint32_t short_norm_threads = 256, max_short_norm = 4096;
 // Neighbouring numbers per thread.
 constexpr uint32_t elementwise_each = 4;

@@ -2,7 +2,7 @@
 // prefill is that of Jiang et al., "MInference 1.0" (2024). Here the choice is a sample, as in
 // select/sampling.h, whose units are tiles.
 //
-// Each token chooses for its block of rows, by some of its heads. prefill_sum_tiles_*() find
+// Tokens choose for their block of rows, by some of their heads. prefill_sum_tiles_*() find
 // the sum of e^score of each of these rows in each tile, where the best of eight keys stands for
 // them. Scores are products of bytes: each query has a scale, and 32 keys have one. The share of a
 // tile is the sum of these parts of the rows' attention. prefill_choose_tiles() reads tiles with

@@ -232,8 +232,9 @@ struct DevicePrefill {
   DevicePrefillTiles tiles = {};
 };
 constexpr uint32_t prefill_rows = 128, prefill_keys = 128;
-// One of so many neighbouring query rows chooses for a block: each token by at least one of the
-// heads of its group, which take turns. Of one head that is every second token.
+// One of so many neighbouring query rows chooses for a block. Where heads share keys each token
+// chooses by one of them or more, and neighbouring tokens by different ones. Otherwise every second
+// token chooses.
 constexpr uint32_t choosing_stride(uint32_t group) { return group < 2 ? 2 : group > 4 ? 4 : group; }
 constexpr uint32_t max_choosing_rows = prefill_rows / choosing_stride(1);
 constexpr uint32_t choosing_rows(uint32_t group) {  // of a block
@@ -247,7 +248,7 @@ constexpr uint32_t tile_group_of(uint32_t key) {  // of a tile
 }
 constexpr uint32_t max_prefill_tiles = 12288;  // before `near`: they are in shared memory
 // Of all rows that choose, number i: choosing_rows() of each block. Where each token has one, they
-// begin with the block's first whole token.
+// begin with the block's first whole token. A last block without a whole token attends every tile.
 constexpr uint32_t choosing_row(uint32_t i, uint32_t group) {
   const uint32_t stride = choosing_stride(group), rows = choosing_rows(group),
                  begin = i / rows * prefill_rows, own = i % rows;

@@ -235,7 +235,7 @@ Status Forward::run_layer(Span* span, std::size_t executor, uint32_t layer) {
 }
 
 // While a GPU computes the last chunk of a layer, which takes it the longest, the one before it is
-// added. It is covered with the chunks of the next layer.
+// added. The chunks of the next layer cover it.
 void Forward::add_to_sketch(Span* span, uint32_t layer, std::size_t chunk) {
   const ForwardStep& step = span->step;
   if (!step.sketch || layer == 0) return;

@@ -236,8 +236,9 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
   }
   if (step.queries) step.queries->write(kv, n, rows.q, rows.lse, pool_);
   if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, rows.q);
-  constexpr uint32_t layers_ahead = 2;  // that a GPU computes: then the next step is to begin
-  if (step.sketch && step.follows > 0 && layer + layers_ahead >= config_.depth())
+  // While a GPU computes the last layers, the CPU is to begin the next step.
+  constexpr uint32_t last_layers = 2;
+  if (step.sketch && step.follows > 0 && layer + last_layers >= config_.depth())
     step.sketch->stop_covering();
   if (step.sketch && step.queries)
     c.store.add_to_sketch(kv, n, next_moments(step), cpu_kernels(), pool_, step.cancel,

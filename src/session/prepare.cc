@@ -64,16 +64,22 @@ void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
     return;
   if (step->chunk > 0) {  // each layer has all keys when the next one is computed
     if (step->follows > 0) return;
-    return sketch->begin_step(1), void(step->sketch = sketch);
+    const uint32_t chunks = static_cast<uint32_t>(ceil_div(step->size(), step->chunk));
+    sketch->begin_step(1, std::clamp(chunks - 1, 1u, 4u));
+    return void(step->sketch = sketch);
   }
   const uint64_t now = sequence_.store.tokens();
   const bool begins = left <= tokens && 4 * (now + step->size()) >= 3 * (now + left);
   if (!sketch->begun() && !begins) return;
   const uint64_t steps =
       1 + step->follows / chunk + (step->follows % chunk >= RecentQueries::capacity ? 1 : 0);
-  // The CPU has no time for it in a step that is probed.
-  if (step->probe && steps > 1) return;
-  sketch->begin_step(static_cast<uint32_t>(steps));
+  // A step that is probed leaves the CPU no time for it. Of few steps such a step has its part.
+  constexpr uint64_t few = 2;
+  const uint64_t probed_at = sequence_.probed_at;
+  const bool probes_later = steps > few && probed_at > 0 && 4 * (now + left) >= 5 * probed_at;
+  if (step->probe && sketch->begun() && steps > 1) return;
+  const uint64_t spread = step->probe && steps > 1 ? steps + 1 : probes_later ? steps - 1 : steps;
+  sketch->begin_step(static_cast<uint32_t>(spread));
   step->sketch = sketch;
 }
 

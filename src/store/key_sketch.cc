@@ -225,16 +225,18 @@ Status KeySketch::build(const PageStore& pages, const QueryMoment& queries, cons
   return {};
 }
 
-// A part of the pages that found layers miss, the last layer first.
-void KeySketch::cover_some(const PageStore& pages, uint32_t count, const Kernels& kernels,
-                           ThreadPool* pool, const CancelLatch& latch, Build* build) const {
-  constexpr uint32_t parts = 4, least = 512;  // pages
+// Of the last layers first, in whole extents.
+void KeySketch::cover_next(const PageStore& pages, uint32_t count, const Kernels& kernels,
+                           ThreadPool* pool, const Cancel* cancel, Build* build) const {
+  constexpr uint32_t least = 512;  // pages
+  const CancelLatch latch(cancel);
   std::vector<uint32_t>& behind = build->behind_;
+  if (!build->covers_ || behind.empty()) return;
   make_room(count, build);
-  for (uint32_t left = std::max(least, count / parts); left > 0 && !behind.empty();) {
+  for (uint32_t left = std::max(least, count / build->parts_);
+       left >= extent_pages && !behind.empty();) {
     const uint32_t layer = behind.back(), begin = build->covered_[layer],
-                   whole = (begin + left) / extent_pages * extent_pages,
-                   end = std::min(count, std::max(whole, begin + 1));
+                   end = std::min(count, (begin + left) / extent_pages * extent_pages);
     const bool covers = cover(pages, end, {layer, layer + 1}, kernels, pool, latch, build);
     if (covers && !latch.fired()) build->covered_[layer] = end;
     if (!covers || latch.fired() || end == count) behind.pop_back();
@@ -242,16 +244,10 @@ void KeySketch::cover_some(const PageStore& pages, uint32_t count, const Kernels
   }
 }
 
-void KeySketch::cover_next(const PageStore& pages, uint32_t count, const Kernels& kernels,
-                           ThreadPool* pool, const Cancel* cancel, Build* build) const {
-  if (build->covers_ && !build->behind_.empty())
-    cover_some(pages, count, kernels, pool, CancelLatch(cancel), build);
-}
-
 void KeySketch::add_layer(const PageStore& pages, uint32_t count, uint32_t layer,
                           const QueryMoment& queries, const Kernels& kernels, ThreadPool* pool,
                           const Cancel* cancel, Build* build) const {
-  constexpr std::size_t most_behind = 2;  // layers, else the last call has much to do
+  constexpr std::size_t most_behind = 2;  // layers: with more, take() would have much to do
   const CancelLatch latch(cancel);
   std::vector<uint32_t>& behind = build->behind_;
   behind.reserve(shape_.layers);

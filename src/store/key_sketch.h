@@ -182,8 +182,6 @@ class KeySketch {
                   Build* build) const;
   bool cover(const PageStore& pages, uint32_t count, Layers layers, const Kernels& kernels,
              ThreadPool* pool, const CancelLatch& latch, Build* build) const;
-  void cover_some(const PageStore& pages, uint32_t count, const Kernels& kernels, ThreadPool* pool,
-                  const CancelLatch& latch, Build* build) const;
 
   StoreShape shape_;
   uint32_t pages_ = 0, built_pages_ = 0;
@@ -203,12 +201,13 @@ class KeySketch::Build {
   }
   const std::vector<uint32_t>& covered() const { return covered_; }  // [layers] pages
   // Before the first layer of a step. `left`: steps that can find bases, with this one, at least
-  // 1. The groups of layers without bases are spread over them.
-  void begin_step(uint32_t left) {
-    steps_left_ = left, groups_ = 0, is_abandoned_ = false, covers_ = true;
+  // 1. The groups of layers without bases are spread over them. A call covers one of so many
+  // `parts` of a layer's pages, at least 1.
+  void begin_step(uint32_t left, uint32_t parts = 4) {
+    steps_left_ = left, parts_ = parts, groups_ = 0, is_abandoned_ = false, covers_ = true;
     behind_.clear();
   }
-  // Until the next step.
+  // The next calls cover nothing, until begin_step().
   void stop_covering() { covers_ = false; }
   // Until the next step.
   void abandon() { *this = Build(), is_abandoned_ = true; }
@@ -222,7 +221,8 @@ class KeySketch::Build {
   std::vector<uint32_t> covered_;  // [layers]
   std::vector<uint32_t> behind_;   // layers of this step that have bases and miss pages
   bool is_abandoned_ = false, covers_ = true;
-  uint32_t steps_left_ = 1, groups_ = 0;  // groups without bases that this step has come to
+  uint32_t steps_left_ = 1, parts_ = 4;
+  uint32_t groups_ = 0;  // groups without bases that this step has come to
 };
 
 }  // namespace kvasir

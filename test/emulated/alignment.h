@@ -83,12 +83,14 @@ inline int check_seen_quad_scales(uint64_t at) {
   return begins(at, 8, "attend_chosen: scales of a page");
 }
 
-// prefill_attention.cu, prefill_lay_out(): uint2 of keys and values; prefill_queries(): pairs of
-// halves.
-inline int check_prepare_reading(const DevicePrefill& r) {
+// prefill_attention.cu: uint2 of keys, values and queries in half precision; prefill_queries():
+// float4 of queries whose rows are whole ones.
+inline int check_prepare_reading(const DevicePrefill& r, const float* q) {
   int error = begins(r.keys, 8, "prepare_prefill: keys");
   if (!error) error = begins(r.values, 8, "prepare_prefill: values");
-  return error ? error : begins(r.q, 4, "prepare_prefill: queries");
+  if (!error && r.head_dim % 4 == 0)
+    error = begins(q, 16, "prepare_prefill: queries that are read");
+  return error ? error : begins(r.q, 8, "prepare_prefill: queries");
 }
 
 // prefill_attention.cu, copy_async(): 16 bytes.

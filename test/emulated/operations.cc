@@ -265,7 +265,7 @@ void put_tile_query(const DevicePrefill& r, std::size_t at, const float* q) {
 
 int prepare_prefill(DeviceStream* s, const DevicePrefill& r, const float* q, const float* k,
                     const float* v) {
-  if (const int error = check_prepare_reading(r)) return error;
+  if (const int error = check_prepare_reading(r, q)) return error;
   return enqueue(s, [=, context = s->context] {
     const PageShape shape = PageShape::of(r.head_dim);
     const std::size_t dim = r.dim, page = std::size_t{r.page_tokens} * dim, sealed = r.pages * page,

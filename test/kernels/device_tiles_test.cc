@@ -186,7 +186,8 @@ uint32_t pages_of(uint32_t head_dim, uint32_t tokens) {
 
 }  // namespace
 
-TEST_CASE("rows that choose are of their block, of every token and equally of all heads") {
+TEST_CASE(
+    "rows that choose are of their block, of every whole token of a group, and of all heads") {
   for (uint32_t group = 1; group <= 16; ++group) {
     CAPTURE(group);
     constexpr uint32_t blocks = 12;

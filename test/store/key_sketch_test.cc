@@ -221,7 +221,7 @@ TEST_CASE("a sketch that is found layer by layer is the one that is found at onc
 }
 
 TEST_CASE("a long layer gets its sketch in parts, and no call covers much more than one") {
-  constexpr uint32_t all = 1100, part = 512;
+  constexpr uint32_t all = 2600, part = all / 4;
   PageStore pages(shape);
   seal_pages(&pages, all, 4);
   KeySketch at_once(shape), in_parts(shape);
@@ -229,12 +229,21 @@ TEST_CASE("a long layer gets its sketch in parts, and no call covers much more t
   KeySketch::Build build;
   in_parts.begin(&build);
   build.begin_step(1);
-  for (uint32_t l = 0; l < layers; ++l)
-    in_parts.add_layer(pages, all, l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
+  const auto add_all = [&] {
+    for (uint32_t l = 0; l < layers; ++l)
+      in_parts.add_layer(pages, all, l, nullptr, cpu_kernels(), &pool(2), nullptr, &build);
+  };
   const auto sum = [&] {
     return std::accumulate(build.covered().begin(), build.covered().end(), 0u);
   };
+  add_all();
+  build.stop_covering();
+  const uint32_t stopped = sum();
+  in_parts.cover_next(pages, all, cpu_kernels(), &pool(2), nullptr, &build);
+  CHECK(sum() == stopped);
   CHECK(sum() <= layers * part);
+  build.begin_step(1);
+  add_all();
   uint32_t calls = 0;
   for (uint32_t before; sum() < layers * all && calls < 100; ++calls) {
     before = sum();
@@ -243,6 +252,7 @@ TEST_CASE("a long layer gets its sketch in parts, and no call covers much more t
     CHECK(sum() <= before + part);
   }
   CHECK(sum() == layers * all);
+  CHECK(calls <= 4 * layers + 1);
   REQUIRE(in_parts.take(pages, cpu_kernels(), &pool(2), nullptr, std::move(build)));
   CHECK(contents(in_parts) == contents(at_once));
 }
