@@ -126,6 +126,95 @@ TEST_CASE("a named method computes an input the same, however many others there 
   }
 }
 
+namespace {
+
+// x rounded to bf16, to nearest even.
+double bf16(double x) {
+  const float f = static_cast<float>(x);
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof bits);
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+  float rounded;
+  std::memcpy(&rounded, &bits, sizeof rounded);
+  return rounded;
+}
+
+// The largest error of y, [n][rows], against exact sums of products of rounded weights and rounded
+// inputs, relative to the sum of their magnitudes.
+double tile_error(const WeightView& w, const Activations& x, const float* y) {
+  std::vector<double> row(w.cols), in(std::size_t{x.n} * w.cols);
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = bf16(float{x.scale[i / 32]} * x.q[i]);
+  double worst = 0;
+  for (uint32_t r = 0; r < w.rows; ++r) {
+    reference::dequantize_row(w, r, row.data());
+    for (double& weight : row) weight = bf16(weight);
+    for (std::size_t i = 0; i < x.n; ++i) {
+      double sum = 0, magnitude = 1e-30;
+      for (uint32_t c = 0; c < w.cols; ++c) {
+        const double product = row[c] * in[i * w.cols + c];
+        sum += product, magnitude += std::fabs(product);
+      }
+      const double error = std::fabs(y[i * w.rows + r] - sum) / magnitude;
+      worst = error <= worst ? worst : error;  // a NaN wins
+    }
+  }
+  return worst;
+}
+
+void check_tiles(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, uint32_t cols,
+                 Random& random) {
+  CAPTURE(std::string(t.name));
+  CAPTURE(n);
+  CAPTURE(rows);
+  CAPTURE(cols);
+  Weights w(t, rows, cols, random, random.below(2) * 3);
+  Inputs x(k, n, cols, random);
+  const auto y = run(k, w.view, x.view, rows), cut = run(k, w.view, x.view, k.matmul_rows);
+  CHECK(std::memcmp(y->data(), cut->data(), y->size() * sizeof(float)) == 0);
+  CHECK(tile_error(w.view, x.view, y->data()) < test::tile_sum_tolerance);
+  CHECK(test::product_error(w.view, x.view, y->data(), rows) < test::tile_tolerance);
+  x.view.method = ProductMethod::tiles;
+  const auto some = run(k, w.view, rows_of(x.view, 3, 18), rows);
+  CHECK(std::memcmp(some->data(), y->data() + 3 * rows, some->size() * sizeof(float)) == 0);
+}
+
+}  // namespace
+
+TEST_CASE("tiles add up products of weights and inputs that are rounded to bf16") {
+  Random random(9);
+  for (const Kernels* k : test::all_kernels()) {
+    if (k->tile_rows == 0) continue;
+    for (const Type& t : types) {
+      if (t.block == 1) continue;
+      for (const uint32_t n : {min_tile_inputs, min_tile_inputs + 5, min_tile_inputs + 16})
+        check_tiles(*k, t, n, 1 + random.below(80),
+                    t.block * (1 + random.below(t.block == 256 ? 3 : 20)), random);
+    }
+    const Type& q8_0 = types[3];
+    REQUIRE(q8_0.block == 32);
+    check_tiles(*k, q8_0, 512 + 23, k->tile_rows + 45, 2048 + 32, random);  // several passes
+  }
+}
+
+TEST_CASE("tables without tiles compute `many` in their place, and fewer inputs use none") {
+  Random random(10);
+  for (const Kernels* k : test::all_kernels()) {
+    for (const Type& t : types) {
+      CAPTURE(std::string(k->name));
+      CAPTURE(std::string(t.name));
+      Weights w(t, 35, t.block == 1 ? 77 : 256, random);
+      for (const uint32_t n : {min_tile_inputs - 1, min_tile_inputs}) {
+        Inputs x(*k, n, w.view.cols, random);
+        const auto all = run(*k, w.view, x.view, w.view.rows);
+        x.view.method = ProductMethod::many;
+        const auto many = run(*k, w.view, x.view, w.view.rows);
+        const bool tiles = n == min_tile_inputs && k->tile_rows > 0 && t.block != 1;
+        CHECK((std::memcmp(all->data(), many->data(), all->size() * sizeof(float)) != 0) == tiles);
+      }
+    }
+  }
+}
+
 TEST_CASE("inputs in the order of lanes give the bits of each input alone") {
   Random random(8);
   for (const Kernels* k : test::all_kernels()) {
