@@ -33,22 +33,18 @@ struct WeightView {
   float scale = 1;  // of all weights
 };
 
-// Which code computes a matrix product. They round differently. Within each, an output depends on
-// its row and its input alone.
+// Which code computes a matrix product. The two round differently. Within each, an output depends
+// on its row and its input alone.
 enum class ProductMethod : uint8_t {
   by_count,  // method_of(inputs)
   few,       // reads each row of weights in place
   many,      // unpacks weights for all inputs
-  tiles,     // rounds scaled quants of weights and inputs to bf16; `many` where tile_rows is 0
 };
-constexpr uint32_t max_few_inputs = 8;     // measured: `many` is faster for more
-constexpr uint32_t min_tile_inputs = 128;  // measured: `many` is about as fast for half as many
+constexpr uint32_t max_few_inputs = 8;  // measured: `many` is faster for more
 constexpr uint32_t max_lane_inputs = 16;
 
 constexpr ProductMethod method_of(uint32_t inputs) {
-  return inputs <= max_few_inputs   ? ProductMethod::few
-         : inputs < min_tile_inputs ? ProductMethod::many
-                                    : ProductMethod::tiles;
+  return inputs <= max_few_inputs ? ProductMethod::few : ProductMethod::many;
 }
 
 // n rows of inputs to a matrix product, in float and, for quantised weights, in int8 with a scale
@@ -167,9 +163,8 @@ struct Kernels {
 
   // y[i * y_stride + r] = w.scale * sum_c w[r][c] * x[i][c]  for i in [0, x.n) and r in [row_begin,
   // row_end). row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised
-  // weights use x.q/scale/sums and integer dot products, or bf16 (ProductMethod::tiles); F32, F16
-  // and BF16 weights use x.f32 and float accumulation. scratch: matmul_scratch(w.type, w.cols)
-  // bytes, 64-byte aligned.
+  // weights use x.q/scale/sums and integer dot products; F32, F16 and BF16 weights use x.f32 and
+  // float accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
                  uint32_t row_begin, uint32_t row_end, std::byte* scratch);
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);
@@ -179,7 +174,6 @@ struct Kernels {
   std::size_t (*lane_bytes)(uint32_t n, uint32_t cols);
   void (*to_lanes)(const Activations& x, uint32_t first, uint32_t count, std::byte* out);
   uint32_t matmul_rows;  // rows per pass; tasks begin at multiples of it
-  uint32_t tile_rows;    // the same for ProductMethod::tiles, where a task may have fewer; or 0
 
   // out[c] = w.scale * w[row][c], dequantised exactly, then scaled: embedding rows. row < w.rows.
   void (*dequantize_row)(const WeightView& w, uint32_t row, float* out);

@@ -50,10 +50,7 @@ void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
   uint64_t rows = 0;
   for (const Product& p : products) rows += p.linear->w.rows;
   const uint32_t blocks = std::max(1u, n / task_inputs);  // the last one takes what is left
-  const ProductMethod method = method_ == ProductMethod::by_count ? method_of(n) : method_;
-  const uint64_t together = method == ProductMethod::tiles ? kernels_.tile_rows : 0;
-  const uint64_t most =
-      std::max(together, task_products / (uint64_t{std::min(n, task_inputs)} * cols));
+  const uint64_t most = task_products / (uint64_t{std::min(n, task_inputs)} * cols);
   const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
   const auto per_task =
       static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));

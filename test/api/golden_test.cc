@@ -62,13 +62,12 @@ TEST_CASE(
     const std::vector<float> scores = scores_of(session.get());
     for (std::size_t i = 0; i < scores.size(); ++i)
       CHECK(std::abs(scores[i] - golden.log_probabilities[i]) <= most(scores[i]));
-    // So does a document that is read today. Products by tiles of bf16 differ by 0.2%, and this
-    // network of random weights makes up to 5% of that.
+    // So does a document that is read today.
     const Session today = open_session(tiny_model(), golden::options("quest"));
     read_tokens(today.get(), golden::tokens());
     const std::vector<float> its_scores = scores_of(today.get());
     for (std::size_t i = 0; i < scores.size(); ++i)
-      CHECK(std::abs(scores[i] - its_scores[i]) <= 10 * most(scores[i]));
+      CHECK(std::abs(scores[i] - its_scores[i]) <= most(scores[i]));
     REQUIRE_OK(kv_session_set_strategy(session.get(), strategy("bounded"), error));
     CHECK(peek(session.get(), 2).size() == 2);
     std::string json(20'000, '\0');

@@ -95,10 +95,7 @@ int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const Devic
       if (copy) std::memcpy(copy, w.data, matrix_bytes(w.type, w.rows, w.cols));
       Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
       Aligned<float> made(std::size_t{x.n} * w.rows);
-      // A GPU rounds the same for any number of inputs above a few.
-      const auto method =
-          method_of(x.n) == ProductMethod::few ? ProductMethod::few : ProductMethod::many;
-      const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums, method};
+      const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};
       cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols), w.scale}, in,
                    made.get(), w.rows, 0, w.rows, scratch.get());
       if (x.n > 1 && !x.alone && machine().several_differ)

@@ -15,14 +15,6 @@ inline constexpr double activation_tolerance = 4e-7;
 // to the sum of the magnitudes, which no luck makes small.
 inline constexpr double product_tolerance = 1e-6;
 
-// A float sum over all columns of products of bf16 numbers, likewise. A weight between two bf16
-// numbers may be rounded to the other one.
-inline constexpr double tile_sum_tolerance = 1e-6;
-
-// The same against products that are not rounded. Weight and input are rounded by at most 2^-9 of
-// their magnitude, and the input was rounded to int8.
-inline constexpr double tile_tolerance = 1.1 / 256;
-
 // Absolute error of `multiply`: at most 40 products of a few units, each rounded once or twice.
 inline constexpr double multiply_tolerance = 40 * 10 * 6e-8;
 
