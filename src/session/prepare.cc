@@ -64,8 +64,9 @@ void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
     return;
   if (step->chunk > 0) {  // each layer has all keys when the next one is computed
     if (step->follows > 0) return;
-    const uint32_t chunks = static_cast<uint32_t>(ceil_div(step->size(), step->chunk));
-    sketch->begin_step(1, std::clamp(chunks - 1, 1u, 4u));
+    // With one chunk of each layer bases are found, with the others keys are covered.
+    const auto chunks = static_cast<uint32_t>(ceil_div(step->size(), step->chunk));
+    sketch->begin_step(1, std::clamp(chunks - 1, 1u, KeySketch::Build::most_parts));
     return void(step->sketch = sketch);
   }
   const uint64_t now = sequence_.store.tokens();
@@ -73,13 +74,19 @@ void Session::plan_sketch(KeySketch::Build* sketch, ForwardStep* step) const {
   if (!sketch->begun() && !begins) return;
   const uint64_t steps =
       1 + step->follows / chunk + (step->follows % chunk >= RecentQueries::capacity ? 1 : 0);
-  // A step that is probed leaves the CPU no time for it. Of few steps such a step has its part.
+  // A step that is probed leaves the CPU little time. The steps around it find its bases, unless
+  // there are too few.
   constexpr uint64_t few = 2;
   const uint64_t probed_at = sequence_.probed_at;
   const bool probes_later = steps > few && probed_at > 0 && 4 * (now + left) >= 5 * probed_at;
-  if (step->probe && sketch->begun() && steps > 1) return;
-  const uint64_t spread = step->probe && steps > 1 ? steps + 1 : probes_later ? steps - 1 : steps;
-  sketch->begin_step(static_cast<uint32_t>(spread));
+  uint64_t finding = steps;
+  if (step->probe && steps > 1) {
+    if (sketch->begun()) return;
+    ++finding;
+  } else if (probes_later) {
+    --finding;
+  }
+  sketch->begin_step(static_cast<uint32_t>(finding));
   step->sketch = sketch;
 }
 

@@ -77,12 +77,12 @@ class KeySketch {
   void begin(Build* build) const;
   // Layers find their bases in groups, so that threads have work: the first one of a layer's group.
   uint32_t group_begin(uint32_t layer) const { return layer / group_layers() * group_layers(); }
-  // After the layers before it: covers the first `count` pages of a layer, which are sealed. A
-  // layer without bases waits for the last one of its group, and for the step whose turn it is:
-  // see Build::begin_step(). Layers that have bases are covered by the next calls, a part of the
-  // pages by each, so that no call takes long, or by take(). Where a part does not succeed (the
-  // caller tests the cancel token; a damaged page) the layer keeps those before. Throws
-  // std::bad_alloc.
+  // After the layers before it: adds a layer whose first `count` pages are sealed. A layer without
+  // bases waits for the last one of its group, and for the step whose turn it is: see
+  // Build::begin_step(). This call and the next ones cover the pages of layers that have bases, a
+  // part of them each, so that none takes long; take() covers the rest. Where a part does not
+  // succeed (the caller tests the cancel token; a damaged page) the layer keeps those before.
+  // Throws std::bad_alloc.
   void add_layer(const PageStore& pages, uint32_t count, uint32_t layer, const QueryMoment& queries,
                  const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
                  Build* build) const;
@@ -203,7 +203,8 @@ class KeySketch::Build {
   // Before the first layer of a step. `left`: steps that can find bases, with this one, at least
   // 1. The groups of layers without bases are spread over them. A call covers one of so many
   // `parts` of a layer's pages, at least 1.
-  void begin_step(uint32_t left, uint32_t parts = 4) {
+  static constexpr uint32_t most_parts = 4;
+  void begin_step(uint32_t left, uint32_t parts = most_parts) {
     steps_left_ = left, parts_ = parts, groups_ = 0, is_abandoned_ = false, covers_ = true;
     behind_.clear();
   }
@@ -221,7 +222,7 @@ class KeySketch::Build {
   std::vector<uint32_t> covered_;  // [layers]
   std::vector<uint32_t> behind_;   // layers of this step that have bases and miss pages
   bool is_abandoned_ = false, covers_ = true;
-  uint32_t steps_left_ = 1, parts_ = 4;
+  uint32_t steps_left_ = 1, parts_ = most_parts;
   uint32_t groups_ = 0;  // groups without bases that this step has come to
 };
 

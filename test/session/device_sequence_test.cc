@@ -223,8 +223,9 @@ TEST_CASE("a prefill on a device finds its sketch in its last steps") {
   auto processor = open_session(mini_model(), o);
   read(processor.get(), {tokens.data(), all});
   const std::span<const Token> next(tokens.data() + all, 40);
-  o.select.strategy = "full";
-  auto full = open_session(mini_model(), o);
+  SessionOptions all_tokens = o;
+  all_tokens.select.strategy = "full";
+  auto full = open_session(mini_model(), all_tokens);
   read(full.get(), {tokens.data(), all});
   const std::vector<float> exact = score(full.get(), next);
   const double processors = mean_difference(score(processor.get(), next), exact),
