@@ -39,7 +39,7 @@ struct X86Features {
   bool avx2 = false;     // with FMA and F16C
   bool avxvnni = false;  // with these
   bool avx512 = false;   // F, BW, DQ, VL, VNNI
-  bool amx = false;      // with these: tiles, int8
+  bool amx = false;      // with these: BF16; tiles of int8 and bf16
 };
 
 // XCR0: the register states that the operating system saves.
@@ -76,10 +76,12 @@ X86Features detect() {
                      vnni = 1u << 11;
   f.avx512 = f.avx2 && (states & avx512_state) == avx512_state &&
              (b & (avx512f | dq | bw | vl)) == (avx512f | dq | bw | vl) && (c & vnni) != 0;
-  constexpr unsigned tiles = 1u << 24 | 1u << 25;  // AMX-TILE, AMX-INT8
-  constexpr uint64_t tile_state = 0x60000;         // its configuration and data
+  constexpr unsigned tiles = 1u << 22 | 1u << 24 | 1u << 25;  // AMX-BF16, AMX-TILE, AMX-INT8
+  constexpr uint64_t tile_state = 0x60000;                    // its configuration and data
   f.amx = f.avx512 && (d & tiles) == tiles && (states & tile_state) == tile_state;
-  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) f.avxvnni = f.avx2 && (a & 1u << 4) != 0;
+  if (!__get_cpuid_count(7, 1, &a, &b, &c, &d)) a = 0;
+  f.avxvnni = f.avx2 && (a & 1u << 4) != 0;
+  f.amx = f.amx && (a & 1u << 5) != 0;  // AVX512-BF16
   return f;
 }
 
@@ -104,7 +106,7 @@ const Kernels* avx512_table() {
 const Kernels* amx_table() {
   static const bool usable = detect().amx && asks_for_tiles();
   if (!usable) return nullptr;
-  static const Kernels k = make_table("avx512amx", fill_matmul_avx512, fill_attention_amx);
+  static const Kernels k = make_table("avx512amx", fill_matmul_amx, fill_attention_amx);
   return &k;
 }
 

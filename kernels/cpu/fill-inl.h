@@ -15,6 +15,7 @@ void fill_matmul_scalar(Kernels& k);
 void fill_matmul_avx2(Kernels& k);
 void fill_matmul_avxvnni(Kernels& k);
 void fill_matmul_avx512(Kernels& k);
+void fill_matmul_amx(Kernels& k);
 void fill_matmul_neon(Kernels& k);
 void fill_matmul_i8mm(Kernels& k);
 

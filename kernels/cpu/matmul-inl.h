@@ -25,8 +25,9 @@
 //   sum_start, scaled, sum_to_float   see `Sums` below
 //   word, transpose         bytes of a word of a panel: neighbours of one row; `lanes` rows of
 //                           4 * lanes bytes become words of `lanes` rows
-// There are no kernels for AMX. Its tiles cannot scale the sums of 32 columns, so every sum goes
+// AMX's int8 tiles are not used. They cannot scale the sums of 32 columns, so every sum goes
 // through memory; on Sapphire Rapids a product then took as long as with AVX-512 VNNI.
+// matmul_amx.cc multiplies bf16 tiles instead.
 //
 // Included by one file per instruction set; everything here has internal linkage.
 #pragma once

@@ -307,6 +307,8 @@ void fill_matmul(Kernels& k) {
   k.matmul_scratch = matmul_scratch<Isa>;
   k.lane_bytes = [](uint32_t, uint32_t) { return std::size_t{0}; };
   k.to_lanes = [](const Activations&, uint32_t, uint32_t, std::byte*) {};
+  k.tile_bytes = [](uint32_t, uint32_t) { return std::size_t{0}; };
+  k.to_tiles = [](const Activations&, uint32_t, uint32_t, std::byte*) {};
   if constexpr (Isa::has_lanes) k.lane_bytes = lane_bytes<Isa>, k.to_lanes = to_lanes<Isa>;
   k.matmul_rows = panel_rows<Isa>;
   k.dequantize_row = dequantize_row<Isa>;

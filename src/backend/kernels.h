@@ -33,15 +33,17 @@ struct WeightView {
   float scale = 1;  // of all weights
 };
 
-// Which code computes a matrix product. The two round differently. Within each, an output depends
-// on its row and its input alone.
+// Which code computes a matrix product. They round differently. Within each, an output depends on
+// its row and its input alone.
 enum class ProductMethod : uint8_t {
   by_count,  // method_of(inputs)
   few,       // reads each row of weights in place
   many,      // unpacks weights for all inputs
+  tiles,     // likewise, in bf16; float weights take `many`. Activations::tiles is needed
 };
 constexpr uint32_t max_few_inputs = 8;  // measured: `many` is faster for more
 constexpr uint32_t max_lane_inputs = 16;
+constexpr uint32_t tile_inputs = 512;  // inputs that tiles are laid out for together
 
 constexpr ProductMethod method_of(uint32_t inputs) {
   return inputs <= max_few_inputs ? ProductMethod::few : ProductMethod::many;
@@ -58,9 +60,11 @@ struct Activations {
   const int16_t* sums = nullptr;  // [n][cols / 16]
   ProductMethod method = ProductMethod::by_count;
   const std::byte* lanes = nullptr;  // what Kernels::to_lanes wrote of all n, or null
+  const std::byte* tiles = nullptr;  // what Kernels::to_tiles wrote of all n, or null
 };
 
-// Rows [first, first + n) of x.
+// Rows [first, first + n) of x. Their tiles are known where `first` is a multiple of tile_inputs,
+// and so is n, or they are the last ones.
 inline Activations rows_of(const Activations& x, std::size_t first, uint32_t n) {
   return {n,
           x.cols,
@@ -69,7 +73,8 @@ inline Activations rows_of(const Activations& x, std::size_t first, uint32_t n) 
           x.scale + first * (x.cols / 32),
           x.sums + first * (x.cols / 16),
           x.method,
-          n == x.n ? x.lanes : nullptr};
+          n == x.n ? x.lanes : nullptr,
+          x.tiles ? x.tiles + first * x.cols * sizeof(uint16_t) : nullptr};
 }
 
 // Queries of one KV head, quantised per row: f32 ~= q * scale. Multiplied by the softmax scale.
@@ -163,8 +168,8 @@ struct Kernels {
 
   // y[i * y_stride + r] = w.scale * sum_c w[r][c] * x[i][c]  for i in [0, x.n) and r in [row_begin,
   // row_end). row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised
-  // weights use x.q/scale/sums and integer dot products; F32, F16 and BF16 weights use x.f32 and
-  // float accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
+  // weights use x.q/scale/sums and integer dot products, or x.tiles; F32, F16 and BF16 weights use
+  // x.f32 and float accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
                  uint32_t row_begin, uint32_t row_end, std::byte* scratch);
   std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);
@@ -173,6 +178,11 @@ struct Kernels {
   // has no such order. to_lanes: inputs [first, first + count) of x, at their place in out.
   std::size_t (*lane_bytes)(uint32_t n, uint32_t cols);
   void (*to_lanes)(const Activations& x, uint32_t first, uint32_t count, std::byte* out);
+  // The inputs of ProductMethod::tiles: x.f32 in bf16, in the order of tiles, 64-byte aligned.
+  // tile_bytes: of n inputs; 0: the table has no tiles. to_tiles: inputs [first, first + count) of
+  // x, at their place in out. first is a multiple of 16; count is 16, or less for the last ones.
+  std::size_t (*tile_bytes)(uint32_t n, uint32_t cols);
+  void (*to_tiles)(const Activations& x, uint32_t first, uint32_t count, std::byte* out);
   uint32_t matmul_rows;  // rows per pass; tasks begin at multiples of it
 
   // out[c] = w.scale * w[row][c], dequantised exactly, then scaled: embedding rows. row < w.rows.

@@ -4,11 +4,12 @@
 
 #include "base/checked.h"
 #include "engine/cpu_tasks.h"
+#include "os/os.h"
 
 namespace kvasir {
 
-// a block of inputs; more than eight, as matmul then rounds the same whatever the block
-constexpr uint32_t task_inputs = 512;
+// A block of inputs: more than eight, as matmul then rounds the same whatever the block.
+constexpr uint32_t task_inputs = tile_inputs;
 
 void CpuProducts::consider(const WeightView& w) {
   if (!w.data) return;
@@ -17,26 +18,57 @@ void CpuProducts::consider(const WeightView& w) {
 }
 
 void CpuProducts::resize(uint32_t n, std::size_t widest) {
-  quants_ = {}, scales_ = {}, sums_ = {}, lanes_ = {};  // never old and new together
+  quants_ = {}, scales_ = {}, sums_ = {}, lanes_ = {}, tiles_ = {};  // never old and new together
   quants_ = make_buffer<int8_t>(n * widest);
   scales_ = make_buffer<float>(n * ceil_div(widest, 32));
   sums_ = make_buffer<int16_t>(n * ceil_div(widest, 16));
   lanes_ = make_buffer<std::byte>(
       kernels_.lane_bytes(std::min(n, max_lane_inputs), static_cast<uint32_t>(widest)));
+  const std::size_t tile_bytes = kernels_.tile_bytes(n, static_cast<uint32_t>(widest));
+  tiles_ = make_buffer<std::byte>(tile_bytes);
+  os::prefer_huge_pages(tiles_.get(), tile_bytes);
 }
 
-// Fills the quants of x. Returns their second order, or null where products do not use it.
-const std::byte* CpuProducts::quantize(Activations x) {
-  const bool few =
-      (x.method == ProductMethod::by_count ? method_of(x.n) : x.method) == ProductMethod::few;
-  std::byte* const lanes = few && kernels_.lane_bytes(x.n, x.cols) > 0 ? lanes_.get() : nullptr;
-  for_blocks(pool_, *cancel_, 0, x.n, [&](std::size_t first, uint32_t count, uint32_t) {
-    const std::size_t at = first * x.cols;
-    kernels_.quantize(x.f32 + at, count, x.cols, quants_.get() + at, scales_.get() + at / 32,
+// Fills what the products of quantised weights use of x: its tiles or its quants, in one order or
+// two.
+void CpuProducts::prepare(Activations* x) {
+  const bool few = x->method == ProductMethod::few || x->n <= max_few_inputs,
+             tiles = !few && kernels_.tile_bytes(x->n, x->cols) > 0,
+             lanes = few && kernels_.lane_bytes(x->n, x->cols) > 0;
+  if (tiles) x->method = ProductMethod::tiles, x->tiles = tiles_.get();
+  if (lanes) x->lanes = lanes_.get();
+  const Activations from = *x;
+  for_blocks(pool_, *cancel_, 0, x->n, [&](std::size_t first, uint32_t count, uint32_t) {
+    const auto row = static_cast<uint32_t>(first);
+    if (tiles) return kernels_.to_tiles(from, row, count, tiles_.get());
+    const std::size_t at = first * from.cols;
+    kernels_.quantize(from.f32 + at, count, from.cols, quants_.get() + at, scales_.get() + at / 32,
                       sums_.get() + at / 16);
-    if (lanes) kernels_.to_lanes(x, static_cast<uint32_t>(first), count, lanes);
+    if (lanes) kernels_.to_lanes(from, row, count, lanes_.get());
   });
-  return lanes;
+}
+
+// Tiles read all inputs from the second-level cache for each pass, so a task has as many rows as
+// keep all threads at work. Other methods read them from the first-level cache.
+uint32_t CpuProducts::rows_of_task(std::initializer_list<Product> products, const Activations& x,
+                                   uint32_t blocks) const {
+  uint64_t rows = 0;
+  for (const Product& p : products) rows += p.linear->w.rows;
+  const uint64_t most = task_products / (uint64_t{std::min(x.n, task_inputs)} * x.cols);
+  const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
+  const auto some =
+      static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
+  if (!x.tiles) return some;
+  constexpr uint32_t pass = 256, input_cost = 64;  // what reading the inputs costs, in rows
+  uint64_t least = UINT64_MAX;
+  uint32_t best = some;
+  for (uint32_t per_task = pass; per_task > some; per_task -= kernels_.matmul_rows) {
+    uint64_t tasks = 0;
+    for (const Product& p : products) tasks += ceil_div(p.linear->w.rows, per_task) * blocks;
+    const uint64_t cost = ceil_div(tasks, pool_->threads()) * (per_task + input_cost);
+    if (cost < least) least = cost, best = per_task;
+  }
+  return best;
 }
 
 void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
@@ -45,15 +77,10 @@ void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
     return tensor_type_info(p.linear->w.type)->block_elements == 1;
   };
   Activations input{n, cols, x, quants_.get(), scales_.get(), sums_.get(), method_};
-  if (!std::all_of(products.begin(), products.end(), is_float)) input.lanes = quantize(input);
+  if (!std::all_of(products.begin(), products.end(), is_float)) prepare(&input);
 
-  uint64_t rows = 0;
-  for (const Product& p : products) rows += p.linear->w.rows;
   const uint32_t blocks = std::max(1u, n / task_inputs);  // the last one takes what is left
-  const uint64_t most = task_products / (uint64_t{std::min(n, task_inputs)} * cols);
-  const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
-  const auto per_task =
-      static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
+  const uint32_t per_task = rows_of_task(products, input, blocks);
   uint32_t tasks = 0;
   for (const Product& p : products)
     tasks += static_cast<uint32_t>(ceil_div(p.linear->w.rows, per_task));

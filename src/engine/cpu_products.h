@@ -38,7 +38,9 @@ class CpuProducts {
   void multiply(const float* x, uint32_t n, uint32_t cols, std::initializer_list<Product> products);
 
  private:
-  const std::byte* quantize(Activations x);
+  void prepare(Activations* x);
+  uint32_t rows_of_task(std::initializer_list<Product> products, const Activations& x,
+                        uint32_t blocks) const;
 
   const Kernels& kernels_;
   ThreadPool* const pool_;
@@ -48,6 +50,7 @@ class CpuProducts {
   Buffer<float> scales_;          // [n][widest input / 32]
   Buffer<int16_t> sums_;          // [n][widest input / 16]
   Buffer<std::byte> lanes_;       // Kernels::to_lanes of as many inputs as it takes
+  Buffer<std::byte> tiles_;       // Kernels::to_tiles of n inputs
   Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
   std::size_t scratch_size_ = 0;  // of one thread
 };

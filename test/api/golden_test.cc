@@ -62,12 +62,14 @@ TEST_CASE(
     const std::vector<float> scores = scores_of(session.get());
     for (std::size_t i = 0; i < scores.size(); ++i)
       CHECK(std::abs(scores[i] - golden.log_probabilities[i]) <= most(scores[i]));
-    // So does a document that is read today.
-    const Session today = open_session(tiny_model(), golden::options("quest"));
+    // So does a document that is read today, by bf16 where the CPU has AMX. With full attention, as
+    // other pages may be chosen.
+    REQUIRE_OK(kv_session_set_strategy(session.get(), strategy("full"), error));
+    const Session today = open_session(tiny_model(), golden::options("full"));
     read_tokens(today.get(), golden::tokens());
-    const std::vector<float> its_scores = scores_of(today.get());
-    for (std::size_t i = 0; i < scores.size(); ++i)
-      CHECK(std::abs(scores[i] - its_scores[i]) <= most(scores[i]));
+    const std::vector<float> its_scores = scores_of(today.get()), full = scores_of(session.get());
+    for (std::size_t i = 0; i < full.size(); ++i)
+      CHECK(std::abs(full[i] - its_scores[i]) <= 2 * most(full[i]));
     REQUIRE_OK(kv_session_set_strategy(session.get(), strategy("bounded"), error));
     CHECK(peek(session.get(), 2).size() == 2);
     std::string json(20'000, '\0');

@@ -60,6 +60,8 @@ constexpr Entry entries[] = {
     {"matmul_scratch", offsetof(Kernels, matmul_scratch), nullptr},
     {"lane_bytes", offsetof(Kernels, lane_bytes), nullptr},
     {"to_lanes", offsetof(Kernels, to_lanes), nullptr},
+    {"tile_bytes", offsetof(Kernels, tile_bytes), nullptr},
+    {"to_tiles", offsetof(Kernels, to_tiles), nullptr},
     {"attend_scratch", offsetof(Kernels, attend_scratch), nullptr},
 };
 #undef KVASIR_ENTRY

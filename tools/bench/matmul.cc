@@ -78,14 +78,23 @@ double product_seconds(const Kernels& k, const WeightView& w, uint32_t n, int ru
     k.to_lanes(x.view, 0, n, lanes.data());
     x.view.lanes = lanes.data();
   }
+  Array<std::byte> tiles(method == ProductMethod::tiles ? k.tile_bytes(n, w.cols) : 0);
+  if (!tiles.empty()) {
+    for (uint32_t i = 0; i < n; i += 16) k.to_tiles(x.view, i, std::min(n - i, 16u), tiles.data());
+    x.view.tiles = tiles.data();
+  }
   Array<float> y(std::size_t{n} * w.rows);
   Array<std::byte> scratch(k.matmul_scratch(w.type, w.cols));
   return best_seconds(runs,
                       [&] { k.matmul(w, x.view, y.data(), w.rows, 0, w.rows, scratch.data()); });
 }
 
+// With many inputs, by tiles where the table has them.
 double giga_macs(const Kernels& k, const Matrix& w, uint32_t n, int runs) {
-  return 1e-9 * w.view.rows * w.view.cols * n / product_seconds(k, w.view, n, runs);
+  const bool tiles =
+      k.tile_bytes(n, w.view.cols) > 0 && tensor_type_info(w.view.type)->block_elements > 1;
+  const ProductMethod method = tiles ? ProductMethod::tiles : ProductMethod::many;
+  return 1e-9 * w.view.rows * w.view.cols * n / product_seconds(k, w.view, n, runs, method);
 }
 
 // A search for an absent byte: the widest loads of the C library and nothing else.
@@ -101,9 +110,12 @@ void bench_prefill(const Kernels& k, TensorType type, const char* name) {
     const int runs = shape.rows < 2048 ? 20 : 3;
     const double scalar =
         giga_macs(*cpu_kernels_by_name("scalar"), Matrix(type, 64, shape.cols), 16, 3);
-    const double speed = giga_macs(k, w, 512, &k == cpu_kernels_by_name("scalar") ? 1 : runs);
-    std::printf("%-12s %-7s prefill %5u x %-5u n 512 %8.1f GMAC/s  %6.1f x scalar\n", k.name, name,
-                shape.rows, shape.cols, speed, speed / scalar);
+    const bool is_scalar = &k == cpu_kernels_by_name("scalar");
+    for (const uint32_t n : {16u, 64u, 512u}) {
+      const double speed = giga_macs(k, w, n, is_scalar ? 1 : runs);
+      std::printf("%-12s %-7s prefill %5u x %-5u n %3u %8.1f GMAC/s  %6.1f x scalar\n", k.name,
+                  name, shape.rows, shape.cols, n, speed, speed / scalar);
+    }
   }
 }
 
