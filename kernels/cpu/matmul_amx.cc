@@ -1,25 +1,25 @@
 // Products of quantised weights with many inputs by bf16 tiles of AMX. All else is AVX-512's.
 //
 // Scaled weights and inputs are rounded to bf16, so that a tile register adds up the products of
-// 256 columns in float. A panel of 32 rows and so many columns fits the first-level cache and
-// meets all inputs there. Between their blocks, the CPU rounds the next panel while tiles multiply.
+// 256 columns in float. A panel has 32 rows and 256 columns of weights. It stays in the first-level
+// cache while all inputs are multiplied with it. After each block of 32 inputs, the CPU rounds a
+// part of the next panel.
 #include "fill-inl.h"
 #include "matmul_avx512-inl.h"
 
 namespace kvasir {
 namespace {
 
-constexpr uint32_t side = 16;       // rows and inputs of a tile of sums
-constexpr uint32_t tile_cols = 32;  // columns that a product of tiles adds up
-constexpr uint32_t block = 32;      // rows and inputs whose sums are in registers
-constexpr uint32_t panel = group_weights, steps = panel / tile_cols;  // columns of a panel
-// What a pass takes at most: its sums, and the inputs of a panel's columns, fit the second-level
-// cache.
-constexpr uint32_t pass_rows = 256, pass_inputs = tile_inputs;
-static_assert(pass_inputs % block == 0 && pass_rows % block == 0);
+constexpr uint32_t side = 16;        // rows and inputs of a tile of sums
+constexpr uint32_t tile_cols = 32;   // columns that a product of tiles adds up
+constexpr uint32_t block_side = 32;  // rows and inputs whose sums are in registers
+constexpr uint32_t amx_panel_cols = group_weights, panel_tiles = amx_panel_cols / tile_cols;
+// The largest pass: its sums, and the inputs of a panel's columns, fit the second-level cache.
+constexpr uint32_t pass_rows = tile_pass_rows, pass_inputs = tile_inputs;
+static_assert(pass_inputs % block_side == 0 && pass_rows % block_side == 0);
 
 constexpr uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
-constexpr uint32_t blocks_of(uint32_t n) { return (n + block - 1) / block; }
+constexpr uint32_t blocks_of(uint32_t n) { return (n + block_side - 1) / block_side; }
 
 struct Tile {
   uint16_t pairs[side][tile_cols];  // bf16; 16 rows of weights, or two columns of 16 inputs each
@@ -27,8 +27,8 @@ struct Tile {
 using TileSums = float[side][side];  // [row][input]
 
 struct alignas(64) AmxScratch {
-  Tile weights[2][block / side][steps];  // of a panel and of the next one
-  TileSums sums[pass_rows / block][pass_inputs / block][4];
+  Tile weights[2][block_side / side][panel_tiles];  // of a panel and of the next one
+  TileSums sums[pass_rows / block_side][pass_inputs / block_side][4];
   Group group;
 };
 
@@ -50,15 +50,15 @@ void configure() {
 // ---- inputs: for each tile_inputs of them, [columns / 256][inputs / 32][8][2] tiles
 
 std::size_t tile_bytes(uint32_t n, uint32_t cols) {
-  return std::size_t{blocks_of(n)} * block * cols * sizeof(uint16_t);
+  return std::size_t{blocks_of(n)} * block_side * cols * sizeof(uint16_t);
 }
 
 // The first of the tiles of a panel's columns and 32 of `n` inputs.
 std::size_t tiles_at(uint32_t n, uint32_t cols, uint32_t input, uint32_t col) {
-  const uint32_t first = input - input % tile_inputs, together = least(n - first, tile_inputs);
+  const uint32_t first = input - input % tile_inputs, group_inputs = least(n - first, tile_inputs);
   const std::size_t before =
-      std::size_t{first} * cols + std::size_t{blocks_of(together)} * block * col;
-  return (before + (input - first) * least(cols - col, panel)) / (side * tile_cols);
+      std::size_t{first} * cols + std::size_t{blocks_of(group_inputs)} * block_side * col;
+  return (before + (input - first) * least(cols - col, amx_panel_cols)) / (side * tile_cols);
 }
 
 void to_tiles(const Activations& x, uint32_t first, uint32_t count, std::byte* out) {
@@ -72,11 +72,12 @@ void to_tiles(const Activations& x, uint32_t first, uint32_t count, std::byte* o
       }
       std::memcpy(rows[i], &rounded, sizeof rounded);
     }
-    const uint32_t pair = first - first % block;
-    Tile* const to = reinterpret_cast<Tile*>(out) + tiles_at(x.n, x.cols, pair, col - col % panel) +
-                     col % panel / tile_cols * 2;
+    const uint32_t pair = first - first % block_side;
+    Tile* const to = reinterpret_cast<Tile*>(out) +
+                     tiles_at(x.n, x.cols, pair, col - col % amx_panel_cols) +
+                     col % amx_panel_cols / tile_cols * 2;
     Avx512::transpose(reinterpret_cast<const uint8_t*>(rows), sizeof rows[0],
-                      reinterpret_cast<uint8_t*>(to + first % block / side), 64);
+                      reinterpret_cast<uint8_t*>(to + first % block_side / side), 64);
   }
 }
 
@@ -127,14 +128,14 @@ struct PassRows {
 
 // Rounds rows [first, end) of the panel of the pass's rows from `row` on, and columns from `col`.
 void round_rows(const PassRows& rows, uint32_t row, uint32_t col, uint32_t first, uint32_t end,
-                Tile (&to)[block / side][steps], Group& group) {
+                Tile (&to)[block_side / side][panel_tiles], Group& group) {
   alignas(64) uint8_t last[max_group_bytes] = {};
-  const uint32_t cols = least(rows.w.cols - col, panel);
+  const uint32_t cols = least(rows.w.cols - col, amx_panel_cols);
   for (uint32_t r = first; r < end; ++r) {
     const uint8_t* p = rows.at(row + r, col);
-    const uint8_t* const ahead = rows.at(row + r + block, col);
+    const uint8_t* const ahead = rows.at(row + r + block_side, col);
     for (uint32_t b = 0; b < rows.format.group_bytes + 63; b += 64) __builtin_prefetch(ahead + b);
-    if (cols < panel) {
+    if (cols < amx_panel_cols) {
       std::memcpy(last, p, cols / rows.format.block * rows.format.block_bytes);
       p = last;
     }
@@ -145,10 +146,11 @@ void round_rows(const PassRows& rows, uint32_t row, uint32_t col, uint32_t first
 
 // ---- products
 
-// The sums of 32 rows with 16 inputs, or with 32: `sums` grows by them, or becomes them.
+// Adds the products of 32 rows with 16 inputs, or 32 if `both`, to `sums`. Without `add` they
+// replace it.
 template <bool both>
-void multiply_block(const Tile (&weights)[block / side][steps], const Tile* inputs, uint32_t count,
-                    bool add, TileSums (&sums)[4]) {
+void multiply_block(const Tile (&weights)[block_side / side][panel_tiles], const Tile* inputs,
+                    uint32_t count, bool add, TileSums (&sums)[4]) {
   constexpr std::size_t row = sizeof sums[0][0];
   __asm__ volatile("" : : "r"(inputs), "r"(weights), "r"(sums) : "memory");
   if (add) {
@@ -197,25 +199,29 @@ void write_sums(const TileSums& sums, uint32_t height, uint32_t width, float* y,
 void tile_pass(const PassRows& rows, const Activations& x, float* y, std::size_t stride,
                AmxScratch& s) {
   const uint32_t height = rows.end - rows.begin, cols = rows.w.cols, blocks = blocks_of(x.n),
-                 down = blocks_of(height), panels = (cols + panel - 1) / panel * down;
+                 row_blocks = blocks_of(height),
+                 panels = (cols + amx_panel_cols - 1) / amx_panel_cols * row_blocks;
   const auto round = [&](uint32_t p, uint32_t first, uint32_t end) {
-    round_rows(rows, p % down * block, p / down * panel, first, end, s.weights[p % 2], s.group);
+    round_rows(rows, p % row_blocks * block_side, p / row_blocks * amx_panel_cols, first, end,
+               s.weights[p % 2], s.group);
   };
   const auto* const tiles = reinterpret_cast<const Tile*>(x.tiles);
-  round(0, 0, block);
+  round(0, 0, block_side);
   for (uint32_t p = 0; p < panels; ++p) {
-    const uint32_t col = p / down * panel, count = least(cols - col, panel) / tile_cols;
+    const uint32_t col = p / row_blocks * amx_panel_cols,
+                   count = least(cols - col, amx_panel_cols) / tile_cols;
     for (uint32_t b = 0; b < blocks; ++b) {
-      const uint32_t input = b * block;
+      const uint32_t input = b * block_side;
       const auto multiply = x.n - input > side ? multiply_block<true> : multiply_block<false>;
       multiply(s.weights[p % 2], tiles + tiles_at(x.n, cols, input, col), count, col > 0,
-               s.sums[p % down][b]);
-      if (p + 1 < panels) round(p + 1, block * b / blocks, block * (b + 1) / blocks);
+               s.sums[p % row_blocks][b]);
+      if (p + 1 < panels) round(p + 1, block_side * b / blocks, block_side * (b + 1) / blocks);
     }
   }
   for (uint32_t input = 0; input < x.n; input += side) {
     for (uint32_t row = 0; row < height; row += side)
-      write_sums(s.sums[row / block][input / block][row % block / side + input % block / side * 2],
+      write_sums(s.sums[row / block_side][input / block_side]
+                       [row % block_side / side + input % block_side / side * 2],
                  least(height - row, side), least(x.n - input, side),
                  y + input * stride + rows.begin + row, stride);
   }
@@ -246,11 +252,12 @@ void amx_matmul(const WeightView& w, const Activations& x, float* y, std::size_t
   _tile_release();
 }
 
-std::size_t amx_scratch(TensorType type, uint32_t) {
+std::size_t amx_scratch(TensorType type, ProductMethod method) {
   static_assert(sizeof(AmxScratch) > sizeof(Panel<Avx512>));
   std::size_t bytes = sizeof(Panel<Avx512>);
-  with_format<Avx512>(
-      type, [&](auto) { bytes = sizeof(AmxScratch); }, [](auto) {});
+  if (method == ProductMethod::tiles)
+    with_format<Avx512>(
+        type, [&](auto) { bytes = sizeof(AmxScratch); }, [](auto) {});
   return bytes;
 }
 

@@ -297,7 +297,7 @@ void dequantize_row(const WeightView& w, uint32_t row, float* out) {
 }
 
 template <class Isa>
-std::size_t matmul_scratch(TensorType, uint32_t) {
+std::size_t matmul_scratch(TensorType, ProductMethod) {
   return sizeof(Panel<Isa>);
 }
 

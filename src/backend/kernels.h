@@ -33,17 +33,18 @@ struct WeightView {
   float scale = 1;  // of all weights
 };
 
-// Which code computes a matrix product. They round differently. Within each, an output depends on
-// its row and its input alone.
+// Which code computes a matrix product. The methods round differently. Within each, an output
+// depends on its row and its input alone.
 enum class ProductMethod : uint8_t {
   by_count,  // method_of(inputs)
   few,       // reads each row of weights in place
   many,      // unpacks weights for all inputs
-  tiles,     // likewise, in bf16; float weights take `many`. Activations::tiles is needed
+  tiles,     // unpacks weights to bf16; needs Activations::tiles. Float weights use `many`
 };
 constexpr uint32_t max_few_inputs = 8;  // measured: `many` is faster for more
 constexpr uint32_t max_lane_inputs = 16;
-constexpr uint32_t tile_inputs = 512;  // inputs that tiles are laid out for together
+constexpr uint32_t tile_inputs = 512;     // inputs of a group in the order of tiles
+constexpr uint32_t tile_pass_rows = 256;  // rows of a pass of tiles, which reads all inputs
 
 constexpr ProductMethod method_of(uint32_t inputs) {
   return inputs <= max_few_inputs ? ProductMethod::few : ProductMethod::many;
@@ -63,8 +64,8 @@ struct Activations {
   const std::byte* tiles = nullptr;  // what Kernels::to_tiles wrote of all n, or null
 };
 
-// Rows [first, first + n) of x. Their tiles are known where `first` is a multiple of tile_inputs,
-// and so is n, or they are the last ones.
+// Rows [first, first + n) of x. With tiles, `first` is a multiple of tile_inputs. So is n, unless
+// these rows are the last ones.
 inline Activations rows_of(const Activations& x, std::size_t first, uint32_t n) {
   return {n,
           x.cols,
@@ -169,10 +170,10 @@ struct Kernels {
   // y[i * y_stride + r] = w.scale * sum_c w[r][c] * x[i][c]  for i in [0, x.n) and r in [row_begin,
   // row_end). row_begin is a multiple of matmul_rows; so is row_end, or it is w.rows. Quantised
   // weights use x.q/scale/sums and integer dot products, or x.tiles; F32, F16 and BF16 weights use
-  // x.f32 and float accumulation. scratch: matmul_scratch(w.type, w.cols) bytes, 64-byte aligned.
+  // x.f32 and float accumulation. scratch: matmul_scratch(w.type, x.method) bytes, 64-byte aligned.
   void (*matmul)(const WeightView& w, const Activations& x, float* y, std::size_t y_stride,
                  uint32_t row_begin, uint32_t row_end, std::byte* scratch);
-  std::size_t (*matmul_scratch)(TensorType type, uint32_t cols);
+  std::size_t (*matmul_scratch)(TensorType type, ProductMethod method);
   // The quants of up to max_lane_inputs inputs in a second order. With it, `few` products of
   // quantised weights take less time and have the same bits. lane_bytes: of n inputs; 0: the table
   // has no such order. to_lanes: inputs [first, first + count) of x, at their place in out.

@@ -44,7 +44,7 @@ CpuExperts::CpuExperts(const ModelConfig& model, const Weights& weights, uint32_
       width_(model.width) {
   const auto consider = [&](const WeightView& w) {
     if (!w.data) return;
-    const std::size_t size = kernels_.matmul_scratch(w.type, w.cols);
+    const std::size_t size = kernels_.matmul_scratch(w.type, ProductMethod::many);
     scratch_size_ = std::max<std::size_t>(scratch_size_, round_up(size, 64));
   };
   for (std::size_t l = first_layer; l < weights.layers.size(); ++l) {

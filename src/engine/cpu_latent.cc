@@ -25,7 +25,7 @@ CpuLatent::CpuLatent(const Model& model, uint32_t first_layer, ThreadPool* pool,
     for (const Linear* linear : {&w.query_a, &w.query, &w.kv}) products->consider(linear->w);
     for (const ExpertMatrices* m : {&w.keys, &w.values})
       if (m->first.data)
-        product = std::max(product, kernels_.matmul_scratch(m->first.type, m->first.cols));
+        product = std::max(product, kernels_.matmul_scratch(m->first.type, ProductMethod::many));
     low_width_ = std::max<std::size_t>(low_width_, c.query_rank);
     queries_width_ = std::max(queries_width_, std::size_t{layer.heads} * c.query());
     outputs_width_ = std::max(outputs_width_, std::size_t{layer.o_width()});

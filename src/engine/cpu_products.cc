@@ -13,7 +13,7 @@ constexpr uint32_t task_inputs = tile_inputs;
 
 void CpuProducts::consider(const WeightView& w) {
   if (!w.data) return;
-  const std::size_t size = kernels_.matmul_scratch(w.type, w.cols);
+  const std::size_t size = kernels_.matmul_scratch(w.type, ProductMethod::tiles);
   scratch_size_ = std::max(scratch_size_, round_up(size, 64));
 }
 
@@ -29,8 +29,7 @@ void CpuProducts::resize(uint32_t n, std::size_t widest) {
   os::prefer_huge_pages(tiles_.get(), tile_bytes);
 }
 
-// Fills what the products of quantised weights use of x: its tiles or its quants, in one order or
-// two.
+// Makes the tiles of x. Without tiles, makes its quants, and its lanes for few inputs.
 void CpuProducts::prepare(Activations* x) {
   const bool few = x->method == ProductMethod::few || x->n <= max_few_inputs,
              tiles = !few && kernels_.tile_bytes(x->n, x->cols) > 0,
@@ -48,25 +47,25 @@ void CpuProducts::prepare(Activations* x) {
   });
 }
 
-// Tiles read all inputs from the second-level cache for each pass, so a task has as many rows as
-// keep all threads at work. Other methods read them from the first-level cache.
+// A pass of tiles reads all inputs from the second-level cache. So its tasks are as large as an
+// even load of the threads allows.
 uint32_t CpuProducts::rows_of_task(std::initializer_list<Product> products, const Activations& x,
                                    uint32_t blocks) const {
   uint64_t rows = 0;
   for (const Product& p : products) rows += p.linear->w.rows;
-  const uint64_t most = task_products / (uint64_t{std::min(x.n, task_inputs)} * x.cols);
-  const uint64_t even = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
-  const auto some =
-      static_cast<uint32_t>(round_up(std::clamp<uint64_t>(most, 1, even), kernels_.matmul_rows));
-  if (!x.tiles) return some;
-  constexpr uint32_t pass = 256, input_cost = 64;  // what reading the inputs costs, in rows
-  uint64_t least = UINT64_MAX;
-  uint32_t best = some;
-  for (uint32_t per_task = pass; per_task > some; per_task -= kernels_.matmul_rows) {
+  const uint64_t max_rows = task_products / (uint64_t{std::min(x.n, task_inputs)} * x.cols),
+                 even_rows = ceil_div(rows, uint64_t{pool_->threads()} * tasks_per_thread);
+  const auto small = static_cast<uint32_t>(
+      round_up(std::clamp<uint64_t>(max_rows, 1, even_rows), kernels_.matmul_rows));
+  if (!x.tiles) return small;
+  constexpr uint32_t input_cost = 64;  // what reading the inputs costs, in rows
+  uint64_t lowest_cost = UINT64_MAX;
+  uint32_t best = small;
+  for (uint32_t per_task = tile_pass_rows; per_task >= small; per_task -= kernels_.matmul_rows) {
     uint64_t tasks = 0;
     for (const Product& p : products) tasks += ceil_div(p.linear->w.rows, per_task) * blocks;
     const uint64_t cost = ceil_div(tasks, pool_->threads()) * (per_task + input_cost);
-    if (cost < least) least = cost, best = per_task;
+    if (cost < lowest_cost) lowest_cost = cost, best = per_task;
   }
   return best;
 }
@@ -98,7 +97,7 @@ void CpuProducts::multiply(const float* x, uint32_t n, uint32_t cols,
     const uint32_t begin = task * per_task, end = std::min(w.rows, begin + per_task);
     float* y = p->y + std::size_t{first} * w.rows;
     kernels_.matmul(w, rows_of(input, first, count), y, w.rows, begin, end,
-                    scratch_.data() + worker * scratch_size_);
+                    scratch_.get() + worker * scratch_size_);
     if (p->linear->bias.empty()) return;
     for (uint32_t i = 0; i < count; ++i, y += w.rows)
       for (uint32_t r = begin; r < end; ++r) y[r] += p->linear->bias[r];

@@ -21,7 +21,7 @@ class CpuProducts {
   // Makes room for a matrix; nothing for one without data. Call for all, then allocate().
   void consider(const WeightView& w);
   // Throws std::bad_alloc.
-  void allocate() { scratch_.resize(scratch_size_ * pool_->threads()); }
+  void allocate() { scratch_ = make_buffer<std::byte>(scratch_size_ * pool_->threads()); }
   // Makes room for n inputs of at most `widest` columns. Throws std::bad_alloc.
   void resize(uint32_t n, std::size_t widest);
   // For the products of a step. Once the latch has fired, results are meaningless.
@@ -51,7 +51,7 @@ class CpuProducts {
   Buffer<int16_t> sums_;          // [n][widest input / 16]
   Buffer<std::byte> lanes_;       // Kernels::to_lanes of as many inputs as it takes
   Buffer<std::byte> tiles_;       // Kernels::to_tiles of n inputs
-  Array<std::byte> scratch_;      // [threads][scratch of the largest matrix]
+  Buffer<std::byte> scratch_;     // [threads][scratch of the largest matrix]
   std::size_t scratch_size_ = 0;  // of one thread
 };
 

@@ -67,9 +67,9 @@ TEST_CASE(
     REQUIRE_OK(kv_session_set_strategy(session.get(), strategy("full"), error));
     const Session today = open_session(tiny_model(), golden::options("full"));
     read_tokens(today.get(), golden::tokens());
-    const std::vector<float> its_scores = scores_of(today.get()), full = scores_of(session.get());
+    const std::vector<float> new_scores = scores_of(today.get()), full = scores_of(session.get());
     for (std::size_t i = 0; i < full.size(); ++i)
-      CHECK(std::abs(full[i] - its_scores[i]) <= 2 * most(full[i]));
+      CHECK(std::abs(full[i] - new_scores[i]) <= 2 * most(full[i]));
     REQUIRE_OK(kv_session_set_strategy(session.get(), strategy("bounded"), error));
     CHECK(peek(session.get(), 2).size() == 2);
     std::string json(20'000, '\0');

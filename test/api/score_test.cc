@@ -73,7 +73,7 @@ TEST_CASE("a continuation is scored by the logits of full attention") {
   const std::vector<float> scores = score(session.get(), tokens);
   std::vector<float> logits(tokens.size() * 259);
   const Session reference = fork(session.get());
-  // Token by token, as several round otherwise where the CPU has AMX.
+  // One token a step: with AMX, longer steps round differently.
   for (std::size_t i = 0; i < tokens.size(); ++i)
     REQUIRE_OK(kv_prefill_logits(reference.get(), &tokens[i], 1, &logits[i * 259], nullptr, error));
   for (std::size_t i = 1; i < tokens.size(); ++i) {

@@ -87,7 +87,7 @@ void multiply(const DeviceExpertProduct& p, uint32_t experts, uint32_t expert,
   const std::size_t row_bytes = std::size_t{w.cols} / type.block_elements * type.block_bytes;
   const uint32_t rows = w.rows / experts;
   const std::byte* data = w.data + std::size_t{expert} * rows * row_bytes;
-  Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
+  Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, ProductMethod::many));
   Activations in = rows_of({0, x.cols, x.f32, x.q, x.scale, x.sums}, row, n);
   in.method = ProductMethod::few;
   cpu().matmul({data, w.type, rows, w.cols, row_bytes, w.scale}, in, y, rows, 0, rows,

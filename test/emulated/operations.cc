@@ -93,7 +93,7 @@ int matmul(DeviceStream* s, std::span<const DeviceProduct> products, const Devic
     for (const auto& [p, copy] : given) {
       const auto& [w, bias, y, halves] = p;
       if (copy) std::memcpy(copy, w.data, matrix_bytes(w.type, w.rows, w.cols));
-      Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, w.cols));
+      Aligned<std::byte> scratch(cpu().matmul_scratch(w.type, ProductMethod::many));
       Aligned<float> made(std::size_t{x.n} * w.rows);
       const Activations in{x.n, x.cols, x.f32, x.q, x.scale, x.sums};
       cpu().matmul({w.data, w.type, w.rows, w.cols, row_bytes(w.type, w.cols), w.scale}, in,

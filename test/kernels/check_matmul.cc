@@ -48,7 +48,7 @@ struct Product {
         x(scalar(), (many ? 9 : 1) + random.below(random_shape ? 8 : 1), w.view.cols, random),
         stride(w.view.rows + gap), y(x.view.n * stride), quantised(type->block != 1) {}
   void call(const Kernels& k) {
-    const std::size_t bytes = k.matmul_scratch(w.view.type, w.view.cols);
+    const std::size_t bytes = k.matmul_scratch(w.view.type, x.view.method);
     if (!scratch || scratch->size() != bytes) scratch = std::make_unique<Guarded<std::byte>>(bytes);
     Activations in = x.view;
     const bool few = in.n > 1 && method_of(in.n) == ProductMethod::few;

@@ -18,7 +18,8 @@ using test::Weights;
 namespace {
 
 struct Scratch {
-  Scratch(const Kernels& k, const WeightView& w) : bytes(k.matmul_scratch(w.type, w.cols)) {}
+  Scratch(const Kernels& k, const WeightView& w, ProductMethod method)
+      : bytes(k.matmul_scratch(w.type, method)) {}
   Guarded<std::byte> bytes;
 };
 
@@ -28,7 +29,7 @@ std::unique_ptr<Guarded<float>> run(const Kernels& k, const WeightView& w, const
                                     uint32_t task_rows, std::size_t gap = 0) {
   const std::size_t stride = w.rows + gap;
   auto y = std::make_unique<Guarded<float>>(x.n * stride);
-  Scratch scratch(k, w);
+  Scratch scratch(k, w, x.method);
   for (uint32_t r = 0; r < w.rows; r += task_rows) {
     const uint32_t end = r + task_rows < w.rows ? r + task_rows : w.rows;
     k.matmul(w, x, y->data(), stride, r, end, scratch.bytes.data());

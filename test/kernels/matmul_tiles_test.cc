@@ -35,7 +35,7 @@ double bf16(double x) {
 }
 
 struct Errors {
-  double of_sums = 0, of_products = 0;  // the largest of an output
+  double of_sums = 0, of_products = 0;  // the largest error of any output
 };
 
 // y: [n][rows + gap].
@@ -80,7 +80,7 @@ std::unique_ptr<Guarded<float>> multiplied(const Kernels& k, const WeightView& w
                                            const Activations& x, uint32_t task_rows,
                                            std::size_t gap) {
   auto y = std::make_unique<Guarded<float>>(x.n * (w.rows + gap));
-  Guarded<std::byte> scratch(k.matmul_scratch(w.type, w.cols));
+  Guarded<std::byte> scratch(k.matmul_scratch(w.type, x.method));
   for (uint32_t r = 0; r < w.rows; r += task_rows)
     k.matmul(w, x, y->data(), w.rows + gap, r, std::min(r + task_rows, w.rows), scratch.data());
   CHECK(y->guards_intact());
@@ -128,15 +128,19 @@ TEST_CASE("tiles add up products of weights and inputs that are rounded to bf16"
 TEST_CASE("products of several passes of tiles have the bits of each part alone") {
   Random random(10);
   const Type& q8_0 = types[3];
+  const Type& q2_k = *std::find_if(std::begin(types), std::end(types),
+                                   [](const Type& t) { return std::string(t.name) == "Q2_K"; });
   REQUIRE(q8_0.block == 32);
-  constexpr uint32_t n = tile_inputs + 23, rows = 256 + 45, cols = 1024 + 32;
+  constexpr uint32_t n = 2 * tile_inputs + 76, rows = tile_pass_rows + 45, cols = 512 + 32;
   for (const Kernels* k : test::all_kernels()) {
     if (k->tile_bytes(16, 256) == 0) continue;
     check_tiles(*k, q8_0, n, rows, cols, random);
+    check_tiles(*k, q2_k, 33, rows, 512, random);
     const Weights w(q8_0, rows, cols, random);
     const TiledInputs x(*k, n, cols, random);
     const auto all = multiplied(*k, w.view, x.view, rows, 0);
-    for (const auto& [first, count] : {std::pair{0u, tile_inputs}, std::pair{tile_inputs, 23u}}) {
+    for (const auto& [first, count] :
+         {std::pair{0u, tile_inputs}, std::pair{tile_inputs, tile_inputs + 76}}) {
       const auto some = multiplied(*k, w.view, rows_of(x.view, first, count), rows, 0);
       CHECK(same_bits(*some, all->data() + first * rows));
     }
@@ -151,7 +155,7 @@ TEST_CASE("products of several passes of tiles have the bits of each part alone"
   }
 }
 
-TEST_CASE("float weights take `many` in the place of tiles") {
+TEST_CASE("float weights use `many` when tiles are asked for") {
   Random random(11);
   for (const Kernels* k : test::all_kernels()) {
     if (k->tile_bytes(16, 256) == 0) continue;

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "backend/kernels.h"
 #include "helpers.h"
 #include "temp_folder.h"
 
@@ -69,11 +70,13 @@ TEST_CASE("every architecture, RoPE kind and weight type gives the reference's l
     }
     for (std::size_t r = 0; r < rows; ++r)
       same += largest(&logits[r * cols], cols) == largest(&expected[r * cols], cols);
-    // Float weights are computed in float, so only its rounding is left; quantised ones meet 8-bit
-    // activations.
+    // Float weights are computed in float, so only its rounding is left. Quantised ones meet
+    // activations of 8 bits, or of bf16 with AMX.
     const bool is_float = weights == "F32" || weights == "F16" || weights == "BF16";
     CHECK(std::sqrt(difference / norm) < (is_float ? 2e-5 : 3e-2));
-    CHECK(static_cast<double>(rows) - same <= (is_float ? 0 : std::max(1.0, 0.05 * rows)));
+    const double near_ties = cpu_kernels().tile_bytes(16, 256) > 0 ? 1 : 0;
+    const auto all = static_cast<double>(rows);
+    CHECK(all - same <= (is_float ? 0 : std::max(near_ties, 0.05 * all)));
   }
 }
 

@@ -84,12 +84,12 @@ double product_seconds(const Kernels& k, const WeightView& w, uint32_t n, int ru
     x.view.tiles = tiles.data();
   }
   Array<float> y(std::size_t{n} * w.rows);
-  Array<std::byte> scratch(k.matmul_scratch(w.type, w.cols));
+  Array<std::byte> scratch(k.matmul_scratch(w.type, method));
   return best_seconds(runs,
                       [&] { k.matmul(w, x.view, y.data(), w.rows, 0, w.rows, scratch.data()); });
 }
 
-// With many inputs, by tiles where the table has them.
+// Speed with many inputs. Uses tiles if the table has them.
 double giga_macs(const Kernels& k, const Matrix& w, uint32_t n, int runs) {
   const bool tiles =
       k.tile_bytes(n, w.view.cols) > 0 && tensor_type_info(w.view.type)->block_elements > 1;

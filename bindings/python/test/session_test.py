@@ -207,8 +207,8 @@ class Sessions(Case):
             scores = session.score(ids[3:])
         rows = logits[2:-1].astype(np.float64)
         expected = rows[np.arange(len(ids) - 3), ids[3:]] - np.log(np.exp(rows).sum(1))
-        # Weights are multiplied in int8, in other batches.
-        np.testing.assert_allclose(scores, expected, atol=0.3)
+        # Scores are by products in int8, logits by others, in bf16 where the CPU has AMX.
+        np.testing.assert_allclose(scores, expected, atol=0.4)
 
     def test_text_and_tokens_survive_the_round_trip(self):
         invalid = b"\xff\xfe not UTF-8 \x80"
