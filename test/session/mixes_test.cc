@@ -197,7 +197,7 @@ const Mix mixes[] = {
     {"deepseek2", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K Q8_0", 256, 512, 352, 800},
     {"minicpm3", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K"},
     {"qwen35", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q5_K Q6_K"},
-    // 8-bit activations: below.
+    // rounded activations: below.
     {"qwen3next", "F16", half, "F16 F32", 256, 512, 352, 800},
     {"lfm2", "Q4_K_M", q4_k_m, "F32 Q4_K Q6_K"},
     {"granitehybrid", "Q4_K_M", q4_k_m, "F32 Q4_K Q5_0 Q6_K"},
@@ -270,7 +270,7 @@ bool is_quantised(const MadeModel& made) {
   });
 }
 
-// Quantised weights meet 8-bit activations. Those make a router take another expert where two are
+// Quantised weights meet rounded activations. Those make a router take another expert where two are
 // nearly equal, which changes the logits of such a token by more: in mixtures of experts a few
 // tokens do not count.
 void check_same(const std::vector<float>& a, const std::vector<float>& b, bool quantised,
@@ -310,10 +310,10 @@ TEST_CASE("popular files give the logits of their weights as F32") {
 }
 
 // Random weights of this family amplify any error: rounding the embeddings to Q8_0, 0.4%, changes
-// the logits by 20%. So 8-bit activations cost more than 3%, most of it in the delta net. Measured
-// tensor by tensor with the fixture: attn_qkv 26% to 33%, ssm_out 4% to 15%, attn_gate 12%, alpha
-// and beta 4%, attention 0.2%; routers are F32. What 4-bit weights cost is the measure here.
-TEST_CASE("8-bit activations cost Qwen3-Next a fraction of what 4-bit weights cost it") {
+// the logits by 20%. So rounded activations cost more than 3%, most of it in the delta net. With 8
+// bits, tensor by tensor with the fixture: attn_qkv 26% to 33%, ssm_out 4% to 15%, attn_gate 12%,
+// alpha and beta 4%, attention 0.2%; routers are F32. What 4-bit weights cost is the measure here.
+TEST_CASE("rounded activations cost Qwen3-Next a fraction of what 4-bit weights cost it") {
   const MadeModel made =
       test::make_model(recipe_of({"qwen3next", "Q4_K_M", q4_k_m, "", 256, 512, 352, 800}));
   MadeModel rounded = made;
