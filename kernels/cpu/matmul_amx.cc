@@ -83,7 +83,8 @@ void to_tiles(const Activations& x, uint32_t first, uint32_t count, std::byte* o
 
 // ---- weights
 
-// Columns [0, cols) of a group, times `factor`, as a row of tiles.
+// Columns [0, cols) of a group, times `factor`, as a row of tiles. Formats with eight scales leave
+// the others as they are: their products are not used.
 template <class Kind>
 void round_group(Group& from, uint32_t cols, float factor, uint16_t* to) {
   const __m512 by = _mm512_set1_ps(factor);
