@@ -1,8 +1,7 @@
 // Products of tiles by AMX.
 #pragma once
 
-#include <immintrin.h>
-
+#include "amx-inl.h"
 #include "attention_common.h"
 
 namespace kvasir {
@@ -13,15 +12,6 @@ namespace {
 
 constexpr uint32_t tile_rows = 16, tile_columns = tile_blocks;
 constexpr uint32_t fewest_rows = 9;  // fewer are no slower without tiles
-
-// The tile registers, whose names the compiler wants as numbers: 0 to 3 have sums, of the four
-// tokens of 16 quads or of four times 16 tokens, 4 has their sketches or keys, 5 has queries.
-// Of products with values, 0 to 3 have sums, 4 and 6 values, 5 and 7 weights.
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
 
 // Products of parts of up to 64 numbers of a sketch, `groups` groups of eight.
 template <uint32_t Groups>
@@ -36,6 +26,9 @@ bool for_groups(uint32_t numbers, F&& f) {
   return ((numbers == 8 * G && (f(Count<G>()), true)) || ...);
 }
 
+// The tile registers, whose names the compiler wants as numbers: 0 to 3 have sums, of the four
+// tokens of 16 quads or of four times 16 tokens, 4 has their sketches or keys, 5 has queries.
+// Of products with values, 0 to 3 have sums, 4 and 6 values, 5 and 7 weights.
 template <uint32_t Groups>
 void configure() {
   TileConfig c;
@@ -43,9 +36,7 @@ void configure() {
   c.rows[4] = Parts<Groups>::groups * 2, c.row_bytes[4] = tile_columns * 4;
   c.rows[5] = tile_rows, c.row_bytes[5] = Parts<Groups>::bytes;
   c.rows[6] = c.rows[7] = tile_rows, c.row_bytes[6] = c.row_bytes[7] = tile_columns * 4;
-  // GCC before 12.4 and 13.3 takes only its first 8 bytes as read.
-  __asm__ volatile("" : : "r"(&c) : "memory");
-  _tile_loadconfig(&c);
+  load_config(c);
 }
 
 // out: [token][row][quad] of a tile of quads and 16 query rows.

@@ -42,10 +42,7 @@ constexpr uint32_t panel_cols = 512;        // of a quantised panel: 32 rows are
 constexpr uint32_t float_panel_cols = 128;  // of a float panel: the same
 constexpr uint32_t few = 16;                // inputs of a pass over the rows
 
-inline bool reads_in_place(const Activations& x) {
-  const bool by_count = x.method == ProductMethod::by_count;
-  return (by_count ? method_of(x.n) : x.method) == ProductMethod::few;
-}
+inline bool reads_in_place(const Activations& x) { return method_of(x) == ProductMethod::few; }
 
 // Bytes that the row kernel prefetches ahead, beyond the CPU's own prefetching. Measured on Zen 5:
 // less than 4 KiB loses, and 8 KiB gains a twentieth. Rows are contiguous, so it reaches into later

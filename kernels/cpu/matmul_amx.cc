@@ -4,6 +4,7 @@
 // 256 columns in float. A panel has 32 rows and 256 columns of weights. It stays in the first-level
 // cache while all inputs are multiplied with it. After each block of 32 inputs, the CPU rounds a
 // part of the next panel.
+#include "amx-inl.h"
 #include "fill-inl.h"
 #include "matmul_avx512-inl.h"
 
@@ -32,19 +33,11 @@ struct alignas(64) AmxScratch {
   Group group;
 };
 
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
 // Registers 0 to 3 have sums, 4 and 5 weights, 6 and 7 inputs.
 void configure() {
   TileConfig c;
   for (int i = 0; i < 8; ++i) c.rows[i] = side, c.row_bytes[i] = 64;
-  // GCC before 12.4 and 13.3 takes only its first 8 bytes as read.
-  __asm__ volatile("" : : "r"(&c) : "memory");
-  _tile_loadconfig(&c);
+  load_config(c);
 }
 
 // ---- inputs: for each tile_inputs of them, [columns / 256][inputs / 32][8][2] tiles
@@ -72,9 +65,9 @@ void to_tiles(const Activations& x, uint32_t first, uint32_t count, std::byte* o
       }
       std::memcpy(rows[i], &rounded, sizeof rounded);
     }
-    const uint32_t pair = first - first % block_side;
+    const uint32_t block = first - first % block_side;
     Tile* const to = reinterpret_cast<Tile*>(out) +
-                     tiles_at(x.n, x.cols, pair, col - col % amx_panel_cols) +
+                     tiles_at(x.n, x.cols, block, col - col % amx_panel_cols) +
                      col % amx_panel_cols / tile_cols * 2;
     Avx512::transpose(reinterpret_cast<const uint8_t*>(rows), sizeof rows[0],
                       reinterpret_cast<uint8_t*>(to + first % block_side / side), 64);

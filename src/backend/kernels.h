@@ -64,6 +64,10 @@ struct Activations {
   const std::byte* tiles = nullptr;  // what Kernels::to_tiles wrote of all n, or null
 };
 
+constexpr ProductMethod method_of(const Activations& x) {
+  return x.method == ProductMethod::by_count ? method_of(x.n) : x.method;
+}
+
 // Rows [first, first + n) of x. With tiles, `first` is a multiple of tile_inputs. So is n, unless
 // these rows are the last ones.
 inline Activations rows_of(const Activations& x, std::size_t first, uint32_t n) {

@@ -31,7 +31,7 @@ void CpuProducts::resize(uint32_t n, std::size_t widest) {
 
 // Makes the tiles of x. Without tiles, makes its quants, and its lanes for few inputs.
 void CpuProducts::prepare(Activations* x) {
-  const bool few = x->method == ProductMethod::few || x->n <= max_few_inputs,
+  const bool few = method_of(*x) == ProductMethod::few,
              tiles = !few && kernels_.tile_bytes(x->n, x->cols) > 0,
              lanes = few && kernels_.lane_bytes(x->n, x->cols) > 0;
   if (tiles) x->method = ProductMethod::tiles, x->tiles = tiles_.get();

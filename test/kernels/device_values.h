@@ -68,11 +68,6 @@ inline double product_error(const WeightView& w, DeviceInputs& x, bool quantised
   return worst;
 }
 
-inline const Type& type_of(const char* name) {
-  return *std::find_if(std::begin(types), std::end(types),
-                       [&](const Type& t) { return std::string(t.name) == name; });
-}
-
 inline std::vector<float> normals(std::size_t n, Random& random) {
   std::vector<float> x(n);
   for (float& v : x) v = random.normal();

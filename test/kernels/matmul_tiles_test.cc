@@ -2,18 +2,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
 
 #include "matmul_inputs.h"
+#include "multiply.h"
 
 using namespace kvasir;
-using test::Guarded;
-using test::Inputs;
-using test::Random;
-using test::Type;
-using test::types;
-using test::Weights;
 
 namespace {
 
@@ -63,60 +57,45 @@ Errors errors_of(const WeightView& w, const Activations& x, const float* y, std:
 }
 
 // Inputs with their tiles, made 16 at a time, the last ones first.
-struct TiledInputs : Inputs {
-  TiledInputs(const Kernels& k, uint32_t n, uint32_t cols, Random& random)
-      : Inputs(k, n, cols, random), tiles(k.tile_bytes(n, cols)) {
+struct TiledInputs : test::Inputs {
+  TiledInputs(const Kernels& k, uint32_t n, uint32_t cols, test::Random& random)
+      : test::Inputs(k, n, cols, random), tiles(k.tile_bytes(n, cols)) {
     for (uint32_t i = (n - 1) / 16 * 16 + 16; i > 0; i -= 16)
       k.to_tiles(view, i - 16, std::min(n - (i - 16), 16u), tiles.data());
     CHECK(tiles.guards_intact());
     view.method = ProductMethod::tiles;
     view.tiles = tiles.data();
   }
-  Guarded<std::byte> tiles;
+  test::Guarded<std::byte> tiles;
 };
 
-// y of all rows, in tasks of `task_rows` rows; `gap` floats after each row of y stay as they are.
-std::unique_ptr<Guarded<float>> multiplied(const Kernels& k, const WeightView& w,
-                                           const Activations& x, uint32_t task_rows,
-                                           std::size_t gap) {
-  auto y = std::make_unique<Guarded<float>>(x.n * (w.rows + gap));
-  Guarded<std::byte> scratch(k.matmul_scratch(w.type, x.method));
-  for (uint32_t r = 0; r < w.rows; r += task_rows)
-    k.matmul(w, x, y->data(), w.rows + gap, r, std::min(r + task_rows, w.rows), scratch.data());
-  CHECK(y->guards_intact());
-  CHECK(scratch.guards_intact());
-  for (std::size_t i = 0; i < x.n; ++i)
-    for (std::size_t g = 0; g < gap; ++g) CHECK(std::isnan((*y)[i * (w.rows + gap) + w.rows + g]));
-  return y;
-}
-
-bool same_bits(const Guarded<float>& a, const float* b) {
+bool same_bits(const test::Guarded<float>& a, const float* b) {
   return std::memcmp(a.data(), b, a.size() * sizeof(float)) == 0;
 }
 
-void check_tiles(const Kernels& k, const Type& t, uint32_t n, uint32_t rows, uint32_t cols,
-                 Random& random) {
+void check_tiles(const Kernels& k, const test::Type& t, uint32_t n, uint32_t rows, uint32_t cols,
+                 test::Random& random) {
   CAPTURE(std::string(t.name));
   CAPTURE(n);
   CAPTURE(rows);
   CAPTURE(cols);
-  const Weights w(t, rows, cols, random, random.below(2) * 3);
+  const test::Weights w(t, rows, cols, random, random.below(2) * 3);
   const TiledInputs x(k, n, cols, random);
   constexpr std::size_t gap = 3;
-  const auto y = multiplied(k, w.view, x.view, rows, gap);
+  const auto y = test::multiply(k, w.view, x.view, rows, gap);
   const Errors errors = errors_of(w.view, x.view, y->data(), gap);
   CHECK(errors.of_sums < sum_tolerance);
   CHECK(errors.of_products < rounded_tolerance);
-  CHECK(same_bits(*multiplied(k, w.view, x.view, k.matmul_rows, gap), y->data()));
+  CHECK(same_bits(*test::multiply(k, w.view, x.view, k.matmul_rows, gap), y->data()));
 }
 
 }  // namespace
 
 TEST_CASE("tiles add up products of weights and inputs that are rounded to bf16") {
-  Random random(9);
+  test::Random random(9);
   for (const Kernels* k : test::all_kernels()) {
     if (k->tile_bytes(16, 256) == 0) continue;
-    for (const Type& t : types) {
+    for (const test::Type& t : test::types) {
       if (t.block == 1) continue;
       for (const uint32_t n : {1u, 9u, 16u, 17u, 32u, 33u, 63u})
         check_tiles(*k, t, n, 1 + random.below(80),
@@ -126,46 +105,43 @@ TEST_CASE("tiles add up products of weights and inputs that are rounded to bf16"
 }
 
 TEST_CASE("products of several passes of tiles have the bits of each part alone") {
-  Random random(10);
-  const Type& q8_0 = types[3];
-  const Type& q2_k = *std::find_if(std::begin(types), std::end(types),
-                                   [](const Type& t) { return std::string(t.name) == "Q2_K"; });
-  REQUIRE(q8_0.block == 32);
+  test::Random random(10);
+  const test::Type &q8_0 = test::type_of("Q8_0"), &q2_k = test::type_of("Q2_K");
   constexpr uint32_t n = 2 * tile_inputs + 76, rows = tile_pass_rows + 45, cols = 512 + 32;
   for (const Kernels* k : test::all_kernels()) {
     if (k->tile_bytes(16, 256) == 0) continue;
     check_tiles(*k, q8_0, n, rows, cols, random);
     check_tiles(*k, q2_k, 33, rows, 512, random);
-    const Weights w(q8_0, rows, cols, random);
+    const test::Weights w(q8_0, rows, cols, random);
     const TiledInputs x(*k, n, cols, random);
-    const auto all = multiplied(*k, w.view, x.view, rows, 0);
+    const auto all = test::multiply(*k, w.view, x.view, rows, 0);
     for (const auto& [first, count] :
          {std::pair{0u, tile_inputs}, std::pair{tile_inputs, tile_inputs + 76}}) {
-      const auto some = multiplied(*k, w.view, rows_of(x.view, first, count), rows, 0);
+      const auto some = test::multiply(*k, w.view, rows_of(x.view, first, count), rows, 0);
       CHECK(same_bits(*some, all->data() + first * rows));
     }
     // An input's outputs do not depend on its neighbours.
-    Inputs one(*k, 1, cols, random);
-    Guarded<std::byte> tiles(k->tile_bytes(1, cols));
+    test::Inputs one(*k, 1, cols, random);
+    test::Guarded<std::byte> tiles(k->tile_bytes(1, cols));
     one.view.f32 = x.view.f32 + std::size_t{tile_inputs + 20} * cols;
     k->to_tiles(one.view, 0, 1, tiles.data());
     one.view.method = ProductMethod::tiles, one.view.tiles = tiles.data();
-    const auto alone = multiplied(*k, w.view, one.view, rows, 0);
+    const auto alone = test::multiply(*k, w.view, one.view, rows, 0);
     CHECK(same_bits(*alone, all->data() + std::size_t{tile_inputs + 20} * rows));
   }
 }
 
 TEST_CASE("float weights use `many` when tiles are asked for") {
-  Random random(11);
+  test::Random random(11);
   for (const Kernels* k : test::all_kernels()) {
     if (k->tile_bytes(16, 256) == 0) continue;
-    for (const Type& t : types) {
+    for (const test::Type& t : test::types) {
       if (t.block != 1) continue;
-      const Weights w(t, 35, 96, random);
+      const test::Weights w(t, 35, 96, random);
       TiledInputs x(*k, 19, 96, random);
-      const auto tiles = multiplied(*k, w.view, x.view, w.view.rows, 0);
+      const auto tiles = test::multiply(*k, w.view, x.view, w.view.rows, 0);
       x.view.method = ProductMethod::many;
-      CHECK(same_bits(*multiplied(*k, w.view, x.view, w.view.rows, 0), tiles->data()));
+      CHECK(same_bits(*test::multiply(*k, w.view, x.view, w.view.rows, 0), tiles->data()));
     }
   }
 }

@@ -1,8 +1,11 @@
 // Random weights of every format.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <string>
 #include <vector>
 
 #include "support.h"
@@ -45,6 +48,11 @@ inline const Type types[] = {
     {TensorType::tq1_0, "TQ1_0", 256, 54, {52}},
     {TensorType::tq2_0, "TQ2_0", 256, 66, {64}},
 };
+
+inline const Type& type_of(const char* name) {
+  return *std::find_if(std::begin(types), std::end(types),
+                       [&](const Type& t) { return std::string(t.name) == name; });
+}
 
 // Random bits, but numbers where the format has numbers, and a random scale of the matrix, which
 // rounds nothing. The last byte of the matrix is the last of the array, so that a sanitizer sees a
