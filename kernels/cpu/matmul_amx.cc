@@ -140,11 +140,17 @@ void round_rows(const PassRows& rows, uint32_t row, uint32_t col, uint32_t first
 
 // ---- products
 
+// Cache lines of later inputs: so many of them are fetched after the products of 32 columns.
+struct Ahead {
+  const char* lines;
+  uint32_t each;
+};
+
 // Adds the products of 32 rows with 16 inputs, or 32 if `both`, to `sums`. Without `add` they
 // replace it.
 template <bool both>
 void multiply_block(const Tile (&weights)[block_side / side][panel_tiles], const Tile* inputs,
-                    uint32_t count, bool add, TileSums (&sums)[4]) {
+                    uint32_t count, bool add, TileSums (&sums)[4], Ahead ahead) {
   constexpr std::size_t row = sizeof sums[0][0];
   __asm__ volatile("" : : "r"(inputs), "r"(weights), "r"(sums) : "memory");
   if (add) {
@@ -169,6 +175,8 @@ void multiply_block(const Tile (&weights)[block_side / side][panel_tiles], const
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
+    for (uint32_t i = 0; i < ahead.each; ++i) _mm_prefetch(ahead.lines + 64 * i, _MM_HINT_T1);
+    ahead.lines += 64 * ahead.each;
   }
   _tile_stored(0, sums[0], row);
   _tile_stored(1, sums[1], row);
@@ -189,12 +197,14 @@ void write_sums(const TileSums& sums, uint32_t height, uint32_t width, float* y,
     std::memcpy(y + i * stride, turned[i], height * sizeof(float));
 }
 
-// x: at most pass_inputs inputs, whose tiles begin at x.tiles.
+// x: at most pass_inputs inputs, whose tiles begin at x.tiles. While a panel is multiplied, the CPU
+// fetches a part of the inputs of the next panel's columns into its second-level cache.
 void tile_pass(const PassRows& rows, const Activations& x, float* y, std::size_t stride,
                AmxScratch& s) {
   const uint32_t height = rows.end - rows.begin, cols = rows.w.cols, blocks = blocks_of(x.n),
                  row_blocks = blocks_of(height),
-                 panels = (cols + amx_panel_cols - 1) / amx_panel_cols * row_blocks;
+                 panels = (cols + amx_panel_cols - 1) / amx_panel_cols * row_blocks,
+                 lines = 2 * sizeof(Tile) / 64 / row_blocks;
   const auto round = [&](uint32_t p, uint32_t first, uint32_t end) {
     round_rows(rows, p % row_blocks * block_side, p / row_blocks * amx_panel_cols, first, end,
                s.weights[p % 2], s.group);
@@ -204,11 +214,15 @@ void tile_pass(const PassRows& rows, const Activations& x, float* y, std::size_t
   for (uint32_t p = 0; p < panels; ++p) {
     const uint32_t col = p / row_blocks * amx_panel_cols,
                    count = least(cols - col, amx_panel_cols) / tile_cols;
+    const uint32_t next = least(col + amx_panel_cols, cols - 1) / amx_panel_cols * amx_panel_cols;
     for (uint32_t b = 0; b < blocks; ++b) {
       const uint32_t input = b * block_side;
+      const Ahead ahead{reinterpret_cast<const char*>(tiles + tiles_at(x.n, cols, input, next)) +
+                            p % row_blocks * lines * 64 * panel_tiles,
+                        lines};
       const auto multiply = x.n - input > side ? multiply_block<true> : multiply_block<false>;
       multiply(s.weights[p % 2], tiles + tiles_at(x.n, cols, input, col), count, col > 0,
-               s.sums[p % row_blocks][b]);
+               s.sums[p % row_blocks][b], ahead);
       if (p + 1 < panels) round(p + 1, block_side * b / blocks, block_side * (b + 1) / blocks);
     }
   }
