@@ -131,7 +131,7 @@ Status GpuExecutor::attend_prefill(uint32_t layer) {
   const auto [q, k, v] = projected(layer, prefill_slot(layer));
   float* lse = prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv);
   RETURN_IF_ERROR(
-      prefill_attention_.bring(step_->store, local_kv(layer), step_->pool, step_->cancel));
+      prefill_attention_.bring(step_->store, local_kv(layer), step_->pool, step_->cancel, stream_));
   enqueue(
       prefill_attention_.enqueue(stream_, local_kv(layer), q, k, v, prefill_output(layer), lse));
   return copy_down(layer);

@@ -12,8 +12,7 @@
 namespace kvasir {
 
 constexpr const char* in_prefill = "a text that is read";
-// Bytes of pages that are on their way together.
-constexpr std::size_t bringing_half = std::size_t{8} << 20;
+constexpr std::size_t piece_bytes = std::size_t{8} << 20;  // of pages that are copied together
 
 GpuPrefillAttention::GpuPrefillAttention(const std::shared_ptr<Device>& device,
                                          const HeadShape& heads, const StoreShape& shape,
@@ -34,14 +33,15 @@ Fallback GpuPrefillAttention::refuses(const KvStore& store, uint32_t n) const {
 
 void GpuPrefillAttention::release() {
   // After a failure something may be on its way to the memory that goes.
-  if (DeviceStream* stream = std::exchange(pages_stream_, nullptr)) (void)ops_.close_stream(stream);
+  for (DeviceStream*& each : piece_streams_)
+    if (DeviceStream* stream = std::exchange(each, nullptr)) (void)ops_.close_stream(stream);
   blocks_.clear(), stamps_.clear();
   pages_at_ = {}, scales_at_ = {};
   keys_ = {}, values_ = {}, q_ = {};
   q_scale_ = {}, largest_ = {}, sinks_ = {}, centre_ = {}, window_ = {}, sink_scores_ = {},
   parts_ = {};
   release_tiles();
-  staging_ = {}, bringing_ = {};
+  staging_ = {}, pieces_ = {};
   room_ = q_room_ = part_room_ = window_room_ = address_room_ = placed_ = 0;
   sinks_stamp_ = 0, staging_room_ = 0;
 }
@@ -52,7 +52,7 @@ Status GpuPrefillAttention::make_room(const KvStore& store, uint64_t follows, Th
   RETURN_IF_ERROR(make_window_room(store));
   RETURN_IF_ERROR(make_extent_room(store, follows));
   RETURN_IF_ERROR(make_staging_room(pool));
-  return misses_pages(store.pages()) ? make_bringing_room() : Status();
+  return misses_pages(store.pages()) ? make_piece_room() : Status();
 }
 
 // For the keys and values of a layer in full precision, and the queries of a step.
@@ -218,12 +218,14 @@ bool GpuPrefillAttention::misses_pages(const PageStore& pages) const {
   return false;
 }
 
-Status GpuPrefillAttention::make_bringing_room() {
-  if (!bringing_.get())
-    RETURN_IF_ERROR(
-        bringing_.allocate(device_, 2 * std::max(bringing_half, pages_size() + scales_size())));
-  if (pages_stream_) return {};
-  return device_->status(ops_.open_stream(device_->context(), &pages_stream_), "a stream");
+Status GpuPrefillAttention::make_piece_room() {
+  if (!pieces_.get())
+    RETURN_IF_ERROR(pieces_.allocate(
+        device_, piece_count * std::max(piece_bytes, pages_size() + scales_size())));
+  for (DeviceStream*& stream : piece_streams_)
+    if (!stream)
+      RETURN_IF_ERROR(device_->status(ops_.open_stream(device_->context(), &stream), "a stream"));
+  return {};
 }
 
 const GpuPrefillAttention::Block& GpuPrefillAttention::block_of(uint32_t extent) const {
@@ -252,56 +254,76 @@ Status GpuPrefillAttention::place(DeviceStream* stream) {
   return device_->status(error, in_prefill);
 }
 
+int GpuPrefillAttention::wait_for_pieces() {
+  int error = 0;
+  for (DeviceStream* stream : piece_streams_)
+    if (const int failed = ops_.wait(stream); !error) error = failed;
+  return error;
+}
+
+// Extents [first, end) of a layer, which are neighbours in a block.
+Status GpuPrefillAttention::bring_piece(const KvStore& store, uint32_t layer, uint32_t first,
+                                        uint32_t end, ThreadPool* pool) {
+  const PageStore& pages = store.pages();
+  const std::size_t count = end - first;
+  DeviceStream* const stream = piece_streams_[piece_];
+  if (const int error = ops_.wait(stream)) return device_->status(error, in_prefill);
+  std::byte* const to =
+      pieces_.get() + piece_ * std::max(piece_bytes, pages_size() + scales_size());
+  std::byte* const to_scales = to + count * pages_size();
+  piece_ = (piece_ + 1) % piece_count;
+  std::atomic<bool> intact{true};
+  pool->run((end - first) * shape_.kv_heads, [&](uint32_t task, uint32_t) {
+    const uint32_t i = task / shape_.kv_heads, h = task % shape_.kv_heads, e = first + i;
+    const uint32_t there = std::min(extent_pages, pages.pages() - e * extent_pages);
+    for (uint32_t p = 0; p < there; ++p)
+      if (!pages.intact_page(first_ + layer, h, e * extent_pages + p)) intact = false;
+    const ExtentView view = pages.extent(first_ + layer, h, e);
+    std::memcpy(to + i * pages_size() + h * PageShape::pages_bytes(), view.pages,
+                PageShape::pages_bytes());
+    std::memcpy(to_scales + i * scales_size() + h * shape_.page.scales_bytes(), view.scales,
+                shape_.page.scales_bytes());
+  });
+  if (!intact) return pages.damaged();
+  const Block& block = block_of(first);
+  for (uint32_t e = first; e < end; ++e) stamp_of(layer, e) = 0;  // in case the copy fails
+  int error = ops_.upload(stream, pages_of(block, layer, first), to, count * pages_size());
+  if (!error)
+    error = ops_.upload(stream, scales_of(block, layer, first), to_scales, count * scales_size());
+  if (error) return device_->status(error, in_prefill);
+  for (uint32_t e = first; e < end; ++e) stamp_of(layer, e) = pages.stamp(e);
+  return {};
+}
+
 // The extents that are others than what the device has, as many neighbours of a block together as
-// fit half of the pinned memory.
+// fit a piece.
 Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPool* pool,
-                                  const CancelLatch& cancel) {
+                                  const CancelLatch& cancel, DeviceStream* stream) {
   const PageStore& pages = store.pages();
   const uint32_t extents = pages.extents();
   const auto is_there = [&](uint32_t e) { return stamp_of(layer, e) == pages.stamp(e); };
-  const auto together = static_cast<uint32_t>(
-      std::max<std::size_t>(1, bringing_half / (pages_size() + scales_size())));
-  std::atomic<bool> intact{true};
-  uint32_t turn = 0, brought = 0;  // the extents before `brought` are there or on their way
-  for (uint32_t first = 0, end; first < extents; first = end) {
+  const auto together =
+      static_cast<uint32_t>(std::max<std::size_t>(1, piece_bytes / (pages_size() + scales_size())));
+  bool brings = false;
+  Status s;
+  for (uint32_t first = 0, end; first < extents && s.ok(); first = end) {
     end = first + 1;
     if (is_there(first)) continue;
     const Block& block = block_of(first);
     const uint32_t last = std::min({extents, block.first + block.count, first + together});
     while (end < last && !is_there(end)) ++end;
-    if (cancel.fired()) break;
-    std::byte* const half =
-        bringing_.get() + turn++ % 2 * std::max(bringing_half, pages_size() + scales_size());
-    std::byte* const half_scales = half + (end - first) * pages_size();
-    pool->run((end - first) * shape_.kv_heads, [&](uint32_t task, uint32_t) {
-      const uint32_t i = task / shape_.kv_heads, h = task % shape_.kv_heads, e = first + i;
-      const uint32_t there = std::min(extent_pages, pages.pages() - e * extent_pages);
-      for (uint32_t p = 0; p < there; ++p)
-        if (!pages.intact_page(first_ + layer, h, e * extent_pages + p)) intact = false;
-      const ExtentView view = pages.extent(first_ + layer, h, e);
-      std::memcpy(half + i * pages_size() + h * PageShape::pages_bytes(), view.pages,
-                  PageShape::pages_bytes());
-      std::memcpy(half_scales + i * scales_size() + h * shape_.page.scales_bytes(), view.scales,
-                  shape_.page.scales_bytes());
-    });
-    if (!intact) break;
-    for (uint32_t e = first; e < end; ++e) stamp_of(layer, e) = 0;  // until they are there
-    int error = ops_.wait(pages_stream_);  // for the other half, which is filled next
-    if (!error)
-      error = ops_.upload(pages_stream_, pages_of(block, layer, first), half,
-                          (end - first) * pages_size());
-    if (!error)
-      error = ops_.upload(pages_stream_, scales_of(block, layer, first), half_scales,
-                          (end - first) * scales_size());
-    if (error) return (void)ops_.wait(pages_stream_), device_->status(error, in_prefill);
-    brought = end;
+    brings = true;
+    s = cancel.fired() ? Status::error(Code::cancelled, "cancelled; the sequence is as it was")
+                       : bring_piece(store, layer, first, end, pool);
   }
-  if (const int error = turn > 0 ? ops_.wait(pages_stream_) : 0)
-    return (void)ops_.wait(pages_stream_), device_->status(error, in_prefill);
-  for (uint32_t e = 0; e < brought; ++e) stamp_of(layer, e) = pages.stamp(e);
-  if (!intact) return pages.damaged();
-  return cancel.fired() ? Status::error(Code::cancelled, "cancelled; the sequence is as it was")
-                        : Status();
+  if (!brings) return {};
+  int error = s.ok() ? 0 : wait_for_pieces();
+  for (DeviceStream* each : piece_streams_)
+    if (!error) error = ops_.after(stream, each);
+  // After a failure of the device it is not known which pages are there.
+  if (error || s.code() == Code::device) std::fill(stamps_.begin(), stamps_.end(), 0);
+  if (s.ok()) s = device_->status(error, in_prefill);
+  return s;
 }
 
 int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, std::size_t turn,

@@ -45,11 +45,12 @@ class GpuPrefillAttention {
   // Code::no_memory: the text exceeds GPU memory, and the caller must release(). Code::device.
   Status prepare(const KvStore& store, const Plan& plan, uint32_t exact, uint32_t n,
                  uint64_t follows, ThreadPool* pool, DeviceStream* stream);
-  // Copies the pages of a layer that are missing, on a stream of its own, and waits for them.
-  // Code::corrupt (a damaged page of a mapped file). Code::device. Code::cancelled: pages copied so
-  // far stay.
-  Status bring(const KvStore& store, uint32_t layer, ThreadPool* pool, const CancelLatch& cancel);
-  // After bring(): enqueues the attention of a layer. All arrays are in GPU memory, with shapes as
+  // Copies the pages of a layer that are missing, on streams of its own. Later work of `stream`
+  // waits for them. Code::corrupt (a damaged page of a mapped file). Code::device. Code::cancelled:
+  // pages copied so far stay.
+  Status bring(const KvStore& store, uint32_t layer, ThreadPool* pool, const CancelLatch& cancel,
+               DeviceStream* stream);
+  // After bring() with the same stream: enqueues the attention of a layer. All arrays are in GPU memory, with shapes as
   // in GpuSelectiveAttention; lse: [n][heads]. Returns an error code of DeviceKernels.
   int enqueue(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v,
               float* out, float* lse) const;
@@ -78,7 +79,10 @@ class GpuPrefillAttention {
   Status make_address_room(uint32_t extents);
   Status make_staging_room(ThreadPool* pool);
   bool misses_pages(const PageStore& pages) const;
-  Status make_bringing_room();
+  Status make_piece_room();
+  Status bring_piece(const KvStore& store, uint32_t layer, uint32_t first, uint32_t end,
+                     ThreadPool* pool);
+  int wait_for_pieces();
   Status place(DeviceStream* stream);
   Status put_rows(const KvStore& store, ThreadPool* pool, DeviceStream* stream);
   std::size_t heads_total() const { return std::size_t{layers_} * shape_.kv_heads; }
@@ -131,9 +135,11 @@ class GpuPrefillAttention {
   DeviceBuffer<uint32_t> tile_lists_, tile_counts_;
   PinnedBuffer<std::byte> staging_;
   std::size_t staging_room_ = 0;  // bytes
-  // Of bring(): two halves, one of which is filled while the other is copied.
-  PinnedBuffer<std::byte> bringing_;
-  DeviceStream* pages_stream_ = nullptr;
+  // Of bring(): pieces are filled in turn while those before them are copied.
+  static constexpr std::size_t piece_count = 4;
+  PinnedBuffer<std::byte> pieces_;
+  DeviceStream* piece_streams_[piece_count] = {};
+  std::size_t piece_ = 0;
 };
 
 }  // namespace kvasir
