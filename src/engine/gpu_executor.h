@@ -285,7 +285,7 @@ class GpuExecutor final : public LayerExecutor {
   Status resize_host(uint32_t n);
   Status resize_experts(uint32_t n);
   Status resize_attended(uint32_t n);
-  Status resize_prefill(uint32_t n, ThreadPool* pool);
+  Status resize_prefill(const StepContext& c);
   void resize_halves(uint32_t n);
   bool keeps_halves(const StepContext& step) const;
   void release_halves();
@@ -434,8 +434,9 @@ class GpuExecutor final : public LayerExecutor {
   uint32_t host_logits_room_ = 0;                       // tokens
   DeviceBuffer<float> prefill_;                         // [slots()][q, k, v, lse, output] of layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
-  std::size_t prefill_host_room_ = 0;                   // floats
-  uint32_t outputs_ = 0, outputs_room_ = 0;             // tokens whose outputs are wanted; and fit
+  std::size_t prefill_host_room_ = 0, host_slot_ = 0;   // floats; of a layer
+  uint32_t unread_ = 0;  // first tokens of the step whose queries prefill_host_ has not
+  uint32_t outputs_ = 0, outputs_room_ = 0;  // tokens whose outputs are wanted; and fit
   HostAttention::Probed probed_;
   uint32_t undelivered_ = 0;  // the first layer that did not go to the store
 };

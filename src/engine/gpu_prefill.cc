@@ -18,7 +18,7 @@ Status GpuExecutor::plan_prefill(const StepContext& c, Fallback* why) {
   if (refused_prefill_.is(size, n)) return *why = Fallback::no_room, Status();
   const auto prepare = [&] {
     RETURN_IF_ERROR(resize(n));
-    RETURN_IF_ERROR(resize_prefill(n, c.pool));
+    RETURN_IF_ERROR(resize_prefill(c));
     return prefill_attention_.prepare(c.store, c.step.plan, HostAttention::probed_rows(c.step), n,
                                       c.step.follows, c.pool, stream_);
   };
@@ -57,15 +57,25 @@ float* GpuExecutor::prefill_output(uint32_t layer) const {
   return prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
 }
 
-Status GpuExecutor::resize_prefill(uint32_t n, ThreadPool* pool) {
-  if (slots() * prefill_floats(n) * sizeof(float) <= prefill_.bytes()) return {};
-  prefill_ = {}, prefill_host_ = {}, prefill_host_room_ = 0;
-  const std::size_t room = slots() * (prefill_floats(n) - n * size_.q);
-  Status s =
-      prefill_.allocate(device_, slots() * prefill_floats(n), "layers' queries, keys and values");
-  if (s.ok()) s = prefill_host_.allocate(device_, room, pool);
-  s.ok() ? void(prefill_host_room_ = room) : void(prefill_ = {});
-  return s;
+// The host gets the queries that it wants, and all where their places count: of probed tokens.
+Status GpuExecutor::resize_prefill(const StepContext& c) {
+  const uint32_t n = c.tokens();
+  std::size_t narrowest = size_.q;
+  for (uint32_t l = first_layer(); l < end_layer(); ++l)
+    if (has_attention(l)) narrowest = std::min<std::size_t>(narrowest, config_.layer(l).q_width());
+  unread_ = HostAttention::probed(c.step).count > 0 ? 0 : n - HostAttention::queries_wanted(c);
+  host_slot_ = n * (size_.q + 2 * size_.kv) + lse_floats(n) - unread_ * narrowest;
+  const std::size_t wanted = slots() * prefill_floats(n),
+                    room = std::max(slots() * host_slot_, n * (size_.width + 2 * size_.angles));
+  if (wanted * sizeof(float) > prefill_.bytes()) {
+    prefill_ = {};
+    RETURN_IF_ERROR(prefill_.allocate(device_, wanted, "layers' queries, keys and values"));
+  }
+  if (room <= prefill_host_room_) return {};
+  if (prefill_host_.get()) wait_for_streams();
+  prefill_host_ = {}, prefill_host_room_ = 0;
+  RETURN_IF_ERROR(prefill_host_.allocate(device_, room, c.pool));
+  return prefill_host_room_ = room, Status();
 }
 
 void GpuExecutor::release_halves() {
@@ -182,10 +192,11 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   const std::size_t first = n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
   const std::size_t outputs = outputs_ * size_.q;
   const float* from = prefill_slot(layer);
-  float* to = prefill_host_.get() + slot_of(layer) * first;
-  const std::size_t width = config_.layer(layer).q_width(),
-                    unread = (n_ - host_->queries_wanted(*step_)) * width;
-  enqueue(ops_.download(copies, to + unread, from + unread, (first - unread) * sizeof(float)));
+  const std::size_t width = config_.layer(layer).q_width(), absent = unread_ * width,
+                    unread = (n_ - HostAttention::queries_wanted(*step_)) * width;
+  float* to = prefill_host_.get() + slot_of(layer) * host_slot_;
+  enqueue(
+      ops_.download(copies, to + unread - absent, from + unread, (first - unread) * sizeof(float)));
   if (outputs_ > 0) {
     const std::size_t probed = std::min(HostAttention::probed_rows(step_->step) * width, unread);
     enqueue(ops_.download(copies, to, from, probed * sizeof(float)));
@@ -205,19 +216,21 @@ Status GpuExecutor::deliver(uint32_t layer) {
   if (step_->meanwhile) (*step_->meanwhile)();
   RETURN_IF_ERROR(wait("a layer", copies));
   if (step_->cancel.fired()) return {};
-  const std::size_t floats = n_ * (size_.q + 2 * size_.kv);
-  float* const rows = prefill_host_.get() + slot_of(layer) * (floats + lse_floats(n_));
-  const auto [q, k, v] = projected(layer, rows);
+  const LayerConfig& config = config_.layer(layer);
+  const std::size_t absent = unread_ * config.q_width();
+  const float *const q = prefill_host_.get() + slot_of(layer) * host_slot_,
+                     *const k = q + n_ * config.q_width() - absent;
   const float* outputs = prefill_outputs_.get() + slot_of(layer) * outputs_ * size_.q;
   RETURN_IF_ERROR(host_->take(*step_, layer,
                               {.q = q,
                                .k = k,
-                               .v = v,
-                               .lse = rows + floats,
+                               .v = k + n_ * config.kv_width(),
+                               .first_query = unread_,
+                               .lse = q + n_ * (size_.q + 2 * size_.kv) - absent,
                                .attended = outputs_ > 0 ? outputs : nullptr}));
   constexpr uint32_t layers_between = 4;  // the GPU has work while the CPU clears a slab
   if (attention_number_[local(layer)] % layers_between == 0) host_->reserve_ahead(*step_);
-  if (config_.layer(layer).is_windowed()) return {};
+  if (config.is_windowed()) return {};
   enqueue(prefill_attention_.put_ahead(step_->store, local_kv(layer), slot_of(layer), step_->pool,
                                        copies));
   return {};

@@ -234,7 +234,10 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
     if (windowed) return {};
     c.store.seal(kv, n, cpu_kernels(), pool_);
   }
-  if (step.queries) step.queries->write(kv, n, rows.q, rows.lse, pool_);
+  const uint32_t first = rows.first_query;
+  if (step.queries)
+    step.queries->write(kv, n - first, rows.q, rows.lse + std::size_t{first} * config_.heads,
+                        pool_);
   if (step.asked) step.asked->write(cpu_kernels(), kv, step.asked_at, n, rows.q);
   // While a GPU computes the last layers, the CPU is to begin the next step.
   constexpr uint32_t last_layers = 2;

@@ -15,6 +15,8 @@ namespace kvasir {
 
 using format::SectionKind;
 
+constexpr std::size_t cleared_together = std::size_t{256} << 20;  // bytes, between two cancels
+
 std::size_t StoreShape::extent_bytes() const {
   return page.pages_size() + page.scales_bytes() + (is_selected() ? page.bounds_bytes() : 0);
 }
@@ -248,9 +250,13 @@ Status PageStore::reserve(uint32_t pages, uint32_t uncleared, ThreadPool* pool,
   while (slabs_.size() < wanted) {  // slabs made before a failure stay
     if (is_cancelled(cancel))
       return Status::error(Code::cancelled, "cancelled; the sequence is unchanged");
-    if (spare_.slabs.empty())
-      spare_.slabs.push_back(slabs_.size() < uncleared ? new_slab(SlabKind::whole)
-                                                       : cleared_slab(pool));
+    if (spare_.slabs.empty() && slabs_.size() < uncleared)
+      spare_.slabs.push_back(new_slab(SlabKind::whole));
+    else if (spare_.slabs.empty())
+      spare_.slabs =
+          cleared_slabs(std::min(wanted - slabs_.size(),
+                                 std::max<std::size_t>(1, cleared_together / shape_.slab_bytes())),
+                        pool);
     slabs_.push_back(std::move(spare_.slabs.back()));
     spare_.slabs.pop_back();
   }
@@ -270,15 +276,22 @@ void PageStore::touch(uint32_t layer, ExtentRun extents, ThreadPool* pool) {
 
 void PageStore::make_spare(uint32_t pages, ThreadPool* pool) {
   if (slabs_.size() + spare_.slabs.size() < ceil_div(pages, extent_pages))
-    spare_.slabs.push_back(cleared_slab(pool));
+    spare_.slabs.push_back(std::move(cleared_slabs(1, pool)[0]));
 }
 
-PageStore::SlabRef PageStore::cleared_slab(ThreadPool* pool) const {
-  SlabRef slab = new_slab(SlabKind::whole);
-  auto* memory = static_cast<std::byte*>(slab->memory);
-  parallel_chunks(shape_.slab_bytes(), pool,
-                  [&](uint64_t at, uint64_t bytes) { std::memset(memory + at, 0, bytes); });
-  return slab;
+std::vector<PageStore::SlabRef> PageStore::cleared_slabs(std::size_t count,
+                                                         ThreadPool* pool) const {
+  std::vector<SlabRef> slabs;
+  slabs.reserve(count);
+  while (slabs.size() < count) slabs.push_back(new_slab(SlabKind::whole));
+  constexpr std::size_t piece = std::size_t{2} << 20;
+  const std::size_t bytes = shape_.slab_bytes(), pieces = ceil_div(bytes, piece);
+  run_tasks(pool, static_cast<uint32_t>(count * pieces), [&](uint32_t task, uint32_t) {
+    const std::size_t at = task % pieces * piece;
+    std::memset(static_cast<std::byte*>(slabs[task / pieces]->memory) + at, 0,
+                std::min(piece, bytes - at));
+  });
+  return slabs;
 }
 
 void PageStore::seal(const Kernels& kernels, uint32_t layer, uint32_t head, uint32_t p,

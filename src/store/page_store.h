@@ -214,7 +214,7 @@ class PageStore {
   class Kept;
   enum class SlabKind { whole, summaries };  // which part is in memory; whole: as in private slabs
   SlabRef new_slab(SlabKind kind) const;
-  SlabRef cleared_slab(ThreadPool* pool) const;
+  std::vector<SlabRef> cleared_slabs(std::size_t count, ThreadPool* pool) const;
   Status reserve(uint32_t pages, uint32_t uncleared, ThreadPool* pool, const Cancel* cancel);
   std::size_t pages_bytes() const { return shape_.page.pages_size() * shape_.heads_total(); }
   const CacheFile::Section& section_in(const Slab& slab, format::SectionKind array) const;
