@@ -12,7 +12,7 @@
 namespace kvasir {
 
 constexpr const char* in_prefill = "a text that is read";
-constexpr std::size_t piece_bytes = std::size_t{8} << 20;  // of pages that are copied together
+constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of pages that are copied together
 
 GpuPrefillAttention::GpuPrefillAttention(const std::shared_ptr<Device>& device,
                                          const HeadShape& heads, const StoreShape& shape,

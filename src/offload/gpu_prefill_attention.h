@@ -136,7 +136,7 @@ class GpuPrefillAttention {
   PinnedBuffer<std::byte> staging_;
   std::size_t staging_room_ = 0;  // bytes
   // Of bring(): pieces are filled in turn while those before them are copied.
-  static constexpr std::size_t piece_count = 4;
+  static constexpr std::size_t piece_count = 3;
   PinnedBuffer<std::byte> pieces_;
   DeviceStream* piece_streams_[piece_count] = {};
   std::size_t piece_ = 0;

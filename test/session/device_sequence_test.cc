@@ -43,7 +43,8 @@ TEST_CASE("forks, rewinds and other texts of one session attend their own tokens
   CHECK(mean_difference(anew, went_back) < 0.3);
   auto processor = open_session(mini_model(), bounded_options(200));
   read(processor.get(), other);
-  CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < 0.2);
+  // A CPU with AMX rounds to bf16 where the GPU rounds to int8.
+  CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < 0.3);
 }
 
 TEST_CASE("forks share the sketch of their text on the device, and each has its own new tokens") {
