@@ -52,7 +52,7 @@ Status GpuPrefillAttention::make_room(const KvStore& store, uint64_t follows, Th
   RETURN_IF_ERROR(make_window_room(store));
   RETURN_IF_ERROR(make_extent_room(store, follows));
   RETURN_IF_ERROR(make_staging_room(pool));
-  return misses_pages(store.pages()) ? make_piece_room() : Status();
+  return misses_pages(store.pages()) ? make_piece_room(pool) : Status();
 }
 
 // For the keys and values of a layer in full precision, and the queries of a step.
@@ -218,10 +218,10 @@ bool GpuPrefillAttention::misses_pages(const PageStore& pages) const {
   return false;
 }
 
-Status GpuPrefillAttention::make_piece_room() {
+Status GpuPrefillAttention::make_piece_room(ThreadPool* pool) {
   if (!pieces_.get())
     RETURN_IF_ERROR(pieces_.allocate(
-        device_, piece_count * std::max(piece_bytes, pages_size() + scales_size())));
+        device_, piece_count * std::max(piece_bytes, pages_size() + scales_size()), pool));
   for (DeviceStream*& stream : piece_streams_)
     if (!stream)
       RETURN_IF_ERROR(device_->status(ops_.open_stream(device_->context(), &stream), "a stream"));

@@ -79,7 +79,7 @@ class GpuPrefillAttention {
   Status make_address_room(uint32_t extents);
   Status make_staging_room(ThreadPool* pool);
   bool misses_pages(const PageStore& pages) const;
-  Status make_piece_room();
+  Status make_piece_room(ThreadPool* pool);
   Status bring_piece(const KvStore& store, uint32_t layer, uint32_t first, uint32_t end,
                      ThreadPool* pool);
   int wait_for_pieces();

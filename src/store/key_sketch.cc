@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -283,7 +284,7 @@ void KeySketch::replace(Build&& build, uint32_t pages) {
   pages_ = built_pages_ = pages;
 }
 
-Status KeySketch::reserve(uint32_t pages) {
+Status KeySketch::reserve(uint32_t pages, ThreadPool* pool) {
   if (!built() || pages <= pages_) return {};
   const uint32_t last = pages_ / extent_pages;  // the extent of the next page
   extents_.resize(std::min<std::size_t>(extents_.size(), last + 1));
@@ -296,29 +297,42 @@ Status KeySketch::reserve(uint32_t pages) {
     extents_[last] = std::move(copy);
   }
   const std::size_t wanted = ceil_div(pages, extent_pages);
-  extents_.reserve(wanted);
-  while (extents_.size() < wanted) {
-    extents_.push_back(new_extent());
-    std::memset(extents_.back().memory.get(), 0, extent_bytes());
-  }
+  std::vector<Extent> more;
+  more.reserve(wanted - std::min(wanted, extents_.size()));
+  while (extents_.size() + more.size() < wanted) more.push_back(new_extent());
+  run_tasks(pool, static_cast<uint32_t>(more.size()),
+            [&](uint32_t i, uint32_t) { std::memset(more[i].memory.get(), 0, extent_bytes()); });
+  extents_.insert(extents_.end(), std::make_move_iterator(more.begin()),
+                  std::make_move_iterator(more.end()));
   return {};
+}
+
+// Pages up to `end` of some heads, which are counted over all layers.
+void KeySketch::append_heads(const PageStore& pages, uint32_t first_head, uint32_t heads,
+                             uint32_t end, const Kernels& kernels, ThreadPool* pool,
+                             const CancelLatch& latch) {
+  const uint32_t first = pages_ / extent_pages,
+                 extents = (end + extent_pages - 1) / extent_pages - first;
+  pool->run(built() && end > pages_ ? heads * extents : 0, [&](uint32_t task, uint32_t) {
+    const uint32_t at = first_head + task % heads, e = first + task / heads,
+                   last = latch.fired() ? 0 : std::min(end, (e + 1) * extent_pages);
+    for (uint32_t p = std::max(pages_, e * extent_pages); p < last; ++p)
+      seal(&extents_[e], pages, *bases_, at, p, kernels);
+  });
 }
 
 bool KeySketch::append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,
                        const Cancel* cancel) {
-  if (!built() || pages.pages() <= pages_) return true;
   const CancelLatch latch(cancel);
-  pool->run(shape_.heads_total(), [&](uint32_t at, uint32_t) {
-    for (uint32_t p = pages_; p < pages.pages(); ++p) {
-      if (p % extent_pages == 0 && latch.fired()) return;
-      seal(&extents_[p / extent_pages], pages, *bases_, at, p, kernels);
-    }
-  });
-  if (latch.fired()) return false;
+  append_heads(pages, 0, shape_.heads_total(), pages.pages(), kernels, pool, latch);
+  return !built() || (!latch.fired() && (appended(pages), true));
+}
+
+void KeySketch::appended(const PageStore& pages) {
+  if (!built() || pages.pages() <= pages_) return;
   for (uint32_t e = pages_ / extent_pages; e < pages.extents(); ++e)
     extents_[e].stamp = new_stamp();
   pages_ = pages.pages();
-  return true;
 }
 
 void KeySketch::truncate(uint32_t pages) {

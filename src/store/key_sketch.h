@@ -94,9 +94,17 @@ class KeySketch {
   // a page is damaged, or it was cancelled. Throws std::bad_alloc.
   bool take(const PageStore& pages, const Kernels& kernels, ThreadPool* pool, const Cancel* cancel,
             Build&& build);
-  // Makes room for `pages` pages in all, so that append() cannot fail. Code::corrupt; throws
-  // std::bad_alloc.
-  Status reserve(uint32_t pages);
+  // Makes room for `pages` pages in all, so that append() cannot fail. pool: clears it; null: the
+  // caller does. Code::corrupt; throws std::bad_alloc.
+  Status reserve(uint32_t pages, ThreadPool* pool = nullptr);
+  // A layer's part of a later append(): of pages up to `end`, which are sealed and not committed.
+  // After that of every layer, appended() is the rest.
+  void append_layer(const PageStore& pages, uint32_t layer, uint32_t end, const Kernels& kernels,
+                    ThreadPool* pool) {
+    append_heads(pages, layer * shape_.kv_heads, shape_.kv_heads, end, kernels, pool,
+                 CancelLatch(nullptr));
+  }
+  void appended(const PageStore& pages);
   // Covers the pages sealed since the last call. Does nothing before build(). false: cancelled,
   // within two extents of a head; the sketch is as before.
   bool append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,
@@ -168,6 +176,8 @@ class KeySketch {
   void map_extents(std::shared_ptr<const CacheFile> file, uint32_t pages, uint32_t built_pages,
                    std::shared_ptr<const Bases> bases);
   Extent new_extent() const;
+  void append_heads(const PageStore& pages, uint32_t first_head, uint32_t heads, uint32_t end,
+                    const Kernels& kernels, ThreadPool* pool, const CancelLatch& latch);
   void seal(Extent* extent, const PageStore& pages, const Bases& bases, uint32_t at, uint32_t page,
             const Kernels& kernels) const;
   uint32_t group_layers() const;

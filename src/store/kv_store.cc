@@ -254,7 +254,7 @@ Status KvStore::reserve_sealed(uint32_t sealed, bool filled, ThreadPool* pool,
   const uint32_t all = pages_.pages() + sealed;
   RETURN_IF_ERROR(filled ? pages_.reserve_filled(all, pool, cancel)
                          : pages_.reserve(all, pool, cancel));
-  return sketch_.reserve(pages_.pages() + sealed);
+  return sketch_.reserve(pages_.pages() + sealed, pool);
 }
 
 Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernels& kernels,
@@ -264,7 +264,7 @@ Status KvStore::build_sketch(const KeySketch::QueryMoment& queries, const Kernel
   const uint32_t sealed = pages_after(window_count_ + open);
   if (!s.ok() || sealed == 0) return s;
   try {
-    s = sketch_.reserve(pages_.pages() + sealed);
+    s = sketch_.reserve(pages_.pages() + sealed, pool);
   } catch (...) {
     sketch_.clear();  // commit() must not fail without room
     throw;
@@ -357,7 +357,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   first_row_ += sealed * tokens;  // the other rows stay in place
   window_count_ = count - sealed * tokens;
   pages_.commit(first + sealed);
-  sketch_.append(pages_, kernels, pool);
+  ahead ? sketch_.appended(pages_) : void(sketch_.append(pages_, kernels, pool));
   representatives_.commit(n, pages_, pool);
   drop_unseen();
 }

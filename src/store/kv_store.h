@@ -371,6 +371,7 @@ class KvStore {
   void begin_centre(uint32_t rows, ThreadPool* pool);
   void find_centre(uint32_t layer, uint32_t n, const float* k, ThreadPool* pool);
   void write_unsealed(uint32_t layer, uint32_t head, const StepRows& rows, const float* centre);
+  void end_seal(uint32_t layer, uint32_t sealed, const Kernels& kernels, ThreadPool* pool);
   void seal_copies(uint32_t layer, uint32_t p, uint32_t first, uint32_t end, const StepRows& rows,
                    const float* centres, const Kernels& kernels);
   void copy_keys(uint32_t head, RowRange rows, const float* k, const float* centre,

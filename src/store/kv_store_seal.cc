@@ -71,6 +71,12 @@ void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPoo
       pages_.seal(kernels, layer, h, pages_.pages() + p, window_row(layer, h, 0, 0) + p * page,
                   window_row(layer, h, 1, 0) + p * page);
   });
+  end_seal(layer, sealed, kernels, pool);
+}
+
+// Of a step; a span's pages are shown by layer, and come to the sketch together.
+void KvStore::end_seal(uint32_t layer, uint32_t sealed, const Kernels& kernels, ThreadPool* pool) {
+  if (!in_span_) sketch_.append_layer(pages_, layer, pages_.pages() + sealed, kernels, pool);
   sealed_ahead_[layer] = true;
 }
 
@@ -167,7 +173,7 @@ void KvStore::seal_rows(uint32_t layer, const StepRows& rows, const Kernels& ker
     seal_copies(layer, (task - heads) / groups, first, std::min(heads, first + together), rows,
                 centres, kernels);
   });
-  sealed_ahead_[layer] = true;
+  end_seal(layer, pages_after(window_count_ + rows.count), kernels, pool);
 }
 
 }  // namespace kvasir

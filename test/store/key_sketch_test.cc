@@ -375,6 +375,14 @@ TEST_CASE(
   again.append(pages, cpu_kernels(), &pool());
   CHECK(contents(again) == contents(sketch));
 
+  KeySketch layers(fork);  // layer by layer, before the rest is visible
+  REQUIRE(layers.reserve(50, &pool()).ok());
+  for (uint32_t l = 0; l < shape.layers; ++l)
+    layers.append_layer(pages, l, 50, cpu_kernels(), &pool());
+  CHECK(layers.pages() == 21);
+  layers.appended(pages);
+  CHECK(contents(layers) == contents(sketch));
+
   sketch.truncate(21);
   CHECK(sketch.pages() == 21);
   sketch.truncate(0);
