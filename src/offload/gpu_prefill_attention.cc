@@ -43,7 +43,7 @@ void GpuPrefillAttention::release() {
   release_tiles();
   staging_ = {}, pieces_ = {};
   room_ = q_room_ = part_room_ = window_room_ = address_room_ = placed_ = 0;
-  sinks_stamp_ = 0, staging_room_ = 0;
+  sinks_stamp_ = 0, staging_room_ = piece_room_ = 0;
 }
 
 // Arrays that every layer fills anew are never there old and new together.
@@ -52,7 +52,8 @@ Status GpuPrefillAttention::make_room(const KvStore& store, uint64_t follows, Th
   RETURN_IF_ERROR(make_window_room(store));
   RETURN_IF_ERROR(make_extent_room(store, follows));
   RETURN_IF_ERROR(make_staging_room(pool));
-  return misses_pages(store.pages()) ? make_piece_room(pool) : Status();
+  const uint32_t missing = missing_extents(store.pages());
+  return missing > 0 ? make_piece_room(missing, pool) : Status();
 }
 
 // For the keys and values of a layer in full precision, and the queries of a step.
@@ -211,17 +212,26 @@ Status GpuPrefillAttention::make_staging_room(ThreadPool* pool) {
   return {};
 }
 
-bool GpuPrefillAttention::misses_pages(const PageStore& pages) const {
-  for (uint32_t e = 0; e < pages.extents(); ++e)
-    for (uint32_t layer = 0; layer < layers_; ++layer)
-      if (stamps_[e * layers_ + layer] != pages.stamp(e)) return true;
-  return false;
+// Of which some layer misses the pages.
+uint32_t GpuPrefillAttention::missing_extents(const PageStore& pages) const {
+  uint32_t count = 0;
+  for (uint32_t e = 0; e < pages.extents(); ++e) {
+    const uint64_t* const stamps = stamps_.data() + std::size_t{e} * layers_;
+    count += std::any_of(stamps, stamps + layers_,
+                         [&](uint64_t stamp) { return stamp != pages.stamp(e); });
+  }
+  return count;
 }
 
-Status GpuPrefillAttention::make_piece_room(ThreadPool* pool) {
-  if (!pieces_.get())
-    RETURN_IF_ERROR(pieces_.allocate(
-        device_, piece_count * std::max(piece_bytes, pages_size() + scales_size()), pool));
+Status GpuPrefillAttention::make_piece_room(uint32_t extents, ThreadPool* pool) {
+  const std::size_t one = pages_size() + scales_size(),
+                    room = std::max(one, std::min(extents * one, piece_bytes));
+  if (room > piece_room_) {
+    if (piece_room_ > 0) RETURN_IF_ERROR(device_->status(wait_for_pieces(), in_prefill));
+    piece_room_ = 0, pieces_ = {};
+    RETURN_IF_ERROR(pieces_.allocate(device_, piece_count * room, pool));
+    piece_room_ = room;
+  }
   for (DeviceStream*& stream : piece_streams_)
     if (!stream)
       RETURN_IF_ERROR(device_->status(ops_.open_stream(device_->context(), &stream), "a stream"));
@@ -268,8 +278,7 @@ Status GpuPrefillAttention::bring_piece(const KvStore& store, uint32_t layer, ui
   const std::size_t count = end - first;
   DeviceStream* const stream = piece_streams_[piece_];
   if (const int error = ops_.wait(stream)) return device_->status(error, in_prefill);
-  std::byte* const to =
-      pieces_.get() + piece_ * std::max(piece_bytes, pages_size() + scales_size());
+  std::byte* const to = pieces_.get() + piece_ * piece_room_;
   std::byte* const to_scales = to + count * pages_size();
   piece_ = (piece_ + 1) % piece_count;
   std::atomic<bool> intact{true};
@@ -302,8 +311,7 @@ Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPo
   const PageStore& pages = store.pages();
   const uint32_t extents = pages.extents();
   const auto is_there = [&](uint32_t e) { return stamp_of(layer, e) == pages.stamp(e); };
-  const auto together =
-      static_cast<uint32_t>(std::max<std::size_t>(1, piece_bytes / (pages_size() + scales_size())));
+  const auto together = static_cast<uint32_t>(piece_room_ / (pages_size() + scales_size()));
   bool brings = false;
   Status s;
   for (uint32_t first = 0, end; first < extents && s.ok(); first = end) {

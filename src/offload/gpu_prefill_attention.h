@@ -50,8 +50,9 @@ class GpuPrefillAttention {
   // pages copied so far stay.
   Status bring(const KvStore& store, uint32_t layer, ThreadPool* pool, const CancelLatch& cancel,
                DeviceStream* stream);
-  // After bring() with the same stream: enqueues the attention of a layer. All arrays are in GPU memory, with shapes as
-  // in GpuSelectiveAttention; lse: [n][heads]. Returns an error code of DeviceKernels.
+  // After bring() with the same stream: enqueues the attention of a layer. All arrays are in GPU
+  // memory, with shapes as in GpuSelectiveAttention; lse: [n][heads]. Returns an error code of
+  // DeviceKernels.
   int enqueue(DeviceStream* stream, uint32_t layer, const float* q, const float* k, const float* v,
               float* out, float* lse) const;
   // Copies pages of a layer that the store sealed ahead of its commit(), after the stream has
@@ -78,8 +79,8 @@ class GpuPrefillAttention {
   Status make_extent_room(const KvStore& store, uint64_t follows);
   Status make_address_room(uint32_t extents);
   Status make_staging_room(ThreadPool* pool);
-  bool misses_pages(const PageStore& pages) const;
-  Status make_piece_room(ThreadPool* pool);
+  uint32_t missing_extents(const PageStore& pages) const;
+  Status make_piece_room(uint32_t extents, ThreadPool* pool);
   Status bring_piece(const KvStore& store, uint32_t layer, uint32_t first, uint32_t end,
                      ThreadPool* pool);
   int wait_for_pieces();
@@ -138,6 +139,7 @@ class GpuPrefillAttention {
   // Of bring(): pieces are filled in turn while those before them are copied.
   static constexpr std::size_t piece_count = 3;
   PinnedBuffer<std::byte> pieces_;
+  std::size_t piece_room_ = 0;  // bytes of a piece
   DeviceStream* piece_streams_[piece_count] = {};
   std::size_t piece_ = 0;
 };
