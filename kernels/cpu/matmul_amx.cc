@@ -140,10 +140,10 @@ void round_rows(const PassRows& rows, uint32_t row, uint32_t col, uint32_t first
 
 // ---- products
 
-// Cache lines of later inputs: so many of them are fetched after the products of 32 columns.
+// Cache lines of later inputs, and how many of them are fetched after the products of 32 columns.
 struct Ahead {
-  const char* lines;
-  uint32_t each;
+  const char* from;
+  uint32_t lines;
 };
 
 // Adds the products of 32 rows with 16 inputs, or 32 if `both`, to `sums`. Without `add` they
@@ -175,8 +175,8 @@ void multiply_block(const Tile (&weights)[block_side / side][panel_tiles], const
       _tile_dpbf16ps(2, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
-    for (uint32_t i = 0; i < ahead.each; ++i) _mm_prefetch(ahead.lines + 64 * i, _MM_HINT_T1);
-    ahead.lines += 64 * ahead.each;
+    for (uint32_t i = 0; i < ahead.lines; ++i) _mm_prefetch(ahead.from + 64 * i, _MM_HINT_T1);
+    ahead.from += 64 * ahead.lines;
   }
   _tile_stored(0, sums[0], row);
   _tile_stored(1, sums[1], row);
@@ -198,7 +198,7 @@ void write_sums(const TileSums& sums, uint32_t height, uint32_t width, float* y,
 }
 
 // x: at most pass_inputs inputs, whose tiles begin at x.tiles. While a panel is multiplied, the CPU
-// fetches a part of the inputs of the next panel's columns into its second-level cache.
+// fetches a part of the inputs of the next columns into its second-level cache.
 void tile_pass(const PassRows& rows, const Activations& x, float* y, std::size_t stride,
                AmxScratch& s) {
   const uint32_t height = rows.end - rows.begin, cols = rows.w.cols, blocks = blocks_of(x.n),

@@ -435,7 +435,7 @@ class GpuExecutor final : public LayerExecutor {
   DeviceBuffer<float> prefill_;                         // [slots()][q, k, v, lse, output] of layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
   std::size_t prefill_host_room_ = 0, host_slot_ = 0;   // floats; of a layer
-  uint32_t unread_ = 0;  // first tokens of the step whose queries prefill_host_ has not
+  uint32_t first_query_ = 0;                 // the token whose query comes first in prefill_host_
   uint32_t outputs_ = 0, outputs_room_ = 0;  // tokens whose outputs are wanted; and fit
   HostAttention::Probed probed_;
   uint32_t undelivered_ = 0;  // the first layer that did not go to the store

@@ -57,14 +57,14 @@ float* GpuExecutor::prefill_output(uint32_t layer) const {
   return prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
 }
 
-// The host gets the queries that it wants, and all where their places count: of probed tokens.
+// The host gets the queries that it wants. Where tokens are probed, it has room for all of them.
 Status GpuExecutor::resize_prefill(const StepContext& c) {
   const uint32_t n = c.tokens();
   std::size_t narrowest = size_.q;
   for (uint32_t l = first_layer(); l < end_layer(); ++l)
     if (has_attention(l)) narrowest = std::min<std::size_t>(narrowest, config_.layer(l).q_width());
-  unread_ = HostAttention::probed(c.step).count > 0 ? 0 : n - HostAttention::queries_wanted(c);
-  host_slot_ = n * (size_.q + 2 * size_.kv) + lse_floats(n) - unread_ * narrowest;
+  first_query_ = HostAttention::probed(c.step).count > 0 ? 0 : n - HostAttention::queries_wanted(c);
+  host_slot_ = n * (size_.q + 2 * size_.kv) + lse_floats(n) - first_query_ * narrowest;
   const std::size_t wanted = slots() * prefill_floats(n),
                     room = std::max(slots() * host_slot_, n * (size_.width + 2 * size_.angles));
   if (wanted * sizeof(float) > prefill_.bytes()) {
@@ -192,7 +192,7 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   const std::size_t first = n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
   const std::size_t outputs = outputs_ * size_.q;
   const float* from = prefill_slot(layer);
-  const std::size_t width = config_.layer(layer).q_width(), absent = unread_ * width,
+  const std::size_t width = config_.layer(layer).q_width(), absent = first_query_ * width,
                     unread = (n_ - HostAttention::queries_wanted(*step_)) * width;
   float* to = prefill_host_.get() + slot_of(layer) * host_slot_;
   enqueue(
@@ -217,7 +217,7 @@ Status GpuExecutor::deliver(uint32_t layer) {
   RETURN_IF_ERROR(wait("a layer", copies));
   if (step_->cancel.fired()) return {};
   const LayerConfig& config = config_.layer(layer);
-  const std::size_t absent = unread_ * config.q_width();
+  const std::size_t absent = first_query_ * config.q_width();
   const float *const q = prefill_host_.get() + slot_of(layer) * host_slot_,
                      *const k = q + n_ * config.q_width() - absent;
   const float* outputs = prefill_outputs_.get() + slot_of(layer) * outputs_ * size_.q;
@@ -225,7 +225,7 @@ Status GpuExecutor::deliver(uint32_t layer) {
                               {.q = q,
                                .k = k,
                                .v = k + n_ * config.kv_width(),
-                               .first_query = unread_,
+                               .first_query = first_query_,
                                .lse = q + n_ * (size_.q + 2 * size_.kv) - absent,
                                .attended = outputs_ > 0 ? outputs : nullptr}));
   constexpr uint32_t layers_between = 4;  // the GPU has work while the CPU clears a slab

@@ -12,7 +12,6 @@
 namespace kvasir {
 
 constexpr const char* in_prefill = "a text that is read";
-constexpr std::size_t piece_bytes = std::size_t{16} << 20;  // of pages that are copied together
 
 GpuPrefillAttention::GpuPrefillAttention(const std::shared_ptr<Device>& device,
                                          const HeadShape& heads, const StoreShape& shape,
@@ -225,7 +224,7 @@ uint32_t GpuPrefillAttention::missing_extents(const PageStore& pages) const {
 
 Status GpuPrefillAttention::make_piece_room(uint32_t extents, ThreadPool* pool) {
   const std::size_t one = pages_size() + scales_size(),
-                    room = std::max(one, std::min(extents * one, piece_bytes));
+                    room = std::max(one, std::min(extents * one, prefill_piece_bytes));
   if (room > piece_room_) {
     if (piece_room_ > 0) RETURN_IF_ERROR(device_->status(wait_for_pieces(), in_prefill));
     piece_room_ = 0, pieces_ = {};
@@ -267,15 +266,16 @@ Status GpuPrefillAttention::place(DeviceStream* stream) {
 int GpuPrefillAttention::wait_for_pieces() {
   int error = 0;
   for (DeviceStream* stream : piece_streams_)
-    if (const int failed = ops_.wait(stream); !error) error = failed;
+    if (const int failed = stream ? ops_.wait(stream) : 0; !error) error = failed;
   return error;
 }
 
-// Extents [first, end) of a layer, which are neighbours in a block.
+// Copies extents [first, end) of a layer, which are neighbours in a block.
 Status GpuPrefillAttention::bring_piece(const KvStore& store, uint32_t layer, uint32_t first,
                                         uint32_t end, ThreadPool* pool) {
   const PageStore& pages = store.pages();
   const std::size_t count = end - first;
+  RETURN_IF_ERROR(make_piece_room(end - first, pool));
   DeviceStream* const stream = piece_streams_[piece_];
   if (const int error = ops_.wait(stream)) return device_->status(error, in_prefill);
   std::byte* const to = pieces_.get() + piece_ * piece_room_;
@@ -304,7 +304,7 @@ Status GpuPrefillAttention::bring_piece(const KvStore& store, uint32_t layer, ui
   return {};
 }
 
-// The extents that are others than what the device has, as many neighbours of a block together as
+// Copies extents that differ from what the device has, as many neighbours of a block together as
 // fit a piece.
 Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPool* pool,
                                   const CancelLatch& cancel, DeviceStream* stream) {
@@ -312,26 +312,32 @@ Status GpuPrefillAttention::bring(const KvStore& store, uint32_t layer, ThreadPo
   const uint32_t extents = pages.extents();
   const auto is_there = [&](uint32_t e) { return stamp_of(layer, e) == pages.stamp(e); };
   const auto together = static_cast<uint32_t>(piece_room_ / (pages_size() + scales_size()));
+  // After a failure no copy is under way, and if the device failed, nothing is known to be there.
+  struct Copies {
+    GpuPrefillAttention& its;
+    bool awaited = false;
+    ~Copies() {
+      if (!awaited && its.wait_for_pieces() != 0)
+        std::fill(its.stamps_.begin(), its.stamps_.end(), 0);
+    }
+  } copies{*this};
   bool brings = false;
-  Status s;
-  for (uint32_t first = 0, end; first < extents && s.ok(); first = end) {
+  for (uint32_t first = 0, end; first < extents; first = end) {
     end = first + 1;
     if (is_there(first)) continue;
+    if (cancel.fired())
+      return Status::error(Code::cancelled, "cancelled; the sequence is as it was");
     const Block& block = block_of(first);
     const uint32_t last = std::min({extents, block.first + block.count, first + together});
     while (end < last && !is_there(end)) ++end;
+    RETURN_IF_ERROR(bring_piece(store, layer, first, end, pool));
     brings = true;
-    s = cancel.fired() ? Status::error(Code::cancelled, "cancelled; the sequence is as it was")
-                       : bring_piece(store, layer, first, end, pool);
   }
-  if (!brings) return {};
-  int error = s.ok() ? 0 : wait_for_pieces();
+  int error = 0;
   for (DeviceStream* each : piece_streams_)
-    if (!error) error = ops_.after(stream, each);
-  // After a failure of the device it is not known which pages are there.
-  if (error || s.code() == Code::device) std::fill(stamps_.begin(), stamps_.end(), 0);
-  if (s.ok()) s = device_->status(error, in_prefill);
-  return s;
+    if (brings && !error) error = ops_.after(stream, each);
+  copies.awaited = error == 0;
+  return device_->status(error, in_prefill);
 }
 
 int GpuPrefillAttention::put_ahead(const KvStore& store, uint32_t layer, std::size_t turn,

@@ -22,6 +22,9 @@
 
 namespace kvasir {
 
+// Bytes of pages that are copied together. Tests set fewer.
+inline std::size_t prefill_piece_bytes = std::size_t{16} << 20;
+
 class GpuPrefillAttention {
  public:
   // Arguments as for GpuSelectiveAttention.

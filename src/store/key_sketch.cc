@@ -311,8 +311,7 @@ Status KeySketch::reserve(uint32_t pages, ThreadPool* pool) {
 void KeySketch::append_heads(const PageStore& pages, uint32_t first_head, uint32_t heads,
                              uint32_t end, const Kernels& kernels, ThreadPool* pool,
                              const CancelLatch& latch) {
-  const uint32_t first = pages_ / extent_pages,
-                 extents = (end + extent_pages - 1) / extent_pages - first;
+  const uint32_t first = pages_ / extent_pages, extents = (end - 1) / extent_pages + 1 - first;
   pool->run(built() && end > pages_ ? heads * extents : 0, [&](uint32_t task, uint32_t) {
     const uint32_t at = first_head + task % heads, e = first + task / heads,
                    last = latch.fired() ? 0 : std::min(end, (e + 1) * extent_pages);
@@ -323,9 +322,10 @@ void KeySketch::append_heads(const PageStore& pages, uint32_t first_head, uint32
 
 bool KeySketch::append(const PageStore& pages, const Kernels& kernels, ThreadPool* pool,
                        const Cancel* cancel) {
+  if (!built() || pages.pages() <= pages_) return true;
   const CancelLatch latch(cancel);
   append_heads(pages, 0, shape_.heads_total(), pages.pages(), kernels, pool, latch);
-  return !built() || (!latch.fired() && (appended(pages), true));
+  return !latch.fired() && (appended(pages), true);
 }
 
 void KeySketch::appended(const PageStore& pages) {

@@ -97,8 +97,8 @@ class KeySketch {
   // Makes room for `pages` pages in all, so that append() cannot fail. pool: clears it; null: the
   // caller does. Code::corrupt; throws std::bad_alloc.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr);
-  // A layer's part of a later append(): of pages up to `end`, which are sealed and not committed.
-  // After that of every layer, appended() is the rest.
+  // A layer's part of append(), before the store commits its pages up to `end`. After the parts of
+  // all layers and the commit, call appended() in place of append().
   void append_layer(const PageStore& pages, uint32_t layer, uint32_t end, const Kernels& kernels,
                     ThreadPool* pool) {
     append_heads(pages, layer * shape_.kv_heads, shape_.kv_heads, end, kernels, pool,

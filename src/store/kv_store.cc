@@ -228,7 +228,7 @@ Status KvStore::prepare_rows(uint32_t n, Overlap overlap, ThreadPool* pool, cons
       text ? std::min(window_tokens_ + shape().page.page_tokens, window_count_ + n) : 0;
   const bool alters = sealed > 0 && centre_.empty();
   RETURN_IF_ERROR(own_window(std::max(window_count_, kept) + n, alters, pool, cancel, few));
-  sealed_ahead_.assign(shape().layers, false);
+  sealed_ahead_.assign(shape().layers, false), sketched_.assign(shape().layers, 0);
   centre_ahead_.clear(), in_span_ = false;
   budget_.step_tokens = std::max(budget_.step_tokens, n);  // the window does not shrink
   return representatives_.prepare(n, pages_.pages() + sealed, pages_, overlap);
@@ -357,7 +357,7 @@ void KvStore::commit(uint32_t n, const Kernels& kernels, ThreadPool* pool) {
   first_row_ += sealed * tokens;  // the other rows stay in place
   window_count_ = count - sealed * tokens;
   pages_.commit(first + sealed);
-  ahead ? sketch_.appended(pages_) : void(sketch_.append(pages_, kernels, pool));
+  end_sketch(kernels, pool);
   representatives_.commit(n, pages_, pool);
   drop_unseen();
 }

@@ -190,7 +190,8 @@ class KvStore {
   void observe(uint32_t layer, uint32_t n, const float* q, uint32_t heads);
   void observe(uint32_t layer, uint32_t head, uint32_t n, const float* q, uint32_t heads);
   // After write() of a layer and before the other layers: seals the pages of this layer that
-  // commit(n) would seal. Requires a centre, so it does nothing for the first pages of a text.
+  // commit(n) would seal, and adds them to the sketch. Requires prepare_pages(), and a centre, so
+  // it does nothing for the first pages of a text.
   void seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPool* pool);
   // write() and seal() at once, also of the first pages of a text: rows that are sealed are not
   // written to the window, but for the first `attended` ones. No queries may be observed in the
@@ -371,6 +372,7 @@ class KvStore {
   void begin_centre(uint32_t rows, ThreadPool* pool);
   void find_centre(uint32_t layer, uint32_t n, const float* k, ThreadPool* pool);
   void write_unsealed(uint32_t layer, uint32_t head, const StepRows& rows, const float* centre);
+  void end_sketch(const Kernels& kernels, ThreadPool* pool);
   void end_seal(uint32_t layer, uint32_t sealed, const Kernels& kernels, ThreadPool* pool);
   void seal_copies(uint32_t layer, uint32_t p, uint32_t first, uint32_t end, const StepRows& rows,
                    const float* centres, const Kernels& kernels);
@@ -410,6 +412,8 @@ class KvStore {
     bool here = false;
   };
   Appends appends_;
+  // [layers] KeySketch::basis_stamp() by which the layer's sealed pages are in the sketch.
+  std::vector<uint64_t> sketched_;
   std::vector<bool> sealed_ahead_;  // [layers] sealed before the commit of this step
   Array<float> centre_ahead_;       // [layers][kv_heads][dim] of those, before the first commit
   bool in_span_ = false;

@@ -74,10 +74,23 @@ void KvStore::seal(uint32_t layer, uint32_t n, const Kernels& kernels, ThreadPoo
   end_seal(layer, sealed, kernels, pool);
 }
 
-// Of a step; a span's pages are shown by layer, and come to the sketch together.
+// A span's pages come to the sketch when the span ends.
 void KvStore::end_seal(uint32_t layer, uint32_t sealed, const Kernels& kernels, ThreadPool* pool) {
-  if (!in_span_) sketch_.append_layer(pages_, layer, pages_.pages() + sealed, kernels, pool);
+  if (!in_span_) {
+    sketch_.append_layer(pages_, layer, pages_.pages() + sealed, kernels, pool);
+    sketched_[layer] = sketch_.basis_stamp();
+  }
   sealed_ahead_[layer] = true;
+}
+
+// Adds the layers that were not sealed ahead, or before the sketch got its bases.
+void KvStore::end_sketch(const Kernels& kernels, ThreadPool* pool) {
+  const auto lacks = [&](uint64_t stamp) { return stamp != sketch_.basis_stamp(); };
+  if (std::all_of(sketched_.begin(), sketched_.end(), lacks))
+    return void(sketch_.append(pages_, kernels, pool));
+  for (uint32_t l = 0; l < shape().layers; ++l)
+    if (lacks(sketched_[l])) sketch_.append_layer(pages_, l, pages_.pages(), kernels, pool);
+  sketch_.appended(pages_);
 }
 
 // The centre of the first rows that are sealed. Layers that were sealed ahead have theirs.

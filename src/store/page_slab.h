@@ -68,6 +68,8 @@ class PageStore::SlabRef {
   ~SlabRef() {
     if (slab_ && slab_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete slab_;
   }
+  // A slab with the same content takes its place; the stamp stays.
+  void replace(SlabRef same) { std::swap(slab_, same.slab_); }
   // For a slab without other references. Afterwards its pages are in the file.
   Status spill(const std::shared_ptr<SpillFile>& file, const int8_t* pages) {
     RETURN_IF_ERROR(file->append(pages, &slab_->index));

@@ -15,7 +15,8 @@ namespace kvasir {
 
 using format::SectionKind;
 
-constexpr std::size_t cleared_together = std::size_t{256} << 20;  // bytes, between two cancels
+// Bytes of slabs that are cleared between two looks at the cancel token.
+constexpr std::size_t cleared_together = std::size_t{256} << 20;
 
 std::size_t StoreShape::extent_bytes() const {
   return page.pages_size() + page.scales_bytes() + (is_selected() ? page.bounds_bytes() : 0);
@@ -241,7 +242,7 @@ Status PageStore::reserve(uint32_t pages, uint32_t uncleared, ThreadPool* pool,
   if (last < slabs_.size() && !slabs_[last].writable()) {
     SlabRef copy = new_slab(SlabKind::whole);
     RETURN_IF_ERROR(copy_slab(*slabs_[last], &copy, pool));
-    slabs_[last] = std::move(copy);
+    slabs_[last].replace(std::move(copy));
   }
   // Slabs left by truncate().
   slabs_.resize(std::min<std::size_t>(slabs_.size(), last + 1), SlabRef(nullptr));

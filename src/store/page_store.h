@@ -180,7 +180,7 @@ class PageStore {
   // Afterwards seal() and commit() cannot fail. Throws std::bad_alloc and leaves the store
   // unchanged (room made so far is kept). Code::corrupt when a block to be copied from a mapped
   // file is damaged: the copy would look intact. pool: clears and copies slabs; null: the caller
-  // does. Code::cancelled, between two slabs: room made so far is kept.
+  // does. Code::cancelled, between groups of slabs: room made so far is kept.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr, const Cancel* cancel = nullptr);
   // reserve() for pages all of which are sealed before the store is used: clears no full new slab.
   // After a failure the store is of no use.

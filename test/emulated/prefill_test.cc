@@ -13,6 +13,7 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "emulated.h"
+#include "offload/gpu_prefill_attention.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -91,6 +92,28 @@ TEST_CASE(
       }
     }
     for (const uint32_t of : ahead) CHECK(of == steps - 1);
+  }
+}
+
+TEST_CASE("a text goes on beside a fork, and a fork's pages come in many pieces") {
+  const auto tokens = book_tokens(3000);
+  for (const char* devices : one_and_two) {
+    CAPTURE(std::string(devices));
+    const auto model = model_on(devices);
+    const SessionOptions o = bounded_options(200);
+    auto a = open_session(model, o), whole = open_session(model, o);
+    for (Session* session : {a.get(), whole.get()}) read(session, {tokens.data(), 2700});
+    std::unique_ptr<Session> b;  // has no pages on the GPUs yet
+    REQUIRE(a->fork(&b).ok());
+    const std::size_t usual = std::exchange(prefill_piece_bytes, 1);  // an extent a piece
+    for (Session* session : {a.get(), b.get(), whole.get()}) {
+      read(session, {tokens.data() + 2700, 300});
+      CHECK(attends(*session));
+    }
+    prefill_piece_bytes = usual;
+    const std::vector<float> expected = score(whole.get(), {tokens.data(), 40});
+    CHECK(score(a.get(), {tokens.data(), 40}) == expected);
+    CHECK(score(b.get(), {tokens.data(), 40}) == expected);
   }
 }
 

@@ -7,8 +7,10 @@
 #include <iterator>
 #include <sstream>
 #include <thread>
+#include <utility>
 
 #include "device_helpers.h"
+#include "offload/gpu_prefill_attention.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -43,8 +45,28 @@ TEST_CASE("forks, rewinds and other texts of one session attend their own tokens
   CHECK(mean_difference(anew, went_back) < 0.3);
   auto processor = open_session(mini_model(), bounded_options(200));
   read(processor.get(), other);
-  // A CPU with AMX rounds to bf16 where the GPU rounds to int8.
-  CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < 0.3);
+  // With AMX the CPU rounds to bf16 where the GPU rounds to int8.
+  const double bound = cpu_kernels().tile_bytes(32, 32) > 0 ? 0.3 : 0.2;
+  CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < bound);
+}
+
+TEST_CASE("prefill goes on over pages that come in many pieces, and beside a fork") {
+  if (!device_model()) return;
+  const auto tokens = book_tokens(5000);
+  auto a = open_session(device_model(), bounded_options(200)),
+       whole = open_session(device_model(), bounded_options(200));
+  read(a.get(), {tokens.data(), 4000});
+  std::unique_ptr<Session> b;  // has no pages on the device yet
+  REQUIRE(a->fork(&b).ok());
+  read(a.get(), {tokens.data() + 4000, 500});
+  const std::size_t usual = std::exchange(prefill_piece_bytes, 1);  // an extent a piece
+  read(b.get(), {tokens.data() + 4000, 500});
+  prefill_piece_bytes = usual;
+  read(whole.get(), {tokens.data(), 4000});
+  read(whole.get(), {tokens.data() + 4000, 500});
+  const std::vector<float> expected = score(whole.get(), {tokens.data(), 40});
+  CHECK(score(a.get(), {tokens.data(), 40}) == expected);
+  CHECK(score(b.get(), {tokens.data(), 40}) == expected);
 }
 
 TEST_CASE("forks share the sketch of their text on the device, and each has its own new tokens") {

@@ -432,6 +432,60 @@ TEST_CASE("a sketch that is found layer by layer has no layer whose pages are no
   CHECK(store.take_sketch(std::move(build), cpu_kernels(), &pool(2), nullptr));
 }
 
+TEST_CASE("a step's pages are in the sketch, however and whenever its layers are sealed") {
+  constexpr uint32_t n = 500;
+  enum class Way { by_commit, sealed, rows, one_layer, found_between };
+  const auto sketch_by = [&](Way way) {
+    KvStore store(store_shape, 64);
+    store.drop_representatives();
+    append(&store, 1500, 1);
+    const auto find = [&](uint32_t open) {
+      REQUIRE(store.build_sketch(nullptr, cpu_kernels(), &pool(), nullptr, open).ok());
+    };
+    if (way != Way::found_between) find(0);
+    for (const uint32_t seed : {50u, 20u}) {  // the first step has other tokens and fails
+      REQUIRE(store.prepare(n).ok());
+      for (uint32_t l = 0; l < store_layers; ++l) {
+        const Tokens t = random_tokens(n, seed + l);
+        if (way == Way::rows) {
+          store.seal_rows(l, {n, t.k.data(), t.v.data()}, cpu_kernels(), &pool());
+          continue;
+        }
+        store.write(l, n, t.k.data(), t.v.data());
+        if (way != Way::by_commit && (way != Way::one_layer || l == 0))
+          store.seal(l, n, cpu_kernels(), &pool());
+        if (way == Way::found_between && l == 0 && seed == 20) find(n);
+      }
+    }
+    store.commit(n, cpu_kernels(), &pool());
+    CHECK(store.sketch().pages() == store.pages().pages());
+    std::vector<char> bytes;
+    const Status s = store.sketch().write([&](const void* data, std::size_t size) {
+      const char* const from = static_cast<const char*>(data);
+      return bytes.insert(bytes.end(), from, from + size), Status();
+    });
+    REQUIRE(s.ok());
+    return bytes;
+  };
+  const std::vector<char> expected = sketch_by(Way::by_commit);
+  for (const Way way : {Way::sealed, Way::rows, Way::one_layer, Way::found_between}) {
+    CAPTURE(static_cast<int>(way));
+    CHECK(sketch_by(way) == expected);
+  }
+}
+
+TEST_CASE("room for pages changes no stamp, though a fork shares the last slab") {
+  KvStore store(store_shape, 64);
+  append(&store, 400, 1);
+  const KvStore fork(store);
+  const uint64_t stamp = store.pages().stamp(0);
+  REQUIRE(store.prepare(100).ok());
+  CHECK(store.pages().stamp(0) == stamp);
+  append(&store, 100, 2);
+  CHECK(store.pages().stamp(0) != stamp);
+  CHECK(fork.pages().stamp(0) == stamp);
+}
+
 TEST_CASE("memory that is made ahead is counted, used by the next step and given back") {
   constexpr uint32_t n = 1400;
   KvStore store(store_shape, 64);
