@@ -19,14 +19,16 @@ namespace kvasir {
 constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
                    max_staged = uint64_t{64} << 20;
 
-// Of a session's prefill in large steps: three layers' keys and values on their way to the host, in
-// the place of the inputs, and their pages on their way back.
+// Of a session's prefill in large steps: the inputs of the next two steps; three layers' keys and
+// values on their way to the host, in the place of a first step's inputs; their pages on their way
+// back.
 static uint64_t large_step_rows(const ModelConfig& config, uint32_t step) {
   constexpr uint64_t layers = 3, most = uint64_t{256} << 20;
   if (step < large_step) return 0;
   const Widths w = widths_of(config);
-  const uint64_t rows = layers * (2 * w.kv + config.heads), inputs = w.width + 2 * w.angles;
-  return std::min(large_step * (std::max(rows, inputs) * sizeof(float) + layers * 4 * w.kv), most);
+  const uint64_t rows = layers * (2 * w.kv + config.heads), inputs = w.width + 2 * w.angles,
+                 floats = std::max(rows, inputs) + 2 * inputs;
+  return std::min(large_step * (floats * sizeof(float) + layers * 4 * w.kv), most);
 }
 
 // Where others have taken some of what was free, fewer layers: one of them makes room for the
