@@ -95,7 +95,7 @@ TEST_CASE(
   }
 }
 
-TEST_CASE("a text goes on beside a fork, and a fork's pages come in many pieces") {
+TEST_CASE("a text goes on next to a fork, whose pages come in many pieces") {
   const auto tokens = book_tokens(3000);
   for (const char* devices : one_and_two) {
     CAPTURE(std::string(devices));

@@ -50,7 +50,7 @@ TEST_CASE("forks, rewinds and other texts of one session attend their own tokens
   CHECK(mean_difference(score(processor.get(), {tokens.data(), 40}), anew) < bound);
 }
 
-TEST_CASE("prefill goes on over pages that come in many pieces, and beside a fork") {
+TEST_CASE("prefill goes on over pages that come in many pieces, and next to a fork") {
   if (!device_model()) return;
   const auto tokens = book_tokens(5000);
   auto a = open_session(device_model(), bounded_options(200)),
