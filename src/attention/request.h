@@ -110,8 +110,9 @@ struct DocumentScores {
 struct LayerRows {
   // [tokens][heads or kv_heads][head_dim]; v null: values are the first numbers of the keys
   const float *q, *k, *v;
-  uint32_t first_query = 0;    // the token that q begins with; k, v and lse begin with token 0
-  const float* lse = nullptr;  // [tokens][heads] log-sum-exp of the scores; null: unknown
+  uint32_t first_query = 0;         // the token that q begins with; k, v and lse begin with token 0
+  const float* probed_q = nullptr;  // queries of the first tokens, where q begins later
+  const float* lse = nullptr;       // [tokens][heads] log-sum-exp of the scores; null: unknown
   // [..][heads][head_dim] output of attention; null: not requested
   const float* attended = nullptr;
 };

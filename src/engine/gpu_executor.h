@@ -435,7 +435,8 @@ class GpuExecutor final : public LayerExecutor {
   DeviceBuffer<float> prefill_;                         // [slots()][q, k, v, lse, output] of layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
   std::size_t prefill_host_room_ = 0, host_slot_ = 0;   // floats; of a layer
-  uint32_t first_query_ = 0;                 // the token whose query comes first in prefill_host_
+  // Tokens: the first one of the last queries in prefill_host_, and how many of the first ones.
+  uint32_t first_query_ = 0, probed_queries_ = 0;
   uint32_t outputs_ = 0, outputs_room_ = 0;  // tokens whose outputs are wanted; and fit
   HostAttention::Probed probed_;
   uint32_t undelivered_ = 0;  // the first layer that did not go to the store

@@ -57,14 +57,17 @@ float* GpuExecutor::prefill_output(uint32_t layer) const {
   return prefill_slot(layer) + n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
 }
 
-// The host gets the queries that it wants. Where tokens are probed, it has room for all of them.
+// The host gets the queries that it wants: of the last tokens, and of the first ones where they are
+// probed.
 Status GpuExecutor::resize_prefill(const StepContext& c) {
   const uint32_t n = c.tokens();
   std::size_t narrowest = size_.q;
   for (uint32_t l = first_layer(); l < end_layer(); ++l)
     if (has_attention(l)) narrowest = std::min<std::size_t>(narrowest, config_.layer(l).q_width());
-  first_query_ = HostAttention::probed(c.step).count > 0 ? 0 : n - HostAttention::queries_wanted(c);
-  host_slot_ = n * (size_.q + 2 * size_.kv) + lse_floats(n) - first_query_ * narrowest;
+  first_query_ = n - HostAttention::queries_wanted(c);
+  probed_queries_ = first_query_ > 0 ? HostAttention::probed_rows(c.step) : 0;
+  host_slot_ = n * (size_.q + 2 * size_.kv) + lse_floats(n) - first_query_ * narrowest +
+               probed_queries_ * size_.q;
   const std::size_t wanted = slots() * prefill_floats(n),
                     room = std::max(slots() * host_slot_, n * (size_.width + 2 * size_.angles));
   if (wanted * sizeof(float) > prefill_.bytes()) {
@@ -192,14 +195,13 @@ void GpuExecutor::enqueue_copy(uint32_t layer) {
   const std::size_t first = n_ * (size_.q + 2 * size_.kv) + lse_floats(n_);
   const std::size_t outputs = outputs_ * size_.q;
   const float* from = prefill_slot(layer);
-  const std::size_t width = config_.layer(layer).q_width(), absent = first_query_ * width,
-                    unread = (n_ - HostAttention::queries_wanted(*step_)) * width;
+  const std::size_t width = config_.layer(layer).q_width(), absent = first_query_ * width;
   float* to = prefill_host_.get() + slot_of(layer) * host_slot_;
-  enqueue(
-      ops_.download(copies, to + unread - absent, from + unread, (first - unread) * sizeof(float)));
+  enqueue(ops_.download(copies, to, from + absent, (first - absent) * sizeof(float)));
+  if (probed_queries_ > 0)
+    enqueue(
+        ops_.download(copies, to + first - absent, from, probed_queries_ * width * sizeof(float)));
   if (outputs_ > 0) {
-    const std::size_t probed = std::min(HostAttention::probed_rows(step_->step) * width, unread);
-    enqueue(ops_.download(copies, to, from, probed * sizeof(float)));
     float* to_outputs = prefill_outputs_.get() + slot_of(layer) * outputs;
     for (std::size_t t = 0; t < outputs_; ++t)
       enqueue(ops_.download(copies, to_outputs + t * width,
@@ -219,14 +221,16 @@ Status GpuExecutor::deliver(uint32_t layer) {
   const LayerConfig& config = config_.layer(layer);
   const std::size_t absent = first_query_ * config.q_width();
   const float *const q = prefill_host_.get() + slot_of(layer) * host_slot_,
-                     *const k = q + n_ * config.q_width() - absent;
+                     *const k = q + n_ * config.q_width() - absent,
+                     *const lse = q + n_ * (size_.q + 2 * size_.kv) - absent;
   const float* outputs = prefill_outputs_.get() + slot_of(layer) * outputs_ * size_.q;
   RETURN_IF_ERROR(host_->take(*step_, layer,
                               {.q = q,
                                .k = k,
                                .v = k + n_ * config.kv_width(),
                                .first_query = first_query_,
-                               .lse = q + n_ * (size_.q + 2 * size_.kv) - absent,
+                               .probed_q = probed_queries_ > 0 ? lse + lse_floats(n_) : nullptr,
+                               .lse = lse,
                                .attended = outputs_ > 0 ? outputs : nullptr}));
   constexpr uint32_t layers_between = 4;  // the GPU has work while the CPU clears a slab
   if (attention_number_[local(layer)] % layers_between == 0) host_->reserve_ahead(*step_);

@@ -246,7 +246,8 @@ Status HostAttention::take(const StepContext& c, uint32_t layer, const LayerRows
   if (step.sketch && step.queries)
     c.store.add_to_sketch(kv, n, next_moments(step), cpu_kernels(), pool_, step.cancel,
                           step.sketch);
-  return step.probe ? probe(c, layer, rows.q, {rows.attended, true}) : Status();
+  const float* const probed = rows.probed_q ? rows.probed_q : rows.q;
+  return step.probe ? probe(c, layer, probed, {rows.attended, true}) : Status();
 }
 
 void HostAttention::touch_ahead(const StepContext& c, uint32_t layer) {

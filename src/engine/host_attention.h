@@ -48,8 +48,8 @@ class HostAttention {
 
   // Layers that a GPU attended. keep(): of a decode step, on one worker of the pool.
   // take(): of a prefill step; rows.attended has the outputs of probed() tokens, rows.q the queries
-  // of the first probed_rows() and the last queries_wanted() tokens. Where none is probed, rows.q
-  // may begin with the latter.
+  // of the last queries_wanted() tokens, and rows.probed_q those of the first probed_rows().
+  // Without rows.probed_q, rows.q has both.
   void keep(const StepContext& step, uint32_t layer, const LayerRows& rows);
   Status take(const StepContext& step, uint32_t layer, const LayerRows& rows);
   // Of the queries that a step has written and not committed.

@@ -19,16 +19,17 @@ namespace kvasir {
 constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
                    max_staged = uint64_t{64} << 20;
 
-// Of a session's prefill in large steps: the inputs of the next two steps; three layers' keys and
-// values on their way to the host, in the place of a first step's inputs; their pages on their way
-// back.
-static uint64_t large_step_rows(const ModelConfig& config, uint32_t step) {
-  constexpr uint64_t layers = 3, most = uint64_t{256} << 20;
+// Of a session's prefill in large steps: three layers' keys and values on their way to the host,
+// with the queries that are probed, in the place of a first step's inputs; their pages on their way
+// back; and, where one GPU has the whole model, the inputs of the next two steps.
+static uint64_t large_step_rows(const ModelConfig& config, uint32_t step, bool whole) {
+  constexpr uint64_t layers = 3, probed = 512, most = uint64_t{256} << 20;
   if (step < large_step) return 0;
   const Widths w = widths_of(config);
-  const uint64_t rows = layers * (2 * w.kv + config.heads), inputs = w.width + 2 * w.angles,
-                 floats = std::max(rows, inputs) + 2 * inputs;
-  return std::min(large_step * (floats * sizeof(float) + layers * 4 * w.kv), most);
+  const uint64_t inputs = step * (w.width + 2 * w.angles),
+                 rows = layers * (step * (2 * w.kv + config.heads) + probed * w.q),
+                 floats = std::max(rows, inputs) + (whole ? 2 * inputs : 0);
+  return std::min(floats * sizeof(float) + layers * step * 4 * w.kv, most);
 }
 
 // Where others have taken some of what was free, fewer layers: one of them makes room for the
@@ -260,7 +261,9 @@ Status DeviceWeights::upload(const Model& model, const DeviceOptions& options, c
     if (!s.ok()) return s;
     const uint64_t staged =
         std::clamp<uint64_t>(part.bytes_ / staged_share, min_staged, max_staged);
-    part.device_->reserve_host(staged, staged / 2 + large_step_rows(config, part.usual_step_));
+    const bool whole = next == 0 && part.end_layer() == config.depth() && contents.output;
+    part.device_->reserve_host(
+        staged, staged / 2 + large_step_rows(config, part.usual_step_, whole && !plan.streams));
     next = part.end_layer();
     result.push_back(std::move(part));
     if (config.shares_kv()) break;

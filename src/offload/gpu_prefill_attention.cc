@@ -211,7 +211,7 @@ Status GpuPrefillAttention::make_staging_room(ThreadPool* pool) {
   return {};
 }
 
-// Of which some layer misses the pages.
+// Counts the extents whose pages some layer misses.
 uint32_t GpuPrefillAttention::missing_extents(const PageStore& pages) const {
   uint32_t count = 0;
   for (uint32_t e = 0; e < pages.extents(); ++e) {
@@ -223,12 +223,15 @@ uint32_t GpuPrefillAttention::missing_extents(const PageStore& pages) const {
 }
 
 Status GpuPrefillAttention::make_piece_room(uint32_t extents, ThreadPool* pool) {
-  const std::size_t one = pages_size() + scales_size(),
-                    room = std::max(one, std::min(extents * one, prefill_piece_bytes));
+  const std::size_t one = pages_size() + scales_size();
+  std::size_t room = std::max(one, std::min(extents * one, prefill_piece_bytes));
   if (room > piece_room_) {
     if (piece_room_ > 0) RETURN_IF_ERROR(device_->status(wait_for_pieces(), in_prefill));
     piece_room_ = 0, pieces_ = {};
-    RETURN_IF_ERROR(pieces_.allocate(device_, piece_count * room, pool));
+    Status s = pieces_.allocate(device_, piece_count * room, pool);
+    if (s.code() == Code::no_memory)
+      s = pieces_.allocate(device_, piece_count * (room = one), pool);
+    RETURN_IF_ERROR(std::move(s));
     piece_room_ = room;
   }
   for (DeviceStream*& stream : piece_streams_)

@@ -97,8 +97,8 @@ class KeySketch {
   // Makes room for `pages` pages in all, so that append() cannot fail. pool: clears it; null: the
   // caller does. Code::corrupt; throws std::bad_alloc.
   Status reserve(uint32_t pages, ThreadPool* pool = nullptr);
-  // A layer's part of append(), before the store commits its pages up to `end`. After the parts of
-  // all layers and the commit, call appended() in place of append().
+  // A layer's part of append(), of its sealed pages up to `end`, which need not be committed. After
+  // the parts of all layers and the store's commit, call appended() in place of append().
   void append_layer(const PageStore& pages, uint32_t layer, uint32_t end, const Kernels& kernels,
                     ThreadPool* pool) {
     append_heads(pages, layer * shape_.kv_heads, shape_.kv_heads, end, kernels, pool,

@@ -354,6 +354,8 @@ PageStore::Lasting PageStore::lasting(uint32_t e) const {
 void PageStore::drop_spare() { spare_.slabs.clear(); }
 
 void PageStore::truncate(uint32_t pages) {
+  if (pages < pages_ && pages % extent_pages > 0)
+    slabs_[pages / extent_pages].touch(pages % extent_pages);
   pages_ = pages;
   slabs_.resize(extents(), SlabRef(nullptr));
   if (slabs_.empty()) cache_.reset(), spill_.reset(), spilled_.reset();

@@ -154,7 +154,8 @@ class PageStore {
   bool intact_page(uint32_t layer, uint32_t head, uint32_t p) const;
   bool intact_extent(format::SectionKind kind, uint32_t e) const;  // of all layers and heads
   bool intact_bounds(uint32_t layer, uint32_t head, uint32_t e) const;
-  // Changes with the content of an extent; equal in stores that share it.
+  // Changes with the content of an extent; equal in stores that share it, and in a copy of it that
+  // reserve() makes.
   uint64_t stamp(uint32_t e) const;
   // How many of an extent's first pages are as they were when this was its stamp, at least.
   uint32_t same_pages(uint32_t e, uint64_t stamp) const;

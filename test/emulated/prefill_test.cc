@@ -13,7 +13,6 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "emulated.h"
-#include "offload/gpu_prefill_attention.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -105,12 +104,11 @@ TEST_CASE("a text goes on next to a fork, whose pages come in many pieces") {
     for (Session* session : {a.get(), whole.get()}) read(session, {tokens.data(), 2700});
     std::unique_ptr<Session> b;  // has no pages on the GPUs yet
     REQUIRE(a->fork(&b).ok());
-    const std::size_t usual = std::exchange(prefill_piece_bytes, 1);  // an extent a piece
+    const SmallPieces small;
     for (Session* session : {a.get(), b.get(), whole.get()}) {
       read(session, {tokens.data() + 2700, 300});
       CHECK(attends(*session));
     }
-    prefill_piece_bytes = usual;
     const std::vector<float> expected = score(whole.get(), {tokens.data(), 40});
     CHECK(score(a.get(), {tokens.data(), 40}) == expected);
     CHECK(score(b.get(), {tokens.data(), 40}) == expected);

@@ -13,6 +13,7 @@
 
 #include "cachefile/cache_file.h"
 #include "helpers.h"
+#include "offload/gpu_prefill_attention.h"
 #include "temp_folder.h"
 
 namespace kvasir::test {
@@ -48,6 +49,12 @@ inline std::shared_ptr<const Model> device_model() {
 // rounding of an activation to 8 bits now and then, which later layers carry on: the CPU's own two
 // ways of multiplying, for up to eight inputs and for more, differ by 2.5e-2 over this text.
 constexpr double rounding = 4e-2;
+
+// While it lives, each extent goes to a GPU in a piece of its own.
+struct SmallPieces {
+  const std::size_t usual = std::exchange(prefill_piece_bytes, 1);
+  ~SmallPieces() { prefill_piece_bytes = usual; }
+};
 
 // For allocation_fault: of the allocations of so many bytes the first one fails.
 inline std::size_t failing_size = 0;

@@ -7,10 +7,8 @@
 #include <iterator>
 #include <sstream>
 #include <thread>
-#include <utility>
 
 #include "device_helpers.h"
-#include "offload/gpu_prefill_attention.h"
 
 using namespace kvasir;
 using namespace kvasir::test;
@@ -59,9 +57,10 @@ TEST_CASE("prefill goes on over pages that come in many pieces, and next to a fo
   std::unique_ptr<Session> b;  // has no pages on the device yet
   REQUIRE(a->fork(&b).ok());
   read(a.get(), {tokens.data() + 4000, 500});
-  const std::size_t usual = std::exchange(prefill_piece_bytes, 1);  // an extent a piece
-  read(b.get(), {tokens.data() + 4000, 500});
-  prefill_piece_bytes = usual;
+  {
+    const SmallPieces small;
+    read(b.get(), {tokens.data() + 4000, 500});
+  }
   read(whole.get(), {tokens.data(), 4000});
   read(whole.get(), {tokens.data() + 4000, 500});
   const std::vector<float> expected = score(whole.get(), {tokens.data(), 40});
