@@ -434,8 +434,9 @@ class GpuExecutor final : public LayerExecutor {
   uint32_t host_logits_room_ = 0;                       // tokens
   DeviceBuffer<float> prefill_;                         // [slots()][q, k, v, lse, output] of layers
   PinnedBuffer<float> prefill_host_, prefill_outputs_;  // outputs: where they are wanted
-  std::size_t prefill_host_room_ = 0, host_slot_ = 0;   // floats; of a layer
-  // Tokens: the first one of the last queries in prefill_host_, and how many of the first ones.
+  std::size_t prefill_host_room_ = 0, host_slot_ = 0;   // floats: in all, of a layer
+  // prefill_host_ has the queries of the tokens from first_query_ on, and of the first
+  // probed_queries_ tokens.
   uint32_t first_query_ = 0, probed_queries_ = 0;
   uint32_t outputs_ = 0, outputs_room_ = 0;  // tokens whose outputs are wanted; and fit
   HostAttention::Probed probed_;

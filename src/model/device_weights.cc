@@ -19,9 +19,9 @@ namespace kvasir {
 constexpr uint64_t staged_share = 128, min_staged = uint64_t{4} << 20,
                    max_staged = uint64_t{64} << 20;
 
-// Of a session's prefill in large steps: three layers' keys and values on their way to the host,
-// with the queries that are probed, in the place of a first step's inputs; their pages on their way
-// back; and, where one GPU has the whole model, the inputs of the next two steps.
+// Of a session's prefill in large steps. Three layers' keys and values go to the host, with their
+// probed queries (LayerProbe::gpu_tokens), in the place of a first step's inputs. Their pages come
+// back. Where one GPU has the whole model, the inputs of the next two steps come ahead.
 static uint64_t large_step_rows(const ModelConfig& config, uint32_t step, bool whole) {
   constexpr uint64_t layers = 3, probed = 512, most = uint64_t{256} << 20;
   if (step < large_step) return 0;

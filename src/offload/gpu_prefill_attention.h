@@ -49,8 +49,8 @@ class GpuPrefillAttention {
   Status prepare(const KvStore& store, const Plan& plan, uint32_t exact, uint32_t n,
                  uint64_t follows, ThreadPool* pool, DeviceStream* stream);
   // Copies the pages of a layer that are missing, on streams of its own. Later work of `stream`
-  // waits for them. Code::corrupt (a damaged page of a mapped file). Code::device. Code::cancelled:
-  // pages copied so far stay.
+  // waits for them. Code::corrupt (a damaged page of a mapped file). Code::no_memory. Code::device.
+  // Code::cancelled: pages copied so far stay.
   Status bring(const KvStore& store, uint32_t layer, ThreadPool* pool, const CancelLatch& cancel,
                DeviceStream* stream);
   // After bring() with the same stream: enqueues the attention of a layer. All arrays are in GPU
